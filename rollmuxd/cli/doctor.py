@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollmuxd.cli.common import Failed, print_json
+from rollmuxd.cli.common import Failed, config_option, load_settings, print_json
 
 if TYPE_CHECKING:
     from rollmuxd.daemon.settings import Settings
@@ -15,25 +15,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--host", "hosts", multiple=True, help="Look at this host only; can be given again.")
-@click.option(
-    "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
-)
+@config_option
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def doctor(hosts: tuple[str, ...], config: Path | None, as_json: bool) -> None:
     """Look at each configured host as an operator would, and say what to do. Exits with 1 if one cannot be used.
 
-    Connection, driver, GPUs, RAM, limits, clock and Python; and of live jobs' engines (vLLM, SGLang) whether they were
-    started in a way in which they can be parked. Nothing is changed, and the daemon may run.
+    Connection, driver, GPUs, RAM, limits, clock and Python. Nothing is changed, and the daemon may run.
     """
     from rollmuxd.daemon import logs
-    from rollmuxd.daemon.settings import BadSettings, load_settings
 
     logs.set_up("warning")
-    try:
-        settings = load_settings(config)
-    except BadSettings as error:
-        raise Failed("; ".join(error.lines)) from error
-    _look(settings, hosts, as_json=as_json)
+    _look(load_settings(config), hosts, as_json=as_json)
 
 
 def _look(settings: Settings, only: tuple[str, ...], *, as_json: bool) -> None:

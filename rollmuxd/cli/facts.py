@@ -15,7 +15,7 @@ FOLLOW_WAIT_MS = 20_000
 
 
 @click.command()
-@click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on.")
+@click.option("--follow", "-f", is_flag=True, help="Continue with what happens from now on.")
 @click.option("--after", default=0, type=click.IntRange(min=0), help="Only facts after this number.")
 @click.option("--job", help="Only what is about this job (its id, or its name).")
 @click.option("--audit", is_flag=True, help="Only what operators did, and failed logins (for admins).")
@@ -23,7 +23,7 @@ FOLLOW_WAIT_MS = 20_000
 def facts(call: Call, follow: bool, after: int, job: str | None, audit: bool) -> None:
     """What happened, in order. With --json one object per line.
 
-    Following goes on over a restart of the daemon, and misses nothing.
+    Following continues over a restart of the daemon, and misses nothing.
     """
     caught_up = reached = False
     wait_ms = FOLLOW_WAIT_MS
@@ -68,6 +68,8 @@ def _short(value: Any) -> str:
     match value:
         case dict() if "name" in value:
             return str(value["name"])
+        case dict() if "text" in value:  # a cause
+            return _short(str(value["text"]))
         case dict():
             return "{" + ",".join(f"{name}:{_short(item)}" for name, item in value.items()) + "}"
         case list() if value and all(isinstance(item, int) for item in value):

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.common import Call, cell, fields, part, table, talks
+from rollmuxd.cli.common import Call, Columns, cell, fields, part, table, talks
 from rollmuxd.cli.completion import names_of
 
 
@@ -21,29 +21,14 @@ def list_(call: Call) -> None:
     """All groups."""
     groups = list(call.items("/v1/groups"))
 
-    def show(groups: list[dict[str, Any]]) -> None:
-        table(
-            ["GROUP", "JOBS", "NODES", "#PERIOD s", "#COST PER HOUR", "REASON"],
-            [
-                [
-                    view["group"],
-                    list(names(view).values()),
-                    view["nodes"],
-                    view["period_s"],
-                    view["cost_per_hour"],
-                    view.get("reason"),
-                ]
-                for view in groups
-            ],
-            "no groups: no job has a placement",
-        )
-
-    call.answer_list(groups, show)
+    columns: Columns = {"GROUP": "group", "JOBS": lambda view: list(names(view).values()), "NODES": "nodes"}
+    figures = {"#PERIOD s": "period_s", "#COST PER HOUR": "cost_per_hour", "REASON": "reason"}
+    call.answer_rows(groups, {**columns, **figures}, "no groups: no job has a placement")
 
 
 def names(view: dict[str, Any]) -> dict[str, str]:
     """A group's jobs by their names; those of other owners are known by their ids alone."""
-    told = {visit["job"]: visit["name"] for visit in view["wheel"] if visit["name"]}
+    told = {turn["job"]: turn["name"] for turn in view["schedule"] if turn["name"]}
     return {job: told.get(job, job) for job in view["jobs"]}
 
 
@@ -51,7 +36,7 @@ def names(view: dict[str, Any]) -> dict[str, str]:
 @click.argument("group", shell_complete=names_of("/v1/groups", "group"))
 @talks
 def show(call: Call, group: str) -> None:
-    """One group: its members against their bounds, and its wheel, the cyclic order of visits."""
+    """One group: its members against their bounds, and its schedule, the cyclic order of turns."""
     call.answer(call.get(f"/v1/groups/{part(group)}"), lambda view: _show(call, view))
 
 
@@ -73,14 +58,14 @@ def _show(call: Call, view: dict[str, Any]) -> None:
     )
     click.echo()
     table(
-        ["VISIT OF", "PHASE", "#TURN"],
-        [[visit["name"] or visit["job"], visit["phase"], visit["turn"]] for visit in view["wheel"]],
-        "an empty wheel",
+        ["TURN OF", "PHASE", "ROTATION"],
+        [[turn["name"] or turn["job"], turn["phase"], turn["rotation"]] for turn in view["schedule"]],
+        "an empty schedule",
     )
 
 
 def _member(call: Call, job: str, name: str) -> list[Any]:
-    """A row of one member; of another owner's job there is no more to see than that it is there."""
+    """A row of one member; of another owner's job there is nothing to see but that it is there."""
     from rollmuxd.client.errors import NotFound
 
     try:

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.common import Call, ask, cell, fields, part, table, talks
+from rollmuxd.cli.common import Call, Columns, ask, cell, fields, part, talks
 from rollmuxd.cli.completion import names_of
 from rollmuxd.cli.node import pinned, tell_who_stays
 
 
 @click.group()
 def host() -> None:
-    """Hosts: list, show, drain, undrain, declare-clear."""
+    """Hosts: list, show, drain, undrain, declare-clean."""
 
 
 @host.command("list")
@@ -22,23 +22,12 @@ def list_(call: Call) -> None:
     """All hosts, and what of their RAM is reserved for parked states."""
     hosts = list(call.items("/v1/hosts"))
 
-    def show(hosts: list[dict[str, Any]]) -> None:
-        table(
-            ["HOST", "BACKEND", "REACHABLE", "RAM RESERVED GB", "NODES"],
-            [
-                [
-                    view["host"],
-                    view["backend"],
-                    view["reachable"],
-                    f"{cell(view['ram_reserved_gb'])} of {cell(view['ram_gb'])}",
-                    view["nodes"],
-                ]
-                for view in hosts
-            ],
-            "no hosts; add some to rollmux.toml",
-        )
+    columns: Columns = {"HOST": "host", "BACKEND": "backend", "REACHABLE": "reachable", "RAM RESERVED GB": _reserved}
+    call.answer_rows(hosts, {**columns, "NODES": "nodes"}, "no hosts; add some to rollmux.toml")
 
-    call.answer_list(hosts, show)
+
+def _reserved(view: dict[str, Any]) -> str:
+    return f"{cell(view['ram_reserved_gb'])} of {cell(view['ram_gb'])}"
 
 
 @host.command()
@@ -53,9 +42,10 @@ def show(call: Call, host: str) -> None:
                 "host": view["host"],
                 "backend": view["backend"],
                 "reachable": view["reachable"],
-                "RAM": f"{cell(view['ram_reserved_gb'])} of {cell(view['ram_gb'])} GB reserved",
+                "RAM": f"{_reserved(view)} GB reserved",
                 "nodes": view["nodes"],
                 "jobs": pinned(view),
+                **({"ends": view["ends_at"]} if view.get("ends_at") else {}),
             }
         ),
     )
@@ -68,7 +58,7 @@ def _said(verb: str) -> Any:
 @host.command()
 @click.argument("host", shell_complete=names_of("/v1/hosts", "host"))
 @click.option("--evict", is_flag=True, help="End the jobs that are pinned to its nodes.")
-@click.option("--reason", help="Kept in the journal, for those who ask later.")
+@click.option("--reason", help="Kept in the journal.")
 @talks
 def drain(call: Call, host: str, evict: bool, reason: str | None) -> None:
     """Start nothing new on a host's nodes, and let what is parked in its RAM go."""
@@ -91,12 +81,12 @@ def undrain(call: Call, host: str) -> None:
     )
 
 
-@host.command("declare-clear")
+@host.command("declare-clean")
 @click.argument("host", shell_complete=names_of("/v1/hosts", "host"))
 @click.option("--reason", default="", help="How you know; it is kept in the journal.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @talks
-def declare_clear(call: Call, host: str, reason: str, yes: bool) -> None:
+def declare_clean(call: Call, host: str, reason: str, yes: bool) -> None:
     """Declare that nothing of any job is left on a host's GPUs. Your word replaces the proof."""
     ask(f"Nothing of any job is left on any GPU of {host}?", yes=yes)
-    call.answer(call.post(f"/v1/hosts/{part(host)}/declare-clear", {"reason": reason}), _said("declared clear"))
+    call.answer(call.post(f"/v1/hosts/{part(host)}/declare-clean", {"reason": reason}), _said("declared clean"))

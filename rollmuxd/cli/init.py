@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 @click.option(
     "--ssh", "hosts", multiple=True, metavar="HOST", help="A host that `ssh HOST` reaches; can be given again."
 )
+@click.option("--mock", is_flag=True, help="Eight made-up GPUs, to try rollmuxd without any.")
+@click.option(
+    "--slurm",
+    is_flag=False,
+    flag_value="",
+    metavar="[ALLOCATION]",
+    help="The nodes of a Slurm allocation; without a number, of the one that this is run in.",
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -28,19 +36,24 @@ if TYPE_CHECKING:
     help="The file to write.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was seen as JSON.")
-def init(shared: bool, hosts: tuple[str, ...], output: Path, as_json: bool) -> None:
-    """Write a rollmux.toml with the GPUs of this machine, or of the hosts that --ssh names.
+def init(  # one argument for each option
+    shared: bool, hosts: tuple[str, ...], slurm: str | None, mock: bool, output: Path, as_json: bool
+) -> None:
+    """Write a rollmux.toml with the GPUs of this machine, of the hosts that --ssh names, or of a Slurm allocation.
 
-    Without --shared half of the GPUs are for rollouts, the others for training. A file that is there is left alone.
+    Without --shared half of the GPUs are for rollouts, the others for training. Of a heterogeneous allocation it is the
+    first component that is for rollouts. A file that is there is left alone.
     """
     import anyio
 
     from rollmuxd.daemon import init_config
 
+    if hosts and slurm is not None:
+        raise Failed("--ssh and --slurm are two files: run it twice, each with an --output of its own")
     if output.exists():
         raise Failed(f"{output} is there already, and is not written over; move it away, or name another with --output")
     try:
-        found = anyio.run(init_config.look, hosts)
+        found = init_config.made_up() if mock else anyio.run(init_config.look, hosts, slurm)
     except init_config.CannotLook as error:
         raise Failed(str(error)) from error
     try:
@@ -78,7 +91,9 @@ def _tell(output: Path, found: Sequence[Found]) -> None:
     if len(without) == len(found):
         click.echo(
             f"{output} was written without hosts, with a table to be filled in. To see rollmuxd work without a GPU: "
-            "rollmuxd demo. For GPUs of other machines: rollmuxd init --ssh HOST --output OTHER.toml"
+            "rollmuxd demo. To try it with made-up GPUs: rollmuxd init --mock --output OTHER.toml. "
+            "For GPUs of other machines: rollmuxd init --ssh HOST --output OTHER.toml"
         )
     else:
-        click.echo(f"{output} was written; look at it, then: rollmuxd doctor, rollmuxd daemon start")
+        named = "" if output.name == "rollmux.toml" and output.parent == Path() else f" --config {output}"
+        click.echo(f"{output} was written; look at it, then: rollmuxd doctor{named}, rollmuxd daemon start{named}")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from typing import Any
 
 import click
 
-from rollmuxd.cli.common import Call, Failed, cell, fields, part, printable, table, talks
+from rollmuxd.cli.common import Call, Columns, Failed, cell, fields, listing, part, printable, talks
 from rollmuxd.cli.completion import names_of
 from rollmuxd.cli.logs import logs
 
 OVER = ("ended", "lost")
 PLACED = ("probing", "admitted")
-#: the reasons of runs that came to their own end: the loop's, its process's, and that of `rollmuxd run`'s command
-WELL = re.compile(r"finished|its process ended|.* ended with exit status 0|", re.DOTALL)
+STATUSES = ("waiting", "probing", "admitted", "moving", "paused", "quarantined", "lost", "ended")
 
 
 @click.group()
@@ -25,20 +23,33 @@ def job() -> None:
 
 
 def why(view: dict[str, Any]) -> str:
-    """That nothing is heard of it, the first reason why a job waits, or what is to be said of it."""
-    if view.get("silent_s") is not None:
-        return f"silent for {round(view['silent_s'])} s"
-    waiting = view.get("waiting")
+    """The first reason why a job waits, or what is to be said of it; then that nothing is heard of it."""
+    waiting, silent_s = view.get("waiting"), view.get("silent_s")
     if waiting and waiting["reasons"]:
-        return str(waiting["reasons"][0]["text"])
-    if view.get("reason") or view["status"] != "waiting":
-        return view.get("reason") or ""
-    return f"rollmuxd job explain {view['job']}"
+        reason = str(waiting["reasons"][0]["text"])
+    else:
+        reason = view.get("reason") or ""
+    if not reason and silent_s is None and view["status"] == "waiting":
+        return f"rollmuxd job explain {view['job']}"
+    return "; ".join(filter(None, [reason, "" if silent_s is None else f"silent for {round(silent_s)} s"]))
+
+
+def doing(view: dict[str, Any]) -> str:
+    """The status, which says for a job that waits what it waits for, and for a silent one that it is silent."""
+    if view.get("silent_s") is not None:
+        return f"silent ({view['status']})"
+    if view.get("filler") and view["status"] in PLACED:
+        return f"lent {view['lent']}" if view.get("lent") else "waiting for a loan" if view.get("slot") else "no work"
+    if view["status"] == "waiting":
+        return "waiting for a place"
+    # Of a job that has a placement the daemon's list gives a reason only while it waits for its slot.
+    turn = view["status"] in PLACED and view.get("slot") and view.get("reason")
+    return "waiting for its turn" if turn else str(view["status"])
 
 
 @job.command("list")
 @click.option("--owner", help="Only this owner's.")
-@click.option("--status", help="Only those waiting, probing, admitted, paused, quarantined, lost, ended.")
+@click.option("--status", type=click.Choice(STATUSES), help="Only jobs of this status.")
 @click.option("--pool", help="Only those that want this pool.")
 @click.option("--all", "everything", is_flag=True, help="Those that are over, too.")
 @talks
@@ -48,28 +59,15 @@ def list_(call: Call, owner: str | None, status: str | None, pool: str | None, e
     if not everything and status is None:
         jobs = [view for view in jobs if view["status"] not in OVER]
 
-    def show(jobs: list[dict[str, Any]]) -> None:
-        table(
-            ["JOB", "NAME", "OWNER", "STATUS", "GROUP", "PHASE", "#ITERATIONS", "#SLOWDOWN", "#SLO", "WHY"],
-            [
-                [
-                    view["job"],
-                    view["name"],
-                    view["owner"],
-                    view["status"],
-                    view.get("group"),
-                    view.get("phase"),
-                    view.get("iterations"),
-                    view.get("slowdown"),
-                    view.get("slo"),
-                    why(view),
-                ]
-                for view in jobs
-            ],
-            "no jobs",
-        )
+    columns: Columns = {"JOB": "job", "NAME": "name", "OWNER": "owner", "STATUS": doing, "GROUP": "group"}
+    figures: Columns = {"PHASE": "phase", "#ITERATIONS": "iterations", "#SLOWDOWN": "slowdown", "#SLO": _slo}
+    call.answer_rows(jobs, {**columns, **figures, "WHY": why}, "no jobs", owned=True)
 
-    call.answer_list(jobs, show)
+
+def _slo(view: dict[str, Any]) -> str:
+    """What the job asked for, and whether it has it."""
+    slo = view.get("slo")
+    return "" if slo is None else cell(slo) if view.get("promised") else f"{cell(slo)} (not promised)"
 
 
 @job.command()
@@ -100,6 +98,9 @@ def _show(view: dict[str, Any]) -> None:
             "planned slowdown": view.get("planned_slowdown"),
             "bound": _promise(view),
             "credit": None if view.get("credit_s") is None else f"{cell(view['credit_s'])} s",
+            "lent": view.get("lent"),
+            "harvested": f"{cell(view['harvested_s'])} s" if view.get("filler") else None,
+            "held up by fillers": f"{cell(view['held_up_s'])} s at most" if view.get("held_up_s") else None,
             "moves": f"{view.get('loads_warm', 0)} warm loads, {view.get('loads_cold', 0)} cold, "
             f"{view.get('parks', 0)} parks",
         }
@@ -107,30 +108,17 @@ def _show(view: dict[str, Any]) -> None:
     estimates = view.get("estimates") or {}
     if estimates:
         click.echo()
-        table(
-            ["PHASE", "#STATED s", "#PLANNED s", "PLANNED ON", "#MEAN s", "#MEDIAN s", "#P95 s", "#TIMES"],
-            [
-                [
-                    name,
-                    seen.get("planned_s"),
-                    seen.get("reckoned_s"),
-                    _planned_on(seen),
-                    seen.get("mean_s"),
-                    seen.get("p50_s"),
-                    seen.get("p95_s"),
-                    seen["count"],
-                ]
-                for name, seen in estimates.items()
-            ],
-            "",
-        )
+        columns: Columns = {"PHASE": "phase", "#STATED s": "planned_s", "#PLANNED s": "estimate_s"}
+        seen = {"#MEAN s": "mean_s", "#MEDIAN s": "p50_s", "#P95 s": "p95_s", "#TIMES": "count"}
+        rows = [{"phase": name, **estimate} for name, estimate in estimates.items()]
+        listing(rows, {**columns, "PLANNED ON": _planned_on, **seen}, "")
 
 
 def _planned_on(seen: dict[str, Any]) -> str:
     """What the time that plans reckon with was made of."""
-    if seen.get("reckoned_s") is None:
+    if seen.get("estimate_s") is None:
         return ""
-    return f"{seen['reckoned_from']} times" if seen.get("reckoned_from") else "as stated"
+    return f"{seen['estimate_samples']} times" if seen.get("estimate_samples") else "as stated"
 
 
 def _promise(view: dict[str, Any]) -> str:
@@ -148,12 +136,23 @@ def _promise(view: dict[str, Any]) -> str:
 @talks
 def explain(call: Call, job: str) -> None:
     """Why a job waits, or where it sits and why."""
+    call.answer(_explanation(call, job), lambda view: click.echo("\n".join(map(printable, _sentences(view)))))
 
-    def show(view: dict[str, Any]) -> None:
-        for sentence in view["sentences"] or [reason["text"] for reason in view["reasons"]]:
-            click.echo(printable(sentence))
 
-    call.answer(call.get(f"/v1/jobs/{part(job)}/explain"), show)
+def explained(call: Call, job: str) -> list[str]:
+    """The sentences of ``job explain``."""
+    return _sentences(_explanation(call, job))
+
+
+def _explanation(call: Call, job: str) -> dict[str, Any]:
+    from rollmuxd.client.calls import QUESTION_S
+
+    found: dict[str, Any] = call.get(f"/v1/jobs/{part(job)}/explain", timeout_s=QUESTION_S)
+    return found
+
+
+def _sentences(view: dict[str, Any]) -> list[str]:
+    return view["sentences"] or [reason["text"] for reason in view["reasons"]]
 
 
 def _said(verb: str) -> Any:
@@ -172,7 +171,7 @@ def pause(call: Call, job: str) -> None:
 @click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
 @talks
 def resume(call: Call, job: str) -> None:
-    """Let a paused job go on."""
+    """Let a paused job continue."""
     call.answer(call.post(f"/v1/jobs/{part(job)}/resume"), _said("resumed"))
 
 
@@ -201,11 +200,11 @@ def end(call: Call, job: str, reason: str) -> None:
 def wait(call: Call, job: str, until: str, timeout: float | None) -> None:
     """Wait until a job is over, or has a placement; also over a restart of the daemon.
 
-    Exits with 0 when its loop has come to its end, or it has its placement; with 1 and the reason if it is over in any
-    other way (lost, failed, interrupted, ended by somebody), is quarantined, or is over without having been placed.
+    Exits with 0 when its loop has come to its end, or it has its placement. Exits with 1 and the reason if it ended
+    otherwise (lost, failed, interrupted, ended by a call), is quarantined, or was never placed.
 
-    A program that ends by itself, or by sys.exit(1) outside of `with rollmuxd.job(...)`, counts as come to its end: of
-    its exit status nobody is told. An error that nobody catches is.
+    A program that ends by itself, or by sys.exit(1) outside of `with rollmuxd.job(...)`, counts as come to its end. Its
+    exit status is not known; an uncaught error is.
     """
     path = f"/v1/jobs/{part(job)}"
     give_up = math.inf if timeout is None else time.monotonic() + timeout
@@ -220,7 +219,7 @@ def wait(call: Call, job: str, until: str, timeout: float | None) -> None:
         view = call.get_again(path, until=give_up)
     call.answer(view, lambda view: click.echo(f"{view['name']} ({view['job']}): {status}"))
     reason = view.get("reason") or ""
-    if status == "ended" and (until == "placed" or not WELL.fullmatch(reason)):
+    if status == "ended" and (until == "placed" or not view.get("finished")):
         raise Failed(f"{view['name']} ended: {reason or 'no reason was given'}")
     if status != "ended" and not (until == "placed" and status in PLACED):
         raise Failed(f"{view['name']} is {status}: {reason or 'no reason was given'}")

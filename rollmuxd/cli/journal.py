@@ -13,12 +13,9 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.common import Failed, print_json, printable
-from rollmuxd.cli.progress import Bar
+from rollmuxd.cli.common import Failed, config_option, load_settings, print_json, printable
+from rollmuxd.cli.progress import bar
 
-config_option = click.option(
-    "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
-)
 dir_option = click.option(
     "--state-dir",
     type=click.Path(path_type=Path, file_okay=False),
@@ -43,24 +40,10 @@ def of_a_directory(command: Callable[..., Any]) -> Callable[..., Any]:
         from rollmuxd.daemon import logs
 
         logs.set_up("warning")  # to stderr: stdout is the command's
-        settings = _settings(config)
-        command(
-            *args,
-            state_dir=state_dir if state_dir is not None else settings.daemon.state_dir,
-            settings=settings,
-            **options,
-        )
+        configured = load_settings(config).daemon.state_dir
+        command(*args, state_dir=state_dir if state_dir is not None else configured, **options)
 
     return run
-
-
-def _settings(config: Path | None) -> Any:
-    from rollmuxd.daemon.settings import BadSettings, load_settings
-
-    try:
-        return load_settings(config)
-    except BadSettings as error:
-        raise Failed("; ".join(error.lines)) from error
 
 
 @contextmanager
@@ -84,15 +67,15 @@ def _as_json(value: Any) -> None:
 @journal.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @of_a_directory
-def check(file: Path | None, state_dir: Path, as_json: bool, settings: Any) -> None:
+def check(file: Path | None, state_dir: Path, as_json: bool) -> None:
     """Read all of a journal or a backup, replay it, and compare. Changes nothing; the daemon may run.
 
     FILE: a journal, a backup or a state directory; default: the daemon's. Exits with 1 if it is not good.
     """
     from rollmuxd.daemon.journal import backup as journal_tools
 
-    with _refusals(), Bar("facts checked") as bar:
-        found = journal_tools.check(journal_tools.journal_in(file if file is not None else state_dir), bar)
+    with _refusals(), bar("facts checked") as advance:
+        found = journal_tools.check(journal_tools.journal_in(file if file is not None else state_dir), advance)
     if as_json:
         _as_json(found)
     else:
@@ -104,15 +87,15 @@ def check(file: Path | None, state_dir: Path, as_json: bool, settings: Any) -> N
 @journal.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @of_a_directory
-def backup(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
+def backup(file: Path, state_dir: Path, as_json: bool) -> None:
     """Copy the journal into FILE, as it is at one instant, and check the copy. The daemon may run.
 
     The hashes of API keys are in it: only you can read it.
     """
     from rollmuxd.daemon.journal import backup as journal_tools
 
-    with _refusals(), Bar("copied, facts checked") as bar:
-        made = journal_tools.backup(journal_tools.journal_in(state_dir), file, bar)
+    with _refusals(), bar("copied, facts checked") as advance:
+        made = journal_tools.backup(journal_tools.journal_in(state_dir), file, advance)
     if as_json:
         _as_json(made)
     else:
@@ -122,11 +105,11 @@ def backup(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
 @journal.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @of_a_directory
-def restore(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
+def restore(file: Path, state_dir: Path, as_json: bool) -> None:
     """Put the backup FILE in the journal's place. The daemon must be stopped.
 
-    What was granted after the backup is not known any more, so every run is lost: no fence of before is given again,
-    and GPUs are given on when they were seen clear. The journal that was there is kept.
+    Grants made after the backup are not known, so every run is lost. No earlier fence is given again, and GPUs are free
+    once they were verified clean. The journal that was there is kept.
 
     API keys that were revoked after the backup stay revoked, if the journal that was there can be read; which keys open
     something is printed.

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import click
 
-from rollmuxd.cli.common import Call, part, table, talks
+from rollmuxd.cli.common import Call, Columns, part, talks
 
 
 class Span(click.ParamType):  # type: ignore[type-arg]  # generic in some versions only
@@ -57,26 +57,17 @@ def list_(call: Call) -> None:
     """All keys, without their secrets."""
     keys = list(call.items("/v1/keys"))
 
-    def show(keys: list[dict[str, Any]]) -> None:
-        table(
-            ["KEY", "OWNER", "USER", "ROLE", "STATUS", "CREATED", "EXPIRES", "LAST USED"],
-            [
-                [
-                    view["key"],
-                    view["owner"],
-                    view["user"],
-                    view["role"],
-                    "revoked" if view["revoked"] else "expired" if view.get("expired") else "good",
-                    view["created_at"],
-                    view.get("expires_at"),
-                    view.get("used_at"),
-                ]
-                for view in keys
-            ],
-            "no keys; on the Unix socket none is needed",
-        )
-
-    call.answer_list(keys, show)
+    columns: Columns = {
+        "KEY": "key",
+        "OWNER": "owner",
+        "USER": "user",
+        "ROLE": "role",
+        "STATUS": lambda view: "revoked" if view["revoked"] else "expired" if view.get("expired") else "good",
+        "CREATED": "created_at",
+        "EXPIRES": "expires_at",
+        "LAST USED": "used_at",
+    }
+    call.answer_rows(keys, columns, "no keys; on the Unix socket none is needed")
 
 
 @key.command()

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from rollmuxd.cli import processes
-from rollmuxd.cli.common import Call, Failed, part, print_json, talks
+from rollmuxd.cli.common import Call, Failed, echo_output, part, print_json, talks
 from rollmuxd.cli.completion import names_of
 
 #: how often a followed job is looked at
@@ -28,9 +28,9 @@ def folder_of(name: str, key: str) -> Path:
 
 def begin(folder: Path, roles: Iterable[str]) -> None:
     """Make the folder of a run, and let ``logs`` find it as the job's latest."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for role in roles:
-        (folder / f"{role}.log").touch()
+        (folder / f"{role}.log").touch(mode=0o600)
     link = folder.parent / "latest.new"
     link.unlink(missing_ok=True)
     link.symlink_to(folder.name)
@@ -38,13 +38,13 @@ def begin(folder: Path, roles: Iterable[str]) -> None:
 
 
 def watched_by(folder: Path, pid: int) -> None:
-    """Note who looks after the run: it is over when that process is gone."""
+    """Note the process that looks after the run: it is over when that process is gone."""
     (folder / "pid").write_text(f"{pid} {processes.started(pid)}\n", encoding="ascii")
 
 
 @click.command()
 @click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
-@click.option("-f", "--follow", is_flag=True, help="Go on as more is printed, until the run is over.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the run is over.")
 @click.option("--role", help="Of this role only.")
 @talks
 def logs(call: Call, job: str, *, follow: bool, role: str | None) -> None:
@@ -103,7 +103,7 @@ class _Files:
         lines = text.splitlines(keepends=True)
         for number, line in enumerate(lines):
             goes_on = number == 0 and self._open_line == path
-            click.echo(f"{'' if goes_on else prefix}{line}", nl=False)
+            echo_output(f"{'' if goes_on else prefix}{line}")
         self._open_line = None if text.endswith("\n") else path
 
     def _over(self) -> bool:
@@ -122,7 +122,7 @@ def _from_daemon(call: Call, job: str, *, follow: bool) -> None:
         if call.as_json and page["text"]:
             print_json(page)
         elif page["text"]:
-            click.echo(page["text"], nl=False)
+            echo_output(page["text"])
         elif page["over"] or not follow:
             return
         else:

@@ -1,7 +1,7 @@
 """``rollmuxd``: the command line, one file per noun.
 
-It sits in job scripts, so its start time is their start time: a noun's file is imported when that noun is used, and
-what is heavy (httpx, rich, the daemon) inside the commands. Packages add commands by entry point (group
+It sits in job scripts, so its start time is their start time. A noun's file is imported when that noun is used, and
+heavy packages (httpx, rich, the daemon) are imported inside the commands. Packages add commands by entry point (group
 ``rollmuxd.commands``): the name of the command, and the click command that it is.
 """
 
@@ -21,10 +21,10 @@ OF_THE_EXTRA = (
 
 
 def lacks(error: ModuleNotFoundError) -> str | None:
-    """The line for whoever has the client only; None: it is something else that is missing."""
+    """The line where the client only is installed; None: it is something else that is missing."""
     if (error.name or "").partition(".")[0] not in OF_THE_EXTRA:
         return None
-    return f"rollmuxd: the command line needs {error.name}, which comes with: pip install '.[daemon]' in a checkout"
+    return f"rollmuxd: the command line needs {error.name}, which comes with: pip install 'rollmuxd[daemon]'"
 
 
 try:
@@ -34,28 +34,30 @@ except ModuleNotFoundError as missing:
         raise
     sys.exit(said)
 
-#: every command of ours: where it is, and what it is for (``--help`` must not import them all to know; a test holds
-#: the two together). A command is the attribute of its own name.
+#: every command of ours: where it is, and what it is for. ``--help`` must not import them all to know; a test compares
+#: the two. A command is the attribute of its own name.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "completion": ("completion", "Complete commands and names with the Tab key."),
     "daemon": ("daemon", "The daemon: run, start, stop, status."),
+    "dashboard": ("dashboard", "Print a link that opens the dashboard, with a login."),
     "doctor": ("doctor", "Look at each configured host as an operator would, and say what to do."),
     "estimate": ("sim.estimate", "Is sharing worth it, from a training log?"),
+    "fabric": ("fabric", "Optical switches: show, plan, degrade, restore."),
     "facts": ("facts", "What happened, in order."),
     "group": ("group", "Co-execution groups: list, show."),
-    "host": ("host", "Hosts: list, show, drain, undrain, declare-clear."),
+    "host": ("host", "Hosts: list, show, drain, undrain, declare-clean."),
     "init": ("init", "Write a rollmux.toml with the GPUs of this machine."),
     "job": ("job", "Jobs: list, show, explain, logs, pause, resume, end, reinstate, wait."),
     "journal": ("journal", "The journal: check, backup, restore."),
     "key": ("key", "API keys: add, list, revoke."),
-    "node": ("node", "Nodes: list, show, drain, undrain, declare-clear."),
+    "node": ("node", "Nodes: list, show, drain, undrain, declare-clean."),
     "plan": ("plan", "What would become of jobs, if they came."),
     "report": ("report", "What GPUs were used for, and what sharing saved."),
     "run": ("run.command", "Start a job's commands once it has its place."),
     "sim": ("sim.command", "Simulate policies on traces."),
     "slot": ("slot", "Slots: list, revoke."),
     "top": ("top.command", "Live view of pools, jobs and what waits."),
-    "trace": ("trace", "Look at a history: who ran where and when, what was moved, what waited."),
+    "trace": ("trace", "Look at a history: what ran where and when, what was moved, what waited."),
 }
 
 
@@ -74,6 +76,21 @@ class Lazy(click.Group):
             return command
         point = _plugged().get(cmd_name)
         return None if point is None else point.load()
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, with the nearest of all names: click looks among imported commands only."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            if args[0].startswith("-"):
+                raise
+            import difflib
+
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+            more = f"did you mean {near[0]}?" if near else "rollmuxd --help lists all"
+            ctx.fail(f"there is no command {args[0]!r}; {more}")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in ``--help``. Of what is listed it imports only the commands of packages."""

@@ -7,42 +7,33 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.common import Call, ask, fields, part, table, talks
+from rollmuxd.cli.common import Call, Columns, ask, fields, listing, part, talks
 from rollmuxd.cli.completion import names_of
 
 
 @click.group()
 def node() -> None:
-    """Nodes: list, show, drain, undrain, declare-clear."""
+    """Nodes: list, show, drain, undrain, declare-clean."""
 
 
 @node.command("list")
 @click.option("--pool", help="Only those of this pool.")
 @talks
 def list_(call: Call, pool: str | None) -> None:
-    """All nodes, and who holds their GPUs."""
+    """All nodes, and which jobs hold their GPUs."""
     nodes = list(call.items("/v1/nodes", pool=pool))
 
-    def show(nodes: list[dict[str, Any]]) -> None:
-        table(
-            ["NODE", "POOLS", "STATUS", "GROUP", "GPUS", "HELD BY", "STATES", "REASON"],
-            [
-                [
-                    view["node"],
-                    view["pools"],
-                    view["status"],
-                    view.get("group"),
-                    f"{len(view['gpus'])} {view['gpu_type']}".strip(),
-                    sorted({gpu["holder"] for gpu in view["gpus"] if gpu["holder"]}),
-                    view.get("states"),
-                    view.get("reason"),
-                ]
-                for view in nodes
-            ],
-            "no nodes; add hosts to rollmux.toml",
-        )
-
-    call.answer_list(nodes, show)
+    columns: Columns = {
+        "NODE": "node",
+        "POOLS": "pools",
+        "STATUS": "status",
+        "GROUP": "group",
+        "GPUS": lambda view: f"{len(view['gpus'])} {view['gpu_type']}".strip(),
+        "HELD BY": lambda view: sorted({gpu["holder"] for gpu in view["gpus"] if gpu["holder"]}),
+        "STATES": "states",
+        "REASON": "reason",
+    }
+    call.answer_rows(nodes, columns, "no nodes; add hosts to rollmux.toml")
 
 
 @node.command()
@@ -69,14 +60,9 @@ def _show(view: dict[str, Any]) -> None:
         }
     )
     click.echo()
-    table(
-        ["GPU", "HELD BY", "BYTES OF", "#USED GB", "PROCESSES", "SEEN"],
-        [
-            [gpu["gpu"], gpu["holder"], gpu["stain"], gpu.get("used_gb"), gpu.get("processes"), gpu.get("seen_at")]
-            for gpu in view["gpus"]
-        ],
-        "no GPUs",
-    )
+    columns: Columns = {"GPU": "gpu", "HELD BY": "holder", "BYTES OF": "dirty_by"}
+    seen = {"#USED GB": "used_gb", "PROCESSES": "processes", "OBSERVED": "observed_at"}
+    listing(view["gpus"], {**columns, **seen}, "no GPUs")
 
 
 def pinned(view: dict[str, Any]) -> list[str]:
@@ -119,10 +105,10 @@ def _undrained(view: dict[str, Any]) -> None:
 @node.command()
 @click.argument("node", shell_complete=names_of("/v1/nodes", "node"))
 @click.option("--evict", is_flag=True, help="End the jobs that are pinned to it.")
-@click.option("--reason", help="Kept in the journal, for those who ask later.")
+@click.option("--reason", help="Kept in the journal.")
 @talks
 def drain(call: Call, node: str, evict: bool, reason: str | None) -> None:
-    """Start nothing new on a node; it is drained when its slots have ended and its GPUs are clear."""
+    """Start nothing new on a node; it is drained when its slots have ended and its GPUs are clean."""
     body = {"evict": evict, **({} if reason is None else {"reason": reason})}
     call.answer(call.post(f"/v1/nodes/{part(node)}/drain", body), _drained(evict=evict))
 
@@ -135,12 +121,12 @@ def undrain(call: Call, node: str) -> None:
     call.answer(call.post(f"/v1/nodes/{part(node)}/undrain"), _undrained)
 
 
-@node.command("declare-clear")
+@node.command("declare-clean")
 @click.argument("node", shell_complete=names_of("/v1/nodes", "node"))
 @click.option("--reason", default="", help="How you know; it is kept in the journal.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @talks
-def declare_clear(call: Call, node: str, reason: str, yes: bool) -> None:
+def declare_clean(call: Call, node: str, reason: str, yes: bool) -> None:
     """Declare that nothing of any job is left on a node's GPUs. Your word replaces the proof."""
     ask(f"Nothing of any job is left on the GPUs of {node}?", yes=yes)
-    call.answer(call.post(f"/v1/nodes/{part(node)}/declare-clear", {"reason": reason}), _said)
+    call.answer(call.post(f"/v1/nodes/{part(node)}/declare-clean", {"reason": reason}), _said)

@@ -8,21 +8,39 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from rollmuxd.cli.common import Call, Failed, cell, table, talks
+from rollmuxd.cli.common import Call, Failed, cell, needs_numpy, table, talks
 from rollmuxd.cli.run.job_file import registration_of
+from rollmuxd.cli.sim.accounting import Accounting, from_accounting, show_saving
 
 
-@click.command(short_help="What would become of jobs, if they came.")
-@click.argument("jobs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--empty", is_flag=True, help="On the nodes that there are, as if nobody used them.")
+@click.command(short_help="What would become of jobs, if they came; or what sharing would have saved.")
+@click.argument("jobs", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--empty", is_flag=True, help="On the nodes that there are, as if no job used them.")
 @click.option("--least", is_flag=True, help="Search longer for the fewest nodes; exit 1 where all do not suffice.")
+@click.option(
+    "--measured-on",
+    multiple=True,
+    metavar="POOL=GPU",
+    help="What the file's seconds are of; for other GPUs they are computed.",
+)
+@click.option("--model", "model_name", default="qwen2.5-7b", show_default=True, help="What generates.")
+@from_accounting
 @talks
-def plan(call: Call, jobs: Path, empty: bool, least: bool) -> None:
-    """Where the jobs of a TOML file would be placed, at what price, and whom it would slow. Nothing changes.
+def plan(
+    call: Call,
+    jobs: Path | None,
+    empty: bool,
+    least: bool,
+    measured_on: tuple[str, ...],
+    model_name: str,
+    accounting: Accounting | None,
+) -> None:
+    """Where the jobs of a TOML file would be placed, at what price, and which jobs that would slow. Nothing changes.
 
-    The table at the end has two readings: on nodes that you own, where idle ones cost nothing, and on the fewest nodes
-    that keep every promise of these jobs.
+    The table at the end has two readings. One is on nodes that you own, where idle ones cost nothing. The other is on
+    the fewest nodes that keep every promise of these jobs.
 
     \b
     [[jobs]]
@@ -34,8 +52,35 @@ def plan(call: Call, jobs: Path, empty: bool, least: bool) -> None:
 
     Keys are those of rollmuxd.job(). [pools.NAME] with nodes, gpus, gpu_type, gpu_gb, price_per_gpu_hour and ram_gb
     plans on nodes that there are not.
+
+    With --from: what sharing would have saved on jobs that have run, by Slurm's accounting. No daemon is needed.
+
+    \b
+    rollmuxd plan --from month.txt --name 'grpo|ppo' --log train.log
     """  # noqa: D301  # click's sign for lines that are not to be filled
+    asked = click.get_current_context().get_parameter_source("model_name") is not ParameterSource.DEFAULT
+    if asked and not measured_on:
+        raise click.UsageError("--model is of use with --measured-on only: nothing else is computed with it")
+    if (jobs is None) == (accounting is None):
+        raise click.UsageError("give either JOBS (a TOML file of jobs to come) or --from FILE (of jobs that have run)")
+    if accounting is not None:
+        if empty or least or measured_on:
+            raise click.UsageError(
+                "--empty, --least and --measured-on are about jobs to come, and --from is about others"
+            )
+        call.answer(accounting.saving(), show_saving)
+        return
+    assert jobs is not None
     body = read(jobs)
+    if measured_on:
+        types = dict(_type_of(it) for it in measured_on)
+        there = _types(call, body, jobs)
+        for pool, name in types.items():
+            if there.get(pool) == "":
+                where = f"{jobs}, [pools.{pool}]" if body.get("pools") else f"the daemon's nodes of pool {pool}"
+                raise Failed(f"{where}: gpu_type is missing, which --measured-on {pool}={name} needs")
+        for line in elsewhere(body["jobs"], types, there, model_name):
+            click.echo(line, err=True)
     if empty:
         body["on"] = "empty"
     if least:
@@ -77,11 +122,66 @@ def _bodies(path: Path, number: int, job: Mapping[str, Any]) -> list[Any]:
     return [msgspec.to_builtins(body) for body in bodies]
 
 
+def _type_of(word: str) -> tuple[str, str]:
+    pool, equals, name = word.partition("=")
+    if not pool or not equals or not name:
+        raise click.UsageError(f"--measured-on is {word!r}, and POOL=GPU is needed: rollout=H20")
+    return pool, name
+
+
+def _types(call: Call, body: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """The GPU type of each pool: of those in the file, or of the daemon's nodes. Raises Failed for a pool of two."""
+    if body.get("pools"):
+        of = [(name, str(pool.get("gpu_type", ""))) for name, pool in body["pools"].items() if isinstance(pool, dict)]
+    else:
+        of = [(pool, node["gpu_type"]) for node in call.items("/v1/nodes") for pool in node["pools"]]
+    found: dict[str, str] = {}
+    for pool, name in of:
+        if found.setdefault(pool, name) != name:
+            raise Failed(f"{path}: pool {pool} has GPUs of types {found[pool]} and {name}; --measured-on needs one")
+    return found
+
+
+def elsewhere(
+    jobs: Iterable[Mapping[str, Any]], measured_on: Mapping[str, str], there: Mapping[str, str], model_name: str
+) -> list[str]:
+    """Change the seconds of each job's phases to what they take on the GPUs that there are. Says by how much, per pool.
+
+    The first phase generates; later ones over one pool train. Raises Failed, naming the pool.
+    """
+    needs_numpy()
+    from rollmuxd.rollout.elsewhere import generation, training
+    from rollmuxd.rollout.hardware import gpu
+    from rollmuxd.rollout.models import model
+
+    factors: dict[tuple[str, bool], float] = {}
+    for pool, name in measured_on.items():
+        if pool not in there:
+            raise Failed(f"--measured-on {pool}={name}: there is no pool {pool} (there are {', '.join(there)})")
+        try:
+            old, new = gpu(name), gpu(there[pool])
+            factors[pool, True], factors[pool, False] = generation(old, new, model(model_name)), training(old, new)
+        except ValueError as error:
+            raise Failed(f"--measured-on {pool}={name}: {error}") from error
+    used = {}
+    for job in jobs:
+        for at, phase in enumerate(job["phases"]):
+            (pool, *others), seconds = phase["pools"], phase.get("seconds")
+            if pool in measured_on and not others and seconds:
+                phase["seconds"] = seconds * factors[pool, at == 0]
+                used[pool, at == 0] = factors[pool, at == 0]
+    return [
+        f"{pool}: {'generating' if first else 'training'} takes {factor:.2f} times as long on {there[pool]} as on "
+        f"{measured_on[pool]} (computed)"
+        for (pool, first), factor in used.items()
+    ]
+
+
 def show(view: Mapping[str, Any]) -> None:
     """The plan, for people."""
     where = {
         "live": "beside the jobs that are there",
-        "empty": "on the nodes that there are, as if nobody used them",
+        "empty": "on the nodes that there are, as if no job used them",
         "pools": "on nodes that there are not",
     }[view["on"]]
     click.echo(f"by policy {view['policy']}, {where}; nothing has changed\n")

@@ -1,7 +1,7 @@
 """Processes that live and die together: each in a group of its own, and all that they start in turn ended with them.
 
-Linux only: what a process started, and what has left its group or lost its parent, is found by its line of parents,
-which ends here (``PR_SET_CHILD_SUBREAPER``).
+Linux only. What a process started is found by its line of parents, also where it left its group or lost its parent.
+That line ends here (``PR_SET_CHILD_SUBREAPER``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOOK_S: Final = 0.1
 _SUBREAPER: Final = 36
 
 
-class Crew:
+class ProcessGroup:
     """Started together, ended together. Signals that come meanwhile are theirs; before the first one is started, they
     interrupt (KeyboardInterrupt).
 

@@ -1,38 +1,24 @@
-"""A bar on stderr for what takes long, while somebody watches."""
+"""A bar on stderr for what takes long, while a user watches."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
-class Bar:
-    """``with Bar("facts") as bar: bar(done, total)``: shown on a terminal, and nowhere else."""
+@contextmanager
+def bar(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """A bar on a terminal, and nothing elsewhere; call what it yields with how much is done, of how much."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    def __init__(self, what: str, total: int | None = None) -> None:
-        self._what, self._total = what, total
-        self._shown: Any = None
-        self._move: Callable[[int, int | None], None] | None = None
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    watched = sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not watched) as shown:
+        task = shown.add_task(what, total=total)
 
-    def __enter__(self) -> Self:
-        if not sys.stderr.isatty():
-            return self
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        def advance(done: int, of: int | None = total) -> None:
+            shown.update(task, completed=done, total=of)
 
-        columns = (TextColumn(self._what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        shown = self._shown = Progress(*columns, console=Console(stderr=True), transient=True)
-        shown.start()
-        task = shown.add_task(self._what, total=self._total)
-        self._move = lambda done, total: shown.update(task, completed=done, total=total)
-        return self
-
-    def __call__(self, done: int, total: int | None = None) -> None:
-        """So much is done, of so much."""
-        if self._move is not None:
-            self._move(done, self._total if total is None else total)
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown is not None:
-            self._shown.stop()
+        yield advance

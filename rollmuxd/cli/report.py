@@ -1,4 +1,4 @@
-"""``rollmuxd report``: what GPUs were held and used for, who is charged with what, and what sharing saved."""
+"""``rollmuxd report``: what GPUs were held and used for, which job is charged with what, and what sharing saved."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bo
 
     Of a daemon that only watches (mode observe): what sharing would have saved, as the simulator plays what was seen.
 
-    Held time is charged to its holder; what a group's nodes were not held is split among its jobs by what they held;
-    the rest of the inventory is unallocated. So the rows and the rest add up to all GPU-hours that there were.
+    Held time is charged to its holder. Time in which a group's nodes were not held is split among its jobs by what they
+    held. The rest of the inventory is unallocated. So the rows and the rest add up to all GPU-hours.
     """
     if as_csv and call.as_json:
         raise click.UsageError("--csv and --json are two answers; ask for one")
@@ -43,7 +43,7 @@ def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bo
 
 
 def _show_watched(view: dict[str, Any]) -> None:
-    """Of a daemon that has given nobody a GPU: what it could have made of what it saw."""
+    """Of a daemon that has given no job a GPU: what it could have made of what it saw."""
     click.echo("this daemon only watches (mode observe): no GPU was held, and nothing is charged\n")
     show_sharing(view["sharing"])
 
@@ -95,6 +95,12 @@ def _show(view: dict[str, Any]) -> None:
         "no pools",
     )
     click.echo(f"\n{_bill(view['bill'])}\n{_saving(view['saving'])}")
+    if harvested := sum(row.get("gpu_hours_harvested", 0.0) for row in view["pools"]):
+        held_up = sum(row.get("held_up_hours", 0.0) for row in view["work"])
+        click.echo(
+            f"fillers ran {hours(harvested)} GPU-hours of what is idle or unallocated, and are charged nothing; "
+            f"jobs waited {hours(held_up)} h for them at most"
+        )
     if missing := view.get("unreadable"):
         click.echo(
             f"not exact: {len(missing)} damaged facts (number {', '.join(map(str, missing[:10]))}) and what follows "
@@ -113,7 +119,7 @@ def _kept(row: Mapping[str, Any]) -> str:
 
 
 def _bill(bill: Mapping[str, Any]) -> str:
-    """That everything is charged to somebody, or to nobody."""
+    """That everything is charged to a job, or unallocated."""
     others = f" + {hours(bill['gpu_hours_others'])} to other owners" if bill["gpu_hours_others"] else ""
     said = (
         f"{hours(bill['gpu_hours_charged'])} GPU-hours charged{others} + {hours(bill['gpu_hours_unallocated'])} "

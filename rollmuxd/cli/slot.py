@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from rollmuxd.cli.common import Call, part, table, talks
+from rollmuxd.cli.common import Call, Columns, part, talks
 from rollmuxd.cli.completion import names_of
 
 ENDED = ("withdrawn", "released", "over")
+STATUSES = (
+    *("queued", "withdrawn", "loading", "running", "tail", "released"),
+    *("faulted", "lost", "revoked", "reclaiming", "over"),
+)
 
 
 @click.group()
@@ -20,7 +22,7 @@ def slot() -> None:
 @slot.command("list")
 @click.option("--job", help="Only this job's.")
 @click.option("--pool", help="Only those on this pool.")
-@click.option("--status", help="Only those queued, loading, running, tail, reclaiming, released, ...")
+@click.option("--status", type=click.Choice(STATUSES), help="Only slots of this status.")
 @click.option("--all", "everything", is_flag=True, help="Those that have ended, too.")
 @talks
 def list_(call: Call, job: str | None, pool: str | None, status: str | None, everything: bool) -> None:
@@ -29,27 +31,18 @@ def list_(call: Call, job: str | None, pool: str | None, status: str | None, eve
     if not everything and status is None:
         slots = [view for view in slots if view["status"] not in ENDED]
 
-    def show(slots: list[dict[str, Any]]) -> None:
-        table(
-            ["SLOT", "JOB", "PHASE", "STATUS", "GPUS", "SINCE", "#POSITION", "#EXPECTED WAIT s", "REASON"],
-            [
-                [
-                    view["slot"],
-                    view["job"],
-                    view["phase"],
-                    view["status"],
-                    view.get("gpus"),
-                    view.get("granted_at") or view.get("queued_at"),
-                    view.get("position"),
-                    view.get("expected_wait_s"),
-                    view.get("reason") or "; ".join(reason["text"] for reason in view.get("reasons", [])),
-                ]
-                for view in slots
-            ],
-            "no slots",
-        )
-
-    call.answer_list(slots, show)
+    columns: Columns = {
+        "SLOT": "slot",
+        "JOB": "job",
+        "PHASE": "phase",
+        "STATUS": "status",
+        "GPUS": "gpus",
+        "SINCE": lambda view: view.get("granted_at") or view.get("queued_at"),
+        "#POSITION": "position",
+        "#EXPECTED WAIT s": "expected_wait_s",
+        "REASON": lambda view: view.get("reason") or "; ".join(it["text"] for it in view.get("reasons", [])),
+    }
+    call.answer_rows(slots, columns, "no slots", owned=True)
 
 
 @slot.command()
@@ -57,7 +50,7 @@ def list_(call: Call, job: str | None, pool: str | None, status: str | None, eve
 @click.option("--reason", default="", help="Told to the job, and kept in the journal.")
 @talks
 def revoke(call: Call, slot: str, reason: str) -> None:
-    """End a slot now; its GPUs are given on when they were seen clear."""
+    """End a slot now; its GPUs are given on when they were verified clean."""
     call.answer(
         call.post(f"/v1/slots/{part(slot)}/revoke", {"reason": reason}),
         lambda view: click.echo(f"{view['slot']}: {view['status']}"),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -27,15 +25,10 @@ _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 @click.group()
 def trace() -> None:
-    """Look at a history: who ran where and when, what was moved, what waited."""
+    """Look at a history: what ran where and when, what was moved, what waited."""
 
 
 @trace.command(short_help="Write a trace for https://ui.perfetto.dev.")
-@click.option(
-    "--journal",
-    type=click.Path(exists=True, path_type=Path),
-    help="Of this journal (journal.sqlite3, or the directory it is in), not of a running daemon.",
-)
 @click.option(
     "--facts", "lines", type=click.File("rb"), help="Of these facts, as `facts --json` prints them (-: stdin)."
 )
@@ -43,21 +36,14 @@ def trace() -> None:
 @click.option("--to", "until", help="Up to this time; likewise.")
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
 @talks
-def export(call: Call, *, journal: Path | None, lines: Any, since: str | None, until: str | None, out: Path) -> None:
+def export(call: Call, *, lines: Any, since: str | None, until: str | None, out: Path) -> None:
     """Write OUT, a trace in Chrome's JSON format (gzipped if it ends in .gz): open it on https://ui.perfetto.dev.
 
     Pools, nodes, jobs and groups are tracks. The history is the running daemon's, as far as your API key may see it.
     """
     from rollmuxd.sim import history, perfetto
 
-    if journal is not None and lines is not None:
-        raise click.UsageError("--journal and --facts are two histories; give one")
-    if journal is not None:
-        facts = _of_journal(journal)
-    elif lines is not None:
-        facts = _of_lines(lines)
-    else:
-        facts = _of_daemon(call)
+    facts = _of_daemon(call) if lines is None else _of_lines(lines)
     first = next(facts, None)
     if first is None:
         raise Failed("there are no facts, and so nothing to show")
@@ -118,25 +104,6 @@ def _of_daemon(call: Call) -> Iterator[AnyFact]:
 def _of_lines(lines: Any) -> Iterator[AnyFact]:
     numbered = ((f"line {number}", line) for number, line in enumerate(lines, 1) if line.strip())
     yield from _read(numbered, getattr(lines, "name", "stdin"))
-
-
-def _of_journal(path: Path) -> Iterator[AnyFact]:
-    from rollmuxd.daemon.journal.file import ROWS, JournalRefused, cut_of, refuse_other_format, sum_of
-
-    path = path / "journal.sqlite3" if path.is_dir() else path
-    try:
-        # Of its own accord SQLite would make a file that is not there.
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            refuse_other_format(connection, path)
-            found = connection.execute(f"{ROWS} facts WHERE seq > ? ORDER BY seq", (cut_of(connection),))
-            while rows := found.fetchmany(PAGE):
-                damaged = {seq for seq, body, total in rows if sum_of(seq, body) != total}
-                say_unreadable({"seq": seq, "reason": "its checksum does not fit"} for seq in sorted(damaged))
-                yield from _read(((f"fact {seq}", body) for seq, body, _ in rows if seq not in damaged), str(path))
-    except JournalRefused as error:
-        raise Failed(str(error)) from error
-    except sqlite3.Error as error:
-        raise Failed(f"{path} cannot be read as a journal: {error}") from error
 
 
 def _read(found: Iterable[tuple[str, Any]], source: str) -> Iterator[AnyFact]:

@@ -1,11 +1,10 @@
 """The channel: this rank dials the daemon, waits for orders (load, park, discard), runs the workload's hooks, and
 tells.
 
-A thread with a connection of its own: its long polls neither hold up the training loop's calls nor are held up by
-them, and hooks run while the loop waits for its slot, which is when they are needed. An order is done once: if the
-daemon tells it again (it did not get our result, or was restarted), it gets the result again. A result is repeated
-until it is acknowledged. A hook that raises is a result too (``ok`` false, with its text): the daemon then sees to it
-that nobody else suffers.
+A thread with a connection of its own: its long polls and the training loop's calls do not delay each other. Hooks run
+while the loop waits for its slot, which is when they are needed. An order is done once: if the daemon sends it again
+(it did not get our result, or was restarted), it gets the result again. A result is repeated until it is acknowledged.
+A hook that raises is a result too (``ok`` false, with its text): the daemon then sees to it that no other job suffers.
 """
 
 import threading
@@ -107,11 +106,11 @@ class Channel:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether there is something that this rank was told to load and not to discard since."""
+        """Whether there is something that this rank got an order to load, and none to discard since."""
         return bool(self._kept)
 
     def stop(self) -> None:
-        """Take no more orders. Does not wait for the poll at hand, which holds nothing."""
+        """Take no further orders. Does not wait for the poll at hand, which holds nothing."""
         self._stopping.set()
 
     def _run(self) -> None:
@@ -122,7 +121,7 @@ class Channel:
                     self._daemon.run(self.serve())
                 except RollmuxError as error:
                     # Only what no repetition cures comes here. State that cannot be moved is the daemon's to notice;
-                    # this thread goes on, since a new session may cure it.
+                    # this thread continues, since a new session may cure it.
                     if str(error) != said:
                         said = str(error)
                         say(f"channel of rank {self._rank}: {error}; dialling again")
@@ -182,7 +181,7 @@ class Channel:
             self._kept[order.pool, order.node] = None
         try:
             self._do(order)
-        except BaseException as raised:  # also SystemExit and asyncio's CancelledError: this thread has to go on
+        except BaseException as raised:  # also SystemExit and asyncio's CancelledError: this thread has to continue
             say(f"the hook for {order.kind} of {order.pool} failed:\n{traceback.format_exc()}")
             error = in_words(raised)[:10_000]
         seconds = time.monotonic() - began
@@ -195,10 +194,10 @@ class Channel:
         return result
 
     def _do(self, order: ChannelOrder) -> None:
-        """Run the hooks, once for each state: this process has it in one place, whatever nodes it was told about.
+        """Run the hooks, once for each state: this process has it in one place, whatever nodes the orders name.
 
-        After a move nothing is left on the node that the state came from; and where it could not be loaded, what
-        there is of it goes back to RAM, from where it is loaded elsewhere.
+        After a move nothing is left on the node that the state came from. Where it could not be loaded, what there is
+        of it goes back to RAM, from where it is loaded elsewhere.
         """
         here = (order.pool, order.node)
         if order.kind == "load" and order.source:

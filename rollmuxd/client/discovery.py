@@ -1,9 +1,9 @@
 """Where the daemon is, and with which key.
 
 ``ROLLMUX_URL`` (``http://host:port``, ``https://...``, ``unix:///path/to.sock``) decides; ``ROLLMUX_URL=off`` says that
-there is none. Else it is the first of the default sockets that exists. A socket file that exists but does not answer
-is a daemon that is down, never "no daemon": running beside it unasked could put two jobs on one GPU. So a daemon that
-is stopped leaves its file.
+there is none. Else it is the first of the default sockets that exists. A socket file that exists but does not answer is
+a daemon that is down, never "no daemon". To run without asking it could put two jobs on one GPU. So a daemon that is
+stopped leaves its file.
 """
 
 import difflib
@@ -17,24 +17,7 @@ from msgspec import Struct
 
 from rollmuxd.client import fakes
 from rollmuxd.client.errors import NoDaemon, RollmuxError
-
-#: what this process, the command line or the daemon reads; the daemon's settings have a double underscore
-VARIABLES = (
-    "ROLLMUX_API_KEY",
-    "ROLLMUX_API_KEY_FILE",
-    "ROLLMUX_CA_FILE",
-    "ROLLMUX_CONFIG",
-    "ROLLMUX_GIVE_UP_S",
-    "ROLLMUX_GPUS",
-    "ROLLMUX_HOOK",
-    "ROLLMUX_HOSTS",
-    "ROLLMUX_JOB",
-    "ROLLMUX_LAUNCH",
-    "ROLLMUX_REQUIRED",
-    "ROLLMUX_RUN_KEY",
-    "ROLLMUX_SOCKET",
-    "ROLLMUX_URL",
-)
+from rollmuxd.wire import VARIABLES
 
 #: of a daemon that the system starts
 SYSTEM_SOCKET = "/run/rollmux/rollmux.sock"
@@ -94,7 +77,7 @@ def misspelt(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
     found = []
     for name in sorted(environ):
         known = name in VARIABLES or "__" in name
-        # The whole name, so that ROLMUX_URL is found too; a variable of somebody else's is not like any of ours.
+        # The whole name, so that ROLMUX_URL is found too; a variable of another program is not like any of ours.
         if not known and name.upper().startswith("ROL"):
             near = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.85)
             if near:
@@ -123,8 +106,8 @@ def _is_there(path: str, environ: Mapping[str, str]) -> bool:
     try:
         Path(path).stat()
     except PermissionError:
-        # In a directory that this user may not enter: a daemon's that does not let it in, unless it is a home, which is
-        # then somebody else's (su and containers keep HOME).
+        # In a directory that this user may not enter: it belongs to a daemon that does not let the user in. A home is
+        # an exception: it is another user's (su and containers keep HOME).
         return path in {SYSTEM_SOCKET, environ.get("ROLLMUX_SOCKET")}
     except OSError:
         return False
@@ -148,7 +131,7 @@ def _address(url: str, api_key: str | None, environ: Mapping[str, str]) -> Addre
         )
     ca_file = environ.get("ROLLMUX_CA_FILE") or None
     if parts.scheme == "unix":
-        # The peer's uid says who we are; a key is sent only where somebody asked for it.
+        # The peer's uid names us; a key is sent only where it was asked for.
         path = urllib.parse.unquote(parts.netloc + parts.path)
         if not path:
             raise RollmuxError(f"{url!r} names no socket; write unix:///path/to/rollmux.sock")

@@ -35,7 +35,7 @@ class NoDaemon(RollmuxError):
 
 
 class Unreachable(NoDaemon):
-    """The daemon does not answer. Whether it got the call is not known, unless there was nobody to take it."""
+    """The daemon does not answer. Whether it got the call is not known, unless nothing listens there."""
 
     def __init__(self, message: str, *, heard: bool = True, remedy: str = "") -> None:
         super().__init__(f"{message}; {remedy}" if remedy else message)
@@ -106,7 +106,7 @@ class Unavailable(Refused):
 
 
 class JobEnded(RollmuxError):
-    """The job is over for the daemon (ended by somebody, or lost); it will be given no more slots."""
+    """The job is over for the daemon (ended by a call, or lost); it gets no further slots."""
 
 
 class _SlotError(RollmuxError):
@@ -172,9 +172,9 @@ def in_words(error: BaseException) -> str:
 
 
 def is_interruption(error: BaseException | None) -> bool:
-    """Whether somebody wants the prompt back (Ctrl-C, a cancelled task), rather than that something failed."""
-    # By name: asyncio takes 40 ms to import, and who has cancelled something has paid that.
-    # (That of concurrent.futures says that somebody else's work was cancelled: an error like any other.)
+    """Whether the user wants the prompt back (Ctrl-C, a cancelled task), rather than that something failed."""
+    # By name: asyncio takes 40 ms to import, and a program that cancels has imported it.
+    # (That of concurrent.futures says that other work was cancelled: an error like any other.)
     cancelled = type(error).__name__ == "CancelledError" and not isinstance(error, Exception)
     return cancelled or isinstance(error, KeyboardInterrupt)
 

@@ -12,8 +12,8 @@ class Listener(Protocol):
         """What the daemon asks now: all of it, so that a directive that is not there is over."""
         ...
 
-    def session_refused(self, session: str, status: int, detail: str) -> None:
-        """The session takes no more heartbeats (404, 409, 410)."""
+    def session_refused(self, status: int, detail: str) -> None:
+        """A heartbeat was refused (404, 409, 410); others follow."""
         ...
 
     def troubled(self, text: str) -> None:
@@ -25,7 +25,7 @@ class Heartbeat(Protocol):
     """Keeps the session alive."""
 
     def session(self, view: SessionView) -> None:
-        """Beat for this session from now on."""
+        """Beat for this session."""
         ...
 
     def slot(self, slot: str | None) -> None:
@@ -52,12 +52,12 @@ class Fake(Protocol):
         """An httpx transport, for sync and async."""
         ...
 
-    def pulse(self, listener: Listener) -> Heartbeat:
+    def heartbeat(self, listener: Listener) -> Heartbeat:
         """Take the place of the heartbeat process."""
         ...
 
 
-#: set by ``rollmuxd.testing.fake_daemon()`` and nobody else
+#: set by ``rollmuxd.testing.fake_daemon()`` only
 current: Fake | None = None
 
 

@@ -12,6 +12,7 @@ from typing import IO, Any
 import msgspec
 
 from rollmuxd.client.discovery import Address
+from rollmuxd.client.errors import RollmuxError
 from rollmuxd.client.fakes import Listener
 from rollmuxd.wire.answers import Directive, SessionView
 
@@ -19,14 +20,12 @@ from rollmuxd.wire.answers import Directive, SessionView
 _HEARTBEAT = Path(__file__).with_name("heartbeat_process.py")
 #: seconds before a heartbeat process that died is started again, doubling from the first to the second
 RESTART_S = (0.5, 30.0)
-#: seconds before what found the pipe full is told again
-AGAIN_S = 1.0
 #: seconds that it gets to end by itself
 STOP_S = 3.0
 
 
 class HeartbeatProcess:
-    """The real pulse."""
+    """The real heartbeat."""
 
     def __init__(self, address: Address, listener: Listener, *, last_beat: bool = True) -> None:
         self._listener = listener
@@ -36,7 +35,7 @@ class HeartbeatProcess:
             "socket": address.socket,
             "api_key": address.api_key,
             "ca_file": address.ca_file,
-            # whether the end of this process is told at once
+            # whether the end of this process is reported at once
             "last_beat": last_beat,
             "slot": None,
             "done": 0,
@@ -44,9 +43,7 @@ class HeartbeatProcess:
         }
         #: something could not be told
         self._behind = False
-        #: tells it again, where nothing changes that would
-        self._again: threading.Thread | None = None
-        # The loop, the watch and the one that tells again all write. (Re-entrant: a signal handler may tell something.)
+        # The loop and the watch both write. (Re-entrant: a signal handler may tell something.)
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._process: Any = None
@@ -57,23 +54,28 @@ class HeartbeatProcess:
 
     @property
     def pid(self) -> int | None:
-        """The heartbeat process, if it is one."""
+        """The heartbeat process, once it was started."""
         return self._process.pid if self._process is not None else None
 
     def session(self, view: SessionView) -> None:
-        """Beat for this session from now on; the first call starts the process."""
-        self._set(session=view.session, heartbeat_s=view.heartbeat_s, journal=view.journal)
-        if self._thread is None:
+        """Start the process, which beats for this session. Raises RollmuxError when it cannot be started."""
+        self._set(session=view.session, heartbeat_s=view.heartbeat_s, journal=view.journal, tail_from=view.tail_from)
+        try:
             self._start()
-            self._thread = threading.Thread(target=self._watch, name="rollmuxd-heartbeat", daemon=True)
-            self._thread.start()
+        except OSError as error:
+            raise RollmuxError(
+                f"the heartbeat process cannot be started ({error}), and without it the session would be lost; "
+                f"sys.executable must name a Python, and is {sys.executable!r}"
+            ) from error
+        self._thread = threading.Thread(target=self._watch, name="rollmuxd-heartbeat", daemon=True)
+        self._thread.start()
 
     def slot(self, slot: str | None) -> None:
         """Report for this slot from now on."""
         self._set(slot=slot, done=0, total=0)
 
     def progress(self, done: int, total: int) -> None:
-        """Go out with the next beat."""
+        """Go out with the next beat; at once where it reaches the tail."""
         self._set(done=done, total=total)
 
     def stop(self) -> None:
@@ -96,7 +98,7 @@ class HeartbeatProcess:
 
     def _set(self, **what: Any) -> None:
         with self._lock:
-            changed = {name: value for name, value in what.items() if name == "session" or self._now.get(name) != value}
+            changed = {name: value for name, value in what.items() if self._now.get(name) != value}
             self._now.update(changed)
             if changed:
                 self._write(self._now if self._behind else changed)
@@ -107,23 +109,10 @@ class HeartbeatProcess:
         if stdin is None:
             return
         # Short lines go into a pipe whole or not at all. It is full when the process hangs, or waits for a daemon that
-        # does while a loop tells of its progress a thousand times a second; and the loop must not wait for it. Then all
-        # is told with the next change, or a little later; when the process has died, to the next one.
+        # hangs while a loop reports progress a thousand times a second. The loop must not wait for it. Then all is sent
+        # with the next change; when the process has died, to the next one.
         with contextlib.suppress(OSError, ValueError):
             self._behind = stdin.write(json.dumps(what).encode() + b"\n") is None
-        if self._behind and self._again is None:
-            again = threading.Thread(target=self._catch_up, name="rollmuxd-heartbeat-again", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no more threads: then with the next change
-                again.start()
-                self._again = again
-
-    def _catch_up(self) -> None:
-        while not self._stopping.wait(AGAIN_S):
-            with self._lock:
-                self._write(self._now)
-                if not self._behind:
-                    self._again = None
-                    return
 
     def _start(self) -> None:
         import subprocess
@@ -132,56 +121,32 @@ class HeartbeatProcess:
         # terminal goes to the whole process group, and the job may take its time to end. cwd: pin no file system.
         environ = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         command = [sys.executable, "-I", "-S", str(_HEARTBEAT), str(os.getpid())]
-        try:
-            self._process = subprocess.Popen(
-                command,
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-                cwd="/",
-                env=environ,
-            )
-            self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        except (
-            OSError
-        ) as error:  # no executable (an embedded interpreter), no more processes: a thread is better than nothing
-            self._listener.troubled(
-                f"no heartbeat process can be started ({error}); a thread beats, and a held GIL stops it"
-            )
-            self._process = None
-            self._in_a_thread()
+        self._process = subprocess.Popen(
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            cwd="/",
+            env=environ,
+        )
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
         with self._lock:
             if self._stdin is not None:  # stop() may have closed it by now
                 os.set_blocking(self._stdin.fileno(), False)
                 self._write(self._now)
 
-    def _in_a_thread(self) -> None:
-        from rollmuxd.client import heartbeat_process
-
-        (told, tell), (heard, hear) = os.pipe(), os.pipe()
-        self._stdin, self._stdout = os.fdopen(tell, "wb", buffering=0), os.fdopen(heard, "rb", buffering=0)
-
-        def beat() -> None:
-            try:
-                heartbeat_process.Beater(told, hear, None).run()
-            finally:
-                os.close(told)
-                os.close(hear)
-
-        threading.Thread(target=beat, name="rollmuxd-heart", daemon=True).start()
-
     def _watch(self) -> None:
         pause = RESTART_S[0]
         while True:
-            assert self._stdout is not None
             heard = False
-            with os.fdopen(self._stdout.fileno(), "rb", closefd=False) as lines:
-                for line in lines:
-                    heard = True
-                    self._hear(line)
-            self._stdout.close()
-            code = self._process.wait() if self._process is not None else None
+            if self._stdout is not None:
+                with os.fdopen(self._stdout.fileno(), "rb", closefd=False) as lines:
+                    for line in lines:
+                        heard = True
+                        self._hear(line)
+                self._stdout.close()
+            code = self._process.wait()
             if self._stopping.is_set():
                 return
             pause = RESTART_S[0] if heard else min(RESTART_S[1], pause * 2)
@@ -189,11 +154,14 @@ class HeartbeatProcess:
             if self._stopping.wait(pause):
                 return
             self._close_stdin()
-            self._start()
+            try:
+                self._start()
+            except OSError as error:  # no process, or no memory for one, is left just now
+                self._stdout = None
+                self._listener.troubled(f"it cannot be started: {error}")
             if self._stopping.is_set():  # stop() may have missed the new one, which may be in a beat by now
                 self._close_stdin()
-                if self._process is not None:
-                    self._process.terminate()
+                self._process.terminate()
 
     def _hear(self, line: bytes) -> None:
         try:
@@ -201,7 +169,7 @@ class HeartbeatProcess:
             if "directives" in heard:
                 self._listener.directed(msgspec.convert(heard["directives"], list[Directive]))
             elif "refused" in heard:
-                self._listener.session_refused(heard["session"], heard["refused"], heard["detail"])
+                self._listener.session_refused(heard["refused"], heard["detail"])
             elif "down" in heard:
                 text = f"heartbeats get no answer: {heard['down']}; what is held stays held, trying again"
                 self._listener.troubled(text)
@@ -217,7 +185,7 @@ class HeartbeatProcess:
                 stdin.close()
 
     def forget(self) -> None:
-        """In a forked child: let go of the pipes, or the heartbeat would outlive our parent."""
+        """In a forked child: close the pipes, or the heartbeat would outlive our parent."""
         # A thread that is not here may have held the locks.
         self._lock, self._stopping = threading.RLock(), threading.Event()
         self._stopping.set()
@@ -231,8 +199,8 @@ _alive: "weakref.WeakSet[HeartbeatProcess]" = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for pulse in list(_alive):
-        pulse.forget()
+    for heartbeat in list(_alive):
+        heartbeat.forget()
     _alive.clear()
 
 

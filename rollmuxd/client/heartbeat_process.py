@@ -1,22 +1,26 @@
-"""The heartbeat: a process of its own beside the training process, so that a held GIL, a long save or a debugger
-there does not cost the job its slot.
+"""The heartbeat: a process beside the training process. So a held GIL, a long save or a debugger there does not cost
+the job its slot.
 
 It is run by path with ``-I -S`` (:mod:`rollmuxd.client.heartbeat`), so it uses the standard library only and sees no
-site-packages: it starts in some 50 ms and stays below 20 MB (11 MB of its own), and there may be one per job
-beside a host memory full of parked states.
-With httpx it would be 30 MB and 0.3 s. ``http.client`` rather than HTTP by hand (9 MB less) for chunked answers and
-TLS.
+site-packages. It starts in some 50 ms and stays below 20 MB (11 MB of its own). There may be one per job, in a host
+memory full of parked states. With httpx it would be 30 MB and 0.3 s. ``http.client`` rather than HTTP by hand (9 MB
+less) for chunked answers and TLS.
+
+While a slot is held a heartbeat is a long poll: the daemon holds its answer back until it has another directive. One
+``select`` waits for that answer and for the parent. Progress that reaches the tail goes out at once, with a new poll in
+place of the open one. Where a poll is cut (a restart, a proxy), plain heartbeats follow for a minute.
 
 JSON lines come in on stdin: first where to beat, then whatever changes (``session``, ``slot``, ``done``, ``total``).
-The API key comes this way too, as arguments and environments can be read by others. JSON lines go out on stdout:
+The API key comes this way too, because other users can read arguments and environments. JSON lines go out on stdout:
 ``directives``, ``refused``, ``down``, ``up``. It ends when stdin does, or when its parent has ended. If its parent has
-ended without stopping it, it sends a last beat: the job is then lost at once, and not one lease time later.
+ended without stopping it, it sends a last beat. Then the job is lost at once, not one lease time later.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import json
 import os
 import select
@@ -25,10 +29,18 @@ import time
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-#: seconds between looks at who our parent is
+#: seconds between looks at our parent's pid
 LOOK_S = 1.0
 #: seconds for one beat
 BEAT_TIMEOUT_S = 10.0
+#: a slot that is held for so long gets its first poll; a shorter phase costs no call of its own
+POLL_AFTER_S = 1.0
+#: a poll waits for so long at most: below the usual idle limits (60 s) of whatever is in between
+POLL_S = 25.0
+#: after a poll that was cut heartbeats are plain for so long
+PLAIN_S = 60.0
+#: bytes of an answer at most
+ANSWER = 1_000_000
 #: a daemon that is away is looked for again after this, doubling up to the heartbeat
 FIRST_PAUSE_S = 0.5
 #: seconds between two lines about the same trouble
@@ -43,19 +55,24 @@ LAST_BEAT_EVERY_S = 1.0
 
 
 class Beater:
-    """Beats for one session. ``parent`` None: it runs as a thread, and ends with its pipe alone."""
+    """Beats for one session, for as long as the process ``parent`` lives."""
 
-    def __init__(self, read_fd: int, write_fd: int, parent: int | None) -> None:
+    def __init__(self, read_fd: int, write_fd: int, parent: int) -> None:
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._parent = parent
         #: when it was started: a later process may have its pid
-        self._started = start_of(parent) if parent is not None and os.getppid() == parent else ""
+        self._started = start_of(parent) if os.getppid() == parent else ""
         self._buffer = b""
         self._now: dict[str, Any] = {}
-        #: a session that was refused: no more beats until we are told of a new one
-        self._refused: str | None = None
         self._next = 0.0
+        #: the beat that waits for its answer
+        self._open: _Exchange | None = None
+        #: names the directives that we were told last
+        self._tag = ""
+        #: the daemon knows that the tail has begun
+        self._in_tail = False
+        self._plain_until = 0.0
         self._failures = 0
         self._failing_since = 0.0
         self._said: float | None = None
@@ -63,14 +80,21 @@ class Beater:
 
     def run(self) -> None:
         """Beat until the parent is gone; then say so, unless it has stopped us before."""
-        while self._parent is None or os.getppid() == self._parent:
-            idle = max(0.0, min(LOOK_S, self._next - time.monotonic()))
-            if select.select([self._read_fd], [], [], idle)[0] and not self._told():
+        while os.getppid() == self._parent:
+            now = time.monotonic()
+            due = self._next if self._open is None else self._open.until
+            waits_for: list[Any] = [self._read_fd] if self._open is None else [self._read_fd, self._open.socket]
+            ready = select.select(waits_for, [], [], max(0.0, min(LOOK_S, due - now)))[0]
+            if self._read_fd in ready and not self._told():
                 break
-            if self._now.get("session") and self._refused != self._now["session"] and time.monotonic() >= self._next:
-                self._beat()
+            if self._open is not None:
+                self._take(self._open)
             elif time.monotonic() >= self._next:
-                self._next = time.monotonic() + LOOK_S
+                if self._now.get("session"):
+                    self._beat()
+                else:
+                    self._next = time.monotonic() + LOOK_S
+        self._drop()
         if self._has_ended():
             while select.select([self._read_fd], [], [], 0)[0] and self._told():
                 pass
@@ -92,7 +116,7 @@ class Beater:
         until = time.monotonic() + LAST_BEAT_S
         while self._now.get("session") and self._now.get("last_beat") and time.monotonic() < until:
             try:
-                status, _ = self._post(self._now["session"], {"pid": self._parent, "started": self._started})
+                status, _ = self._post(self._now["session"], gone={"pid": self._parent, "started": self._started})
             except Exception:  # no daemon; it may come back
                 status = 0
             if status == 200 or status in {400, 401, 403, 404, 409, 410, 422}:
@@ -107,28 +131,86 @@ class Beater:
             told = json.loads(line)
             self._now.update(told)
             if "session" in told:
-                self._refused = None
-                self._next = 0.0
+                self._beat_now()
+            if "slot" in told:
+                self._tag, self._in_tail = "", False
+                self._drop()
+                if told["slot"] is not None:
+                    self._next = min(self._next, time.monotonic() + POLL_AFTER_S)
+        if self._reaches_tail() and not self._in_tail:
+            self._beat_now()
         return bool(data)
+
+    def _reaches_tail(self) -> bool:
+        done, total = self._now.get("done") or 0, self._now.get("total") or 0
+        return bool(self._now.get("slot") and total and done >= float(self._now.get("tail_from") or 1.0) * total)
+
+    def _beat_now(self) -> None:
+        self._drop()
+        # Where none is answered there is a pause between two of them all the same.
+        if not self._failures:
+            self._next = 0.0
+
+    def _drop(self) -> None:
+        """Stop waiting for the answer of the open beat; the next one is due when it was."""
+        if self._open is not None:
+            self._open.close()
+            self._next = self._open.began + float(self._now["heartbeat_s"])
+            self._open = None
 
     def _beat(self) -> None:
         now = time.monotonic()
-        every = float(self._now["heartbeat_s"])
-        session = self._now["session"]
+        poll = self._now.get("slot") is not None and now >= self._plain_until
+        body = self._body()
+        if poll:
+            body |= {"wait_s": min(POLL_S, float(self._now["heartbeat_s"])), "tag": self._tag}
+        self._in_tail = self._reaches_tail()
         try:
-            status, answer = self._post(session)
-        except Exception as error:  # whatever it is: a heartbeat goes on
-            status, answer = 0, {"detail": f"{type(error).__name__}: {error}"}
+            self._open = self._send(self._now["session"], body)
+        except Exception as error:  # whatever it is: heartbeats continue
+            self._failed(now, f"{type(error).__name__}: {error}")
+
+    def _take(self, beat: _Exchange) -> None:
+        """Read what there is of the answer, and heed it once it is whole."""
+        try:
+            answer = beat.read()
+        except Exception as error:
+            answer = None
+            if beat.wait_s and not self._failures:  # cut: no word of it, the daemon may well be there
+                self._plain_until = time.monotonic() + PLAIN_S
+                self._open, self._next = None, 0.0
+            else:
+                self._open = None
+                self._failed(beat.began, f"{type(error).__name__}: {error}")
+            beat.close()
+        if answer is not None:
+            self._open = None
+            beat.close()
+            self._answered(beat, *answer)
+
+    def _answered(self, beat: _Exchange, status: int, answer: dict[str, Any]) -> None:
         if status == 200:
-            self._well(now, answer)
-            self._next = now + every
+            changed = self._tag != (answer.get("tag") or "")
+            self._tag = answer.get("tag") or ""
+            self._well(beat.began, answer)
+            # An answer that was held back until now is followed at once; an early one without news waits for its time.
+            self._next = (
+                0.0 if changed and beat.wait_s else beat.began + (beat.wait_s or float(self._now["heartbeat_s"]))
+            )
             return
         detail = str(answer.get("detail") or answer.get("title") or "")
         if status in {404, 409, 410}:
-            self._refused = session
-            self._say(refused=status, session=session, detail=detail)
+            # Not for us to judge, and it may be of a proxy: beat again.
+            self._say(refused=status, detail=detail)
+            self._next = beat.began + float(self._now["heartbeat_s"])
             return
-        self._unwell(now, detail if status == 0 else f"{status} {detail}".strip())
+        if beat.wait_s:
+            self._plain_until = time.monotonic() + PLAIN_S
+        self._failed(beat.began, f"{status} {detail}".strip())
+
+    def _failed(self, now: float, why: str) -> None:
+        self._unwell(now, why)
+        every = float(self._now["heartbeat_s"])
         pause = min(every, FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 16))
         # Clients of one daemon must not come back in step; `random` would cost a megabyte for this.
         jitter = 0.7 + time.monotonic_ns() // 1000 % 600 / 1000
@@ -152,10 +234,17 @@ class Beater:
             self._said = now
             self._say(down=why, seconds=now - self._failing_since)
 
-    def _post(self, session: str, gone: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        body = {name: self._now.get(name) or 0 for name in ("done", "total")} | {"slot": self._now.get("slot")}
-        if gone is not None:
-            body["gone"] = gone
+    def _body(self) -> dict[str, Any]:
+        return {name: self._now.get(name) or 0 for name in ("done", "total")} | {"slot": self._now.get("slot")}
+
+    def _post(self, session: str, **more: Any) -> tuple[int, dict[str, Any]]:
+        """Send a beat, and wait for its answer."""
+        with contextlib.closing(self._send(session, self._body() | more)) as beat:
+            while (answer := beat.read()) is None:
+                select.select([beat.socket], [], [], max(0.0, beat.until - time.monotonic()))
+            return answer
+
+    def _send(self, session: str, body: dict[str, Any]) -> _Exchange:
         headers = {"content-type": "application/json", "connection": "close"}
         if self._now.get("journal"):
             headers["rollmux-journal"] = self._now["journal"]
@@ -165,15 +254,10 @@ class Beater:
         try:
             path = f"{base}/v1/sessions/{quote(session, safe='')}/heartbeat"
             connection.request("POST", path, json.dumps(body).encode(), headers)
-            response = connection.getresponse()
-            content = response.read()
-        finally:
+            return _Exchange(connection.sock, body.get("wait_s", 0.0))
+        except BaseException:
             connection.close()
-        try:
-            answer = json.loads(content)
-        except ValueError:
-            answer = {"detail": content[:200].decode(errors="replace")}
-        return response.status, answer if isinstance(answer, dict) else {}
+            raise
 
     def _connection(self) -> tuple[http.client.HTTPConnection, str]:
         # A new one per beat: servers close idle connections sooner than the next one is due.
@@ -194,6 +278,67 @@ class Beater:
             os.write(self._write_fd, json.dumps(what).encode() + b"\n")
 
 
+class _Exchange:
+    """A beat that was sent, and what has come of its answer."""
+
+    def __init__(self, sock: Any, wait_s: float) -> None:
+        self.socket = sock
+        self.began = time.monotonic()
+        #: of a long poll; else 0
+        self.wait_s = wait_s
+        self.until = self.began + wait_s + BEAT_TIMEOUT_S
+        self._got = b""
+        sock.setblocking(False)
+
+    def read(self) -> tuple[int, dict[str, Any]] | None:
+        """Return the answer, or None while it is not whole; never blocks. Raises OSError when none will come."""
+        ended = False
+        try:
+            while not ended:
+                part = self.socket.recv(65536)
+                self._got += part
+                ended = not part
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            if type(error).__name__ not in {"SSLWantReadError", "SSLWantWriteError"}:
+                raise
+        answer = self._parsed(ended)
+        if answer is None and (ended or len(self._got) > ANSWER or time.monotonic() >= self.until):
+            raise ConnectionError("no answer" if not ended else "the connection was closed before the answer was whole")
+        return answer
+
+    def _parsed(self, ended: bool) -> tuple[int, dict[str, Any]] | None:
+        if b"\r\n\r\n" not in self._got:
+            return None
+        response = http.client.HTTPResponse(_Bytes(self._got))  # type: ignore[arg-type]
+        response.begin()
+        if response.length is None and not response.chunked and not ended:
+            return None
+        try:
+            content = response.read()
+        except http.client.IncompleteRead:
+            return None
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            answer = {"detail": content[:200].decode(errors="replace")}
+        return response.status, answer if isinstance(answer, dict) else {}
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class _Bytes:
+    """As much of a socket as an ``HTTPResponse`` needs."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        return io.BytesIO(self._content)
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
         super().__init__("rollmuxd", timeout=BEAT_TIMEOUT_S)
@@ -205,7 +350,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def start_of(pid: int | None, *, running: bool = False) -> str:
+def start_of(pid: int, *, running: bool = False) -> str:
     """When a process was started, in the system's words; empty: there is none, or (``running``) it has ended."""
     try:
         stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY)

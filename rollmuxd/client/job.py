@@ -17,7 +17,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 import msgspec
 
 from rollmuxd.client.channel import Hook
-from rollmuxd.client.errors import beside, why_it_ends
+from rollmuxd.client.errors import beside, ends_well, why_it_ends
 from rollmuxd.client.rank_group import Store
 from rollmuxd.client.registration import call_with_known, registration
 from rollmuxd.client.retry import Flow
@@ -39,8 +39,8 @@ _MEASURES = 32
 class Slot:
     """The GPUs of one phase, for as long as it runs. Without a daemon it holds nothing."""
 
-    def __init__(self, life: Runtime[Any], phase: str, held: Held | None = None) -> None:
-        self._runtime = life
+    def __init__(self, runtime: Runtime[Any], phase: str, held: Held | None = None) -> None:
+        self._runtime = runtime
         #: what the client itself keeps of it
         self.held = held
         self.phase = phase
@@ -68,11 +68,23 @@ class Slot:
 
     @property
     def directive(self) -> Directive | None:
-        """What the daemon asks now, if anything: ``shrink`` (to ``keep``), ``stop`` (the slot is ours no more).
+        """What the daemon asks now, if anything: ``shrink`` (to ``keep``), ``stop`` (the slot is lost).
 
         Or offers: ``grow`` (to ``gpus``); or tells: ``move`` (the next iteration is on ``gpus``).
         """
         return self.held.directive if self.held is not None else None
+
+    @property
+    def should_yield(self) -> bool:
+        """Whether a filler is to leave its slot now: another job is due on the node, or the slot is lost."""
+        return self.lost or (self.held is not None and self.held.yield_by is not None)
+
+    @property
+    def yield_in_s(self) -> float | None:
+        """Seconds until a slot that is to be left is revoked; None: it is not to be left."""
+        if self.held is None or self.held.yield_by is None:
+            return None
+        return max(0.0, self.held.yield_by - time.monotonic())
 
     @property
     def lost(self) -> bool:
@@ -122,11 +134,11 @@ class AsyncSlot(Slot):
 
 
 class _PhaseBase:
-    def __init__(self, life: Runtime[Any], name: str, then: str | None) -> None:
-        life.check_phase(name)
+    def __init__(self, runtime: Runtime[Any], name: str, then: str | None) -> None:
+        runtime.check_phase(name)
         if then is not None:
-            life.check_phase(then)
-        self._runtime = life
+            runtime.check_phase(then)
+        self._runtime = runtime
         self.name = name
         self._then = then
 
@@ -166,8 +178,8 @@ class Phase(_PhaseBase):
 class AsyncPhase(_PhaseBase):
     """A phase of an :class:`AsyncJob`: ``async with job.phase("rollout") as slot``, or a decorator.
 
-    Cancelled, it releases. Where its coroutine is dropped with its loop instead, nothing can be awaited any more: the
-    slot stays held until the job enters its next phase, is ended, or ends with its process.
+    Cancelled, it releases. If its coroutine is dropped with its loop, nothing can be awaited. Then the slot stays held
+    until the job enters its next phase, is ended, or ends with its process.
     """
 
     async def __aenter__(self) -> AsyncSlot:
@@ -188,19 +200,19 @@ class AsyncPhase(_PhaseBase):
         return cast("Callable[P, T]", _in_slot(self, self._runtime, function))
 
 
-def _in_slot(phase: _PhaseBase, life: Runtime[Any], function: Callable[..., Any]) -> Callable[..., Any]:
+def _in_slot(phase: _PhaseBase, runtime: Runtime[Any], function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     async def in_slot(*args: Any, **kwargs: Any) -> Any:
-        await life.arun(life.entering(phase.name))
+        await runtime.arun(runtime.entering(phase.name))
         try:
             result = await function(*args, **kwargs)
         except GeneratorExit as error:  # as in _closed
-            life.drop(phase.left(error))
+            runtime.drop(phase.left(error))
             raise
         except BaseException as error:
-            await life.arun(phase.left(error))
+            await runtime.arun(phase.left(error))
             raise
-        await life.arun(phase.left(None))
+        await runtime.arun(phase.left(None))
         return result
 
     return in_slot
@@ -260,6 +272,18 @@ class _Base(Generic[S]):
         """Whether there is no daemon, so that phases wait for nothing. Known once the job has started."""
         return self._runtime.alone
 
+    @property
+    def ends_at(self) -> float | None:
+        """When the first of the job's nodes goes away, in seconds since 1970, as heartbeats tell; None: not known to.
+
+        A Slurm allocation ends, for one, whatever runs in it.
+        """
+        return self._runtime.ends_at
+
+    def ends_soon(self, within_s: float) -> bool:
+        """Whether a node of the job goes away within so many seconds: time to write a checkpoint."""
+        return self.ends_at is not None and self.ends_at - time.time() <= within_s
+
     def on_load(self, hook: Hook, *, pool: str | None = None) -> Hook:
         """Call ``hook(order)`` to bring state onto the GPUs (``order.pool``, ``order.gpus``, ``order.warm``).
 
@@ -287,6 +311,13 @@ class Job(_Base[Slot]):
         """
         return Phase(self._runtime, name, then)
 
+    def filler(self) -> Phase:
+        """Return a filler's phase: entering it waits until a node is lent. Leave it when ``slot.should_yield`` is true.
+
+        Of the same kind as :meth:`phase`; without a daemon it is one loan that is never asked back.
+        """
+        return Phase(self._runtime, "filler", None)
+
     def start(self) -> None:
         """Register with the daemon, unless that has been done.
 
@@ -294,9 +325,9 @@ class Job(_Base[Slot]):
         """
         self._runtime.run(self._runtime.opening())
 
-    def end(self, reason: str = "finished") -> None:
-        """End the job, and free all it held."""
-        self._finish(self._runtime.ending(reason, keep=False))
+    def end(self, reason: str = "") -> None:
+        """End the job, and free all it held. Without a ``reason`` it has finished."""
+        self._finish(self._runtime.ending(reason or "finished", keep=False, finished=not reason))
 
     def leave(self) -> None:
         """Close this process's part in good order; the job stays, for a process with the same ``idempotency_key``."""
@@ -315,7 +346,8 @@ class Job(_Base[Slot]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._finish(self._runtime.ending(why_it_ends(error), keep=self._options.keep or self._options.left(error)))
+        keep = self._options.keep or self._options.left(error)
+        self._finish(self._runtime.ending(why_it_ends(error), keep=keep, finished=ends_well(error)))
 
 
 class AsyncJob(_Base[AsyncSlot]):
@@ -325,13 +357,17 @@ class AsyncJob(_Base[AsyncSlot]):
         """Return a phase, as async context manager and decorator of coroutine functions; see :meth:`Job.phase`."""
         return AsyncPhase(self._runtime, name, then)
 
+    def filler(self) -> AsyncPhase:
+        """Return a filler's phase; see :meth:`Job.filler`."""
+        return AsyncPhase(self._runtime, "filler", None)
+
     async def start(self) -> None:
         """Register with the daemon, unless that has been done; see :meth:`Job.start`."""
         await self._runtime.arun(self._runtime.opening())
 
-    async def end(self, reason: str = "finished") -> None:
-        """End the job, and free all it held."""
-        await self._finish(self._runtime.ending(reason, keep=False))
+    async def end(self, reason: str = "") -> None:
+        """End the job, and free all it held. Without a ``reason`` it has finished."""
+        await self._finish(self._runtime.ending(reason or "finished", keep=False, finished=not reason))
 
     async def leave(self) -> None:
         """Close this process's part in good order; see :meth:`Job.leave`."""
@@ -357,7 +393,11 @@ class AsyncJob(_Base[AsyncSlot]):
     ) -> None:
         if not _closed(error, trace):  # else it ends with its process
             await self._finish(
-                self._runtime.ending(why_it_ends(error), keep=self._options.keep or self._options.left(error))
+                self._runtime.ending(
+                    why_it_ends(error),
+                    keep=self._options.keep or self._options.left(error),
+                    finished=ends_well(error),
+                )
             )
 
 
@@ -391,6 +431,8 @@ def job(
     park: str | None = None,
     on_loss: str | None = None,
     movable: str = "no",
+    asynchronous: bool | Mapping[str, Any] | None = None,
+    filler: bool | Mapping[str, Any] | None = None,
     if_unmet: str | None = None,
     colocate: bool = False,
     ranks: int = 1,
@@ -404,12 +446,13 @@ def job(
 ) -> Job:
     """Return a job as described; nothing is sent before it is entered, or has its first phase.
 
-    ``rollout``, ``train`` and ``pools=dict(name=...)`` say what is wanted of each pool, and what is known:
-    ``nodes`` (whole nodes, default 1), ``gpus`` (at least so many), ``named`` (nodes by name); for the phase of the
-    same name ``seconds`` (planned time in its slot; default: measured), ``gap_s``, ``min_gpus``; and what the job
-    keeps there: ``gpu_gb`` and ``leftover_gb`` (on each GPU, loaded and parked), ``ram_gb`` (of each node's host),
-    ``load_s``, ``park_s``, ``driver`` (default ``channel``: this process's hooks). A pool with none of these has no
-    state to be moved. Without any pool: one node of ``rollout`` and one of ``train``.
+    ``rollout``, ``train`` and ``pools=dict(name=...)`` say what the job needs of each pool, and what is known. The
+    nodes: ``nodes`` (whole nodes, default 1), ``gpus`` (at least so many), ``named`` (nodes by name). The phase of the
+    same name: ``seconds`` (planned time in its slot; default: measured), ``gap_s``, ``min_gpus``. The state that the
+    job keeps there: ``gpu_gb`` and ``residual_gb`` (on each GPU, loaded and parked), ``ram_gb`` (of each node's host),
+    ``load_s``, ``park_s``. Also ``engine_gpus`` (several engines, each on so many GPUs) and ``driver`` (default
+    ``channel``: this process's hooks). A pool with none of these has no state to be moved. Without any pool: one node
+    of ``rollout`` and one of ``train``.
 
     The cycle is a phase per pool, in that order, unless ``phases`` says otherwise:
     ``phases=dict(rollout="rollout", train="train", sync=["rollout", "train"])``; a value may also be
@@ -417,13 +460,22 @@ def job(
     false or says something else. ``side`` has side phases of other names, such as ``eval=dict(pools="rollout",
     seconds=120, every=20)``: at worst so long, once in so many iterations at most.
 
+    ``asynchronous=True`` says that the job's rollouts run on while it waits, on GPUs of its own. Such a job has one
+    phase, ``train``. ``asynchronous=dict(pace_s=..., ahead=...)`` adds the time of a batch (default: measured), and how
+    many batches begin beyond the one that is trained (default 1). With ``ahead=0`` the next is begun when the slot is
+    granted.
+
+    ``filler=dict(yield_s=..., min_run_s=...)``, or ``filler=True``, makes the job a filler. It names one pool, and
+    works on one of its nodes while no other job is due there (:meth:`Job.filler`). Asked to, it gives its slot
+    back within ``yield_s``.
+
     ``slo`` bounds the slowdown (2.0: at most twice the time the job would take alone); None is best effort.
-    ``on_loss`` says what follows when this process is lost: ``hold`` waits until its GPUs are seen clear, ``kill`` ends
-    it where the daemon may, ``relaunch`` starts it again (only what the daemon has started); by default it is as the
-    daemon is configured. A process that the daemon has started joins the run that it was started for.
-    ``ranks``, ``rank`` and ``store`` are for jobs of several processes: rank 0 talks to the daemon, the others follow
-    it through the store. ``idempotency_key`` lets a restarted process join the run it had; ``replace`` ends a run
-    that is still alive. ``keep`` leaves the job with the daemon when this process ends.
+    ``on_loss`` says what follows when this process is lost. ``hold`` waits until its GPUs are verified clean, ``kill``
+    ends it where the daemon may, ``relaunch`` starts it again (only what the daemon has started). The default is the
+    daemon's configuration. A process that the daemon has started joins the run that it was started for. ``ranks``,
+    ``rank`` and ``store`` are for jobs of several processes: rank 0 talks to the daemon, the others follow it through
+    the store. ``idempotency_key`` lets a restarted process join the run it had; ``replace`` ends a run that is still
+    alive. ``keep`` leaves the job with the daemon when this process ends.
 
     Raises TypeError and ValueError for what cannot be meant, before anything is sent.
     """
@@ -457,6 +509,8 @@ def _parts(given: Mapping[str, Any]) -> tuple[Callable[[Iterable[str], str], Reg
         "park",
         "on_loss",
         "movable",
+        "asynchronous",
+        "filler",
         "if_unmet",
         "colocate",
         "replace",

@@ -1,25 +1,24 @@
 """Jobs of several ranks: rank 0 talks to the daemon, the others follow through a store that they all can read.
 
-The followers wait by polling the store, never inside a collective: a wait for a slot may take hours, and a collective
+The followers wait by polling the store, never inside a collective. A wait for a slot may take hours, and a collective
 that takes hours kills the process group. The store is whatever the workload has (``torch.distributed``'s stores fit as
 they are). Ranks enter and leave the same phases in the same order; they are matched by counting.
 
 What may be relied on:
 
-- A slot is not given back while a rank may be in its phase. Where rank 0 cannot wait for the others to leave it, the
-  slot is kept until they have, or until the job ends: then the daemon looks whether its GPUs are clear.
-- Who has left the job is out of all its phases, and is not waited for.
+- A slot is not given back while a rank may be in its phase. If rank 0 cannot wait for the others to leave it, the slot
+  is kept until they have, or until the job ends. Then the daemon looks whether its GPUs are clean.
+- A rank that has left the job is out of all its phases, and is not waited for.
 - A follower's wait that is given up (Ctrl-C, a cancelled task) counts for nothing: asked again, it is the same phase.
   Where it asks for another one instead, what came to nothing for rank 0, too, is passed over.
-- What a store fails to take is told again before anything else is, but for a grant, which is taken back.
+- What a store fails to take is written again before anything else is, but for a grant, which is taken back.
 
-Keys, all under ``rollmuxd/<job>/<n>`` with n counting the times that the job was started over this store:
+All keys are under ``rollmuxd/<job>/<n>``, with n counting the times that the job was started over this store. First
 ``start``, then for each phase ``<k>/granted``, ``<k>/left/<rank>`` (a follower is out) and ``<k>/over`` (rank 0 has
-released, or why it has not), and last ``gone`` (rank 0 has left the job), or of a follower ``gone/<rank>`` and
-``gone/some``. Where torchrun has started the ranks again, n begins with which time that is: its store outlives them.
-On several nodes, which count each for itself, an id follows n instead that the ranks agree on before all else
-(``meet``, ``here/<rank>``, ``<id>/met``).
-What every rank has read of a phase is deleted, where the store can.
+released, or why it has not). The last is ``gone`` (rank 0 has left the job), or of a follower ``gone/<rank>`` and
+``gone/some``. Where torchrun has started the ranks again, n begins with which time that is: its store outlives them. On
+several nodes, which count each for itself, an id follows n instead that the ranks agree on before all else (``meet``,
+``here/<rank>``, ``<id>/met``). What every rank has read of a phase is deleted, where the store can.
 """
 
 import json
@@ -54,13 +53,13 @@ class Store(Protocol):
 POLL_S = (0.1, 1.0)
 #: seconds that a rank 0 which is failing waits for the others to leave the GPUs, before it leaves the slot to them
 FAILING_S = 10.0
-#: seconds that the end of a job waits for a store that takes no more
+#: seconds that the end of a job waits for a store that fails
 GONE_S = 2.0
 
 _WITHOUT_IT = "end this one too, or start all of them again"
 _NO_MORE = f"no rank gets a slot without it: {_WITHOUT_IT}"
-#: to whom it failed, which may go on nevertheless
-IF_IT_GOES_ON = f"If rank 0 goes on, go on with it; if not, {_WITHOUT_IT}"
+#: for the rank at which it failed, which may continue
+IF_IT_GOES_ON = f"If rank 0 continues, continue with it; if not, {_WITHOUT_IT}"
 
 _starts: dict[tuple[str, int], int] = {}
 #: what tells a rank from one of a former process
@@ -177,8 +176,8 @@ class RankGroup:
         def text() -> str:
             return f"{phase} waits for rank {', '.join(map(str, self._inside()))} to leave it"
 
-        # Nobody was let in by a grant that the store has not taken. Should it appear yet, whoever finds it finds that
-        # the phase is over, too: that was told before.
+        # No rank was let in by a grant that the store has not taken. A rank that finds it later also finds that
+        # the phase is over, too: that was written before.
         let_in = self._granted or self._has(f"{self._phase}/granted")
         if let_in and not (yield from self._until(all_out, text, limit_s if failing else None)):
             return self._inside()
@@ -188,7 +187,7 @@ class RankGroup:
     def publish_over(self, error: BaseException | None, *, lost: bool) -> None:
         """Tell the others that our release was answered, or why not; and whether the slot is known to be lost.
 
-        Who comes after that and finds an error does not enter the phase.
+        A rank that comes after that and finds an error does not enter the phase.
         """
         why = "" if error is None else _why(error)
         if lost and not isinstance(error, SlotLost):
@@ -197,15 +196,15 @@ class RankGroup:
         self._forget(self._phase - 1)
 
     def _inside(self) -> list[int]:
-        """Return the ranks that may be in the phase: who has left neither that nor the job."""
+        """Return the ranks that may be in the phase: those that left neither it nor the job."""
         others = range(1, self._ranks)
         return [
             rank for rank in others if not self._has(f"{self._phase}/left/{rank}") and not self._has(f"gone/{rank}")
         ]
 
     def _forget(self, phase: int) -> None:
-        """Delete what is there of a phase: who is out of the next one has read all of it."""
-        delete = getattr(self._store, "delete_key", None)  # (no more than three methods are asked for)
+        """Delete what is there of a phase: a rank that is out of the next one has read all of it."""
+        delete = getattr(self._store, "delete_key", None)  # (three methods are required at most)
         if delete is None or phase < 1 or not self._store.check(self._left(phase + 1)):
             return
         here = f"{self._prefix}/{phase}"
@@ -279,7 +278,7 @@ class RankGroup:
     # ---- both ----
 
     def publish_gone(self, why: str) -> None:
-        """Tell those who wait for us that nothing more comes. A store that fails or hangs costs 2 s at most."""
+        """Tell ranks that wait for us that nothing comes. A store that fails or hangs costs 2 s at most."""
         if self._last_word is not None:
             self._gone_why = why
             self._gone.set()
@@ -346,7 +345,7 @@ class RankGroup:
 
 
 def _why(error: BaseException) -> str:
-    """What the other ranks are told of an error of rank 0."""
+    """What the other ranks hear of an error of rank 0."""
     if is_interruption(error) or isinstance(error, GeneratorExit):
         return "it was interrupted"
     return str(error) if isinstance(error, SlotLost) else in_words(error)

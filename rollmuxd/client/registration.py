@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rollmuxd.wire.requests import PhaseBody, RegisterBody, StateBody, WantBody
+from rollmuxd.wire.requests import AsynchronousBody, FillerBody, PhaseBody, RegisterBody, StateBody, WantBody
 
 T = TypeVar("T")
 
 _WANT = {"nodes", "gpus", "named"}
-_TIMES = {"seconds", "gap_s", "min_gpus"}
+_TIMES = {"seconds", "gap_s", "min_gpus", "traffic"}
 _SIDE = {*_TIMES, "every"}
-_STATE = {"gpu_gb", "leftover_gb", "ram_gb", "driver", "load_s", "park_s", "options"}
+_STATE = {"gpu_gb", "residual_gb", "ram_gb", "driver", "load_s", "park_s", "engine_gpus", "options"}
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 #: what there is of each choice
@@ -34,6 +34,8 @@ def registration(
     side: Any = None,
     init: bool | Mapping[str, Any] | None = True,
     hooked: Iterable[str] = (),
+    asynchronous: bool | Mapping[str, Any] | None = None,
+    filler: bool | Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> RegisterBody:
     """Return the body of ``POST /v1/jobs``.
@@ -55,6 +57,11 @@ def registration(
         _known(f"{pool}=", given, _WANT | _TIMES | _STATE)
     for key, allowed in _CHOICES.items():
         _chosen(key, rest.get(key), allowed)
+    works_in_idle_time = _filler(filler)
+    if works_in_idle_time is not None:
+        if phases is not None or len(pools) > 1:
+            raise ValueError(f"filler {name!r}: a filler has one pool, and no phases of its own: leave phases= out")
+        phases, init = {"filler": list(pools)}, None
     cycle = _cycle(pools, phases)
     if side is not None and not isinstance(side, Mapping):
         raise TypeError(f"side={side!r}: side phases are given as a dict, by name")
@@ -72,6 +79,8 @@ def registration(
             if _has_state(pool, given, hooked)
         },
         side=sides,
+        asynchronous=_asynchronous(asynchronous),
+        filler=works_in_idle_time,
         **{key: value for key, value in rest.items() if value is not None},
     )
     # Encoding and decoding applies the limits of the wire here, with the caller's line in the traceback.
@@ -110,6 +119,29 @@ def _phase(phase: str, given: Any, pools: Mapping[str, Any], where: str) -> Phas
         if pool not in pools:
             raise ValueError(f"{where}: phase {phase!r} needs pool {pool!r}, and the job has {', '.join(pools)}")
     return _made(PhaseBody, f"{where}{phase}", {"name": phase, "pools": needs, **options})
+
+
+def _asynchronous(given: Any) -> AsynchronousBody | None:
+    if given is None or given is False:
+        return None
+    options = {} if given is True else given
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            f"asynchronous={given!r}: say True, or in what time the rollouts make one batch: "
+            "asynchronous=dict(pace_s=220)"
+        )
+    _known("asynchronous=", options, {"pace_s", "ahead"})
+    return _made(AsynchronousBody, "asynchronous=", dict(options))
+
+
+def _filler(given: Any) -> FillerBody | None:
+    if given is None or given is False:
+        return None
+    if given is not True and not isinstance(given, Mapping):
+        raise TypeError(f"filler={given!r}: say how fast it gives way, filler=dict(yield_s=2), or filler=True")
+    options = {} if given is True else dict(given)
+    _known("filler=", options, {"yield_s", "min_run_s"})
+    return _made(FillerBody, "filler=", options)
 
 
 def _given(options: Any) -> set[str]:

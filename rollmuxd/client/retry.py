@@ -1,11 +1,12 @@
 """What a conversation with the daemon is made of: calls and pauses. Nothing here sends or sleeps.
 
-A *flow* is a generator that yields a :class:`~rollmuxd.client.calls.Call` or a :class:`Pause`, gets the answer back (or
-the error thrown in), and returns its result. So the logic is written once, and run by the sync and the async sender;
-and a test can play the daemon and the clock by stepping it by hand.
+A *flow* is a generator that yields a :class:`~rollmuxd.client.calls.Call` or a :class:`Pause`. It gets the answer back
+(or the error thrown in), and returns its result. So the logic is written once, and run by the sync and the async
+sender. A test can play the daemon and the clock by stepping it by hand.
 """
 
 import contextlib
+import os
 import random
 import sys
 import time
@@ -28,8 +29,8 @@ class Pause(Struct, frozen=True):
 
 Flow: TypeAlias = Generator[Call[Any] | Pause, Any, T]
 
-#: seconds between tries: the first is silent and at once, since a kept connection that the other side has closed
-#: meanwhile looks just like a daemon that is gone
+#: seconds between tries. The first is silent and at once: a kept connection that the other side has closed looks just
+#: like a daemon that is gone
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 10.0
 #: the daemon's own wish is believed up to here
@@ -38,9 +39,24 @@ LONGEST_RETRY_AFTER_S = 60.0
 SAY_EVERY_S = 60.0
 
 
+#: where lines for the user go: the first is the default
+LOGS = ("stderr", "logging", "off")
+
+
 def say(text: str) -> None:
-    """Write one line to stderr: the client has no log of its own, and stdout is the program's."""
-    # stderr closed, or none at all: never a reason to stop a training loop
+    """One line for the user, to where ``ROLLMUX_LOG`` says: ``stderr``, ``off``, or the logger ``rollmuxd``.
+
+    The logger gets warnings, which programs show that configured nothing. stdout belongs to the program.
+    """
+    where = os.environ.get("ROLLMUX_LOG", "").strip().lower()
+    if where == "off":
+        return
+    if where == "logging":
+        import logging
+
+        logging.getLogger("rollmuxd").warning("%s", text)
+        return
+    # A closed stderr, or none at all, is no reason to stop a training loop.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(f"rollmuxd: {text}", file=sys.stderr, flush=True)
 
@@ -65,21 +81,18 @@ def persist(
     patience_s: float | None = None,
     until: float | None = None,
     unless: Callable[[], bool] = lambda: False,
-    outcomes: list[RollmuxError | None] | None = None,
     clock: Callable[[], float] = time.monotonic,
     tell: Callable[[str], None] = say,
 ) -> Flow[T]:
     """Send until it was answered: again after connection errors, 408, 429, 502, 503 and 504, with back-off and jitter.
 
     Says so at the second failure in a row, then each minute, and when it is over. Raises :class:`GaveUp` when that has
-    gone on for ``patience_s`` (None: never), and every other refusal at once. ``until`` is a moment of ``clock`` at
-    which it gives up also in the middle of a call that nobody answers; where ``unless`` says so, it repeats nothing.
-    ``outcomes`` is filled with the error in which each try has ended; None: it is under way.
+    lasted for ``patience_s`` (None: never), and every other refusal at once. ``until`` is a moment of ``clock`` at
+    which it gives up, also during a call without an answer. Where ``unless`` says so, it repeats nothing.
     """
     since: float | None = None
     said: float | None = None
     tries, trouble = 0, ""
-    outcomes = [] if outcomes is None else outcomes
     while True:
         sent = call
         if until is not None:
@@ -87,11 +100,9 @@ def persist(
             if left_s <= 0:
                 raise GaveUp(f"{call} got no answer in time{trouble}")
             sent = structs.replace(call, timeout_s=min(call.timeout_s, left_s))
-        outcomes.append(None)
         try:
             answer: T = yield sent
         except (Unreachable, Unavailable, TooManyRequests) as error:
-            outcomes[-1] = error
             if not call.repeat:
                 raise
             now = clock()

@@ -1,8 +1,8 @@
 """The life of a job in this process: found, started, its phases entered and left, ended. As flows, but for the
 background: the heartbeat, the channel, and what is to happen at exit and after a fork.
 
-A job in a forked child (a data-loader worker) is nobody's: it cannot start or enter anything, and what unwinds there
-ends nothing, since the GPUs are the parent's.
+A job in a forked child (a data-loader worker) cannot start or enter anything. What unwinds there ends nothing, since
+the GPUs are the parent's.
 """
 
 import atexit
@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct, structs
@@ -23,7 +24,7 @@ from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError, beside, end
 from rollmuxd.client.fakes import Heartbeat
 from rollmuxd.client.heartbeat import HeartbeatProcess
 from rollmuxd.client.rank_group import FAILING_S, IF_IT_GOES_ON, RankGroup
-from rollmuxd.client.retry import Flow, say
+from rollmuxd.client.retry import LOGS, Flow, say
 from rollmuxd.client.session import CLEAN_UP_S, LAST_CALL_S, Held, Session, new_id
 from rollmuxd.client.sync import Daemon
 from rollmuxd.wire.answers import ChannelOrder, Directive
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: directives about the job, whatever slot it holds
+_OF_THE_JOB = ("unpromised", "ends")
 _NOWHERE = Address("http://nowhere")
 _said_alone = False
 _said_misspelt = False
@@ -56,7 +59,7 @@ S = TypeVar("S", bound=Stay)
 
 
 class Options(Struct, frozen=True):
-    """What a job is told about itself beside its registration; see :func:`rollmuxd.job`."""
+    """Options of a job beside its registration; see :func:`rollmuxd.job`."""
 
     idempotency_key: str | None = None
     url: str | None = None
@@ -119,7 +122,7 @@ class Runtime(Generic[S]):
         #: of a follower: the job, and rank 0's session
         self._follows = ("", "")
         self._depth = 0
-        #: of a follower that has ended its job in the midst of a phase: says so, once that is left
+        #: of a follower that has ended its job within a phase: says so, once that is left
         self._gone: Callable[[], None] | None = None
 
     def __str__(self) -> str:
@@ -129,6 +132,11 @@ class Runtime(Generic[S]):
     def id(self) -> str:
         """The job's id with the daemon; empty before the start, and without a daemon."""
         return self._session.job if self._session is not None else self._follows[0]
+
+    @property
+    def ends_at(self) -> float | None:
+        """When the first of the job's nodes goes away, in seconds since 1970; None: not at a known time."""
+        return self._session.ends_at if self._session is not None else None
 
     # ---- hooks ----
 
@@ -189,36 +197,40 @@ class Runtime(Generic[S]):
         atexit.register(self._at_exit)
 
     def _registering(self) -> Flow[None]:
-        crew = self._rank_group
+        group = self._rank_group
         try:
             patience_s = retry.patience_from(os.environ)
             address = self._find()
             if address is None:
                 self.alone = True
-                if crew is not None:
-                    crew.publish_start(alone=True)
+                if group is not None:
+                    group.publish_start(alone=True)
                 return
             self._reach(address)
             # A key per start: the same job started twice by one process is two runs.
             self.body = self._describe(self._hooks.pools(), self._options.idempotency_key or new_id())
-            talk = Session(self.body, patience_s=patience_s)
-            ear = _HeartbeatListener(talk, address)
+            session = Session(self.body, patience_s=patience_s)
+            listener = _HeartbeatListener(session, address)
             # A process with the same key may join this run until its lease has run out.
             joined = self._options.idempotency_key is not None and not self._options.launched
             self._heartbeat = (
-                fakes.current.pulse(ear) if fakes.current else HeartbeatProcess(address, ear, last_beat=not joined)
+                fakes.current.heartbeat(listener)
+                if fakes.current
+                else HeartbeatProcess(address, listener, last_beat=not joined)
             )
-            talk.on_session = self._heartbeat.session
-            self._session = talk
+            session.on_session = self._heartbeat.session
+            self._session = session
             self._warn_of_idle_states()
-            yield from talk.start()
-            if crew is not None:
-                crew.publish_start(job=talk.job, session=talk.session, journal=talk.journal, address=address.base_url)
+            yield from session.start()
+            if group is not None:
+                group.publish_start(
+                    job=session.job, session=session.session, journal=session.journal, address=address.base_url
+                )
         except BaseException as error:
-            if crew is not None:
+            if group is not None:
                 with beside(error, "the other ranks were told"):
-                    crew.publish_no_start(error)
-            # Registered, and no process of it: nobody would ever end it. (A run that was there before us stays.)
+                    group.publish_no_start(error)
+            # Registered, and no process of it: nothing would ever end it. (A run that was there before us stays.)
             try:
                 if (
                     self._session is not None
@@ -266,6 +278,8 @@ class Runtime(Generic[S]):
             _said_misspelt = True
             for name, meant in discovery.misspelt(os.environ):
                 say(f"the environment has {name}, which nothing reads; was {meant} meant?")
+            if (log := os.environ.get("ROLLMUX_LOG", "").strip().lower()) and log not in LOGS:
+                say(f"ROLLMUX_LOG={log} is none of {', '.join(LOGS)}; lines go to stderr")
         found = discovery.find(self._options.url, self._options.api_key)
         if found.address is None:
             if os.environ.get("ROLLMUX_REQUIRED", "") not in {"", "0"}:
@@ -280,12 +294,12 @@ class Runtime(Generic[S]):
         channel = self._hooks or any(state.driver == "channel" for state in self.body.states.values())
         if not channel or self._channel is not None or self._address is None:
             return
-        talk = self._session
+        own = self._session
 
         def session() -> str:
-            return talk.session if talk is not None else self._follows[1]
+            return own.session if own is not None else self._follows[1]
 
-        journal = talk.journal if talk is not None else self._journal
+        journal = own.journal if own is not None else self._journal
         self._channel = Channel(
             self._address, self._hooks, job=self.id, journal=journal, rank=self._rank, session=session
         )
@@ -313,8 +327,7 @@ class Runtime(Generic[S]):
         elif self._rank > 0:
             assert self._rank_group is not None
             told = yield from self._rank_group.granted(phase)
-            self._follows = (self._follows[0], told["session"])
-            held = Held(told["slot"], phase, "", told["fence"], tuple(told["gpus"]), told["session"])
+            held = Held(told["slot"], phase, told["fence"], tuple(told["gpus"]))
         else:
             held = yield from self._granting(phase)
         self.slot = self._make_slot(self, phase, held)
@@ -324,7 +337,7 @@ class Runtime(Generic[S]):
     def _granting(self, phase: str) -> Flow[Held]:
         assert self._session is not None
         assert self._heartbeat is not None
-        if self._session.held is not None:  # interrupted between its grant and its phase: nobody else would release it
+        if self._session.held is not None:  # interrupted between its grant and its phase: nothing else would release it
             self._not_begun(self._session.held, KeyboardInterrupt())
         if self._rank_group is not None:
             self._rank_group.catch_up()
@@ -340,9 +353,7 @@ class Runtime(Generic[S]):
         self._heartbeat.slot(held.slot)
         if self._rank_group is not None:
             try:
-                self._rank_group.publish_grant(
-                    phase, slot=held.slot, fence=held.fence, gpus=held.gpus, session=held.session
-                )
+                self._rank_group.publish_grant(phase, slot=held.slot, fence=held.fence, gpus=held.gpus)
             except BaseException as error:
                 self._not_begun(held, error)
                 raise
@@ -352,7 +363,7 @@ class Runtime(Generic[S]):
         """Our phase was not entered, though other ranks may be in it: the next request gives its slot back."""
         assert self._session is not None
         assert self._heartbeat is not None
-        self._session.leave_later(held, {})
+        self._session.leave_later(held)
         self._heartbeat.slot(None)
         if self._rank_group is not None and self._rank_group.entered:
             with beside(error, "the other ranks were told"):
@@ -361,8 +372,9 @@ class Runtime(Generic[S]):
     def leaving(self, then: str | None, error: BaseException | None) -> Flow[None]:
         """Release. ``error`` is what the phase's body raised. Raises :class:`SlotLost`.
 
-        Where other ranks do not leave the phase within the seconds of a program that fails or is interrupted, nothing
-        is released: the slot stays until they have, for the next request, or for the end of the job. That is raised.
+        A program that fails or is interrupted waits some seconds for other ranks to leave the phase. If they do not,
+        nothing is released: the slot stays until they have, for the next request, or for the end of the job. That is
+        raised.
         """
         self._depth -= 1
         slot = self.slot
@@ -394,15 +406,13 @@ class Runtime(Generic[S]):
             yield from self._session.leave(slot.held, measured=slot.measured, then=then, failing=failing, until=until)
         except BaseException as raised:
             trouble = raised
-            self._session.leave_later(slot.held, slot.measured)  # unless the daemon was asked already
-            kept = self._rank_group is not None and self._rank_group.entered
-            if until is not None and (kept or is_interruption(raised)):
-                self._session.hurry()
+            self._session.leave_later(slot.held)  # unless the daemon was asked already
             raise
         finally:
             self._heartbeat.slot(None)
             if self._rank_group is not None:
-                # Once the release was answered nothing is wrong, whatever interrupts us: we may go on, and so do they.
+                # Once the release was answered nothing is wrong, whatever interrupts us: we may continue, and so do
+                # they.
                 answered, lost = slot.held.released, slot.held.lost
                 with beside(trouble, "the other ranks were told"):
                     self._rank_group.publish_over(None if answered else trouble, lost=lost and not answered)
@@ -428,7 +438,7 @@ class Runtime(Generic[S]):
         if os.getpid() != self._pid:
             raise RollmuxError(f"the slot of job {self.name} belongs to process {self._pid}; shrink and grow it there")
 
-    def ending(self, reason: str, *, keep: bool) -> Flow[None]:
+    def ending(self, reason: str, *, keep: bool, finished: bool = False) -> Flow[None]:
         """End the job, or (``keep``) this process's part in it."""
         if not self._started or os.getpid() != self._pid:
             return
@@ -440,7 +450,7 @@ class Runtime(Generic[S]):
         try:
             told = self._rank > 0 and not keep
             if self._session is not None:
-                told = yield from self._session.end(reason, keep=keep)
+                told = yield from self._session.end(reason, keep=keep, finished=finished)
             if channel is not None and told and not keep:
                 yield from self._discarding(channel, job, run)
         finally:
@@ -467,23 +477,24 @@ class Runtime(Generic[S]):
                 return
 
     def _close_down(self, why: str) -> None:
-        pulse, crew = self._heartbeat, self._rank_group
+        heartbeat, group = self._heartbeat, self._rank_group
         computes = self._rank > 0 and self.slot is not None
         self._heartbeat = self._channel = self._session = self._rank_group = self.slot = None
         try:
-            if pulse is not None:
-                pulse.stop()
+            if heartbeat is not None:
+                heartbeat.stop()
         finally:
-            if crew is not None and computes:  # on GPUs that rank 0 would give back
-                self._gone = functools.partial(crew.publish_gone, why)
-            elif crew is not None:
-                crew.publish_gone(why)
+            if group is not None and computes:  # on GPUs that rank 0 would give back
+                self._gone = functools.partial(group.publish_gone, why)
+            elif group is not None:
+                group.publish_gone(why)
 
     def _at_exit(self) -> None:
-        self.slot = None  # a phase that nobody has left ends with the process
-        error = getattr(sys, "last_value", None)  # what nobody has caught
+        self.slot = None  # a phase that was not left ends with the process
+        error = getattr(sys, "last_value", None)  # what was not caught
         how = "its process ended" if error is None else why_it_ends(error)
-        self.run(self.ending(how, keep=self._options.keep or self._options.left(error)))
+        keep = self._options.keep or self._options.left(error)
+        self.run(self.ending(how, keep=keep, finished=ends_well(error)))
         self.close()
 
     # ---- running them ----
@@ -538,32 +549,42 @@ def _left_to(ranks: list[int], phase: str, slot: str) -> str:
 class _HeartbeatListener:
     """What the heartbeat hears, taken to the job. Runs in the heartbeat's thread, with a connection of its own."""
 
-    def __init__(self, talk: Session, address: Address) -> None:
-        self._session = talk
+    def __init__(self, session: Session, address: Address) -> None:
+        self._session = session
         self._address = address
         #: what was said last of a promise that is not kept
         self._unmet = ""
+        #: it was said that heartbeats are refused
+        self._refused = False
 
     def directed(self, directives: list[Directive]) -> None:
         unmet = next((directive.reason for directive in directives if directive.kind == "unpromised"), "")
         if unmet and not self._unmet:  # its numbers change all the time
             say(f"{self._session.name}: {unmet}")
         self._unmet = self._unmet or unmet
+        ends = next((directive.ends_at for directive in directives if directive.kind == "ends"), None)
+        self._session.ends_at = datetime.fromisoformat(ends).timestamp() if ends else None
         held = self._session.held
         if held is not None:
-            ours = [it for it in directives if it.slot in {None, held.slot} and it.kind != "unpromised"]
+            ours = [it for it in directives if it.slot in {None, held.slot} and it.kind not in _OF_THE_JOB]
             held.directive = ours[-1] if ours else None
-            # Said of a slot that is ours no more. To be raised when the phase is left, by the answer to its release.
+            # Said of a lost slot. To be raised when the phase is left, by the answer to its release.
             held.lost = held.lost or any(directive.kind == "stop" for directive in ours)
+            if held.yield_by is None and (asked := next((it for it in ours if it.kind == "yield"), None)) is not None:
+                held.yield_by = time.monotonic() + (asked.within_s or 0.0)
 
-    def session_refused(self, session: str, status: int, detail: str) -> None:
+    def session_refused(self, status: int, detail: str) -> None:
+        if self._session.ended:
+            return
         daemon = Daemon(address=self._address)
         try:
-            daemon.run(self._session.beat_refused(session, status, detail))
+            daemon.run(self._session.beat_refused(status, detail))
         except JobEnded as ended:
-            say(f"{ended}; what runs now goes on to the end of its phase")
+            say(f"{ended}; what runs now continues to the end of its phase")
         except RollmuxError as error:
-            say(f"the heartbeat of {self._session.name} is refused: {error}")
+            if not self._refused:
+                say(f"the heartbeat of {self._session.name} is refused: {error}")
+            self._refused = True
         finally:
             daemon.close()
 

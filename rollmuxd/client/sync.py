@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from msgspec import structs
 
 from rollmuxd.client import discovery, fakes
-from rollmuxd.client.calls import GRACE_S, PROMPT_S, Call
+from rollmuxd.client.calls import GRACE_S, PROMPT_S, QUESTION_S, Call
 from rollmuxd.client.discovery import Address
 from rollmuxd.client.retry import Flow, Pause
 
@@ -39,17 +39,17 @@ class Daemon:
             call = structs.replace(call, journal=self.journal)
         return self._transport.send(call)
 
-    def get(self, path: str, **params: Any) -> Any:
+    def get(self, path: str, *, timeout_s: float = PROMPT_S, **params: Any) -> Any:
         """Return the decoded JSON of a path, such as ``/v1/jobs``; ``wait_s`` and ``wait_ms`` lengthen the time-out."""
         waits_s = float(params.get("wait_s") or 0) + float(params.get("wait_ms") or 0) / 1000
-        timeout_s = waits_s + GRACE_S if waits_s else PROMPT_S
+        timeout_s = waits_s + GRACE_S if waits_s else timeout_s
         return self.call(Call("GET", path, Any, params=params, timeout_s=timeout_s))
 
     def text(self, path: str, **params: Any) -> str:
         """Return what a path answers as text (``/metrics``, logs)."""
         return self.call(Call[str]("GET", path, str, params=params))
 
-    def post(self, path: str, body: Any = None, *, timeout_s: float = 60.0) -> Any:
+    def post(self, path: str, body: Any = None, *, timeout_s: float = QUESTION_S) -> Any:
         """Post a body (a wire struct, or plain data); returns the decoded JSON, or None for an empty answer."""
         return _decoded(self.call(Call[str]("POST", path, str, body, timeout_s=timeout_s, repeat=False)))
 

@@ -1,10 +1,9 @@
 """The one module that imports httpx; everybody else sees bytes, statuses and our errors.
 
 Importing httpx takes 75 to 200 ms, so this module is itself imported at the first call, not with ``rollmuxd``.
-Building a client loads the CA bundle (20 ms), so a sender keeps its client, and over HTTP or a socket there is none
-to load. ``trust_env=False``: a proxy meant for the internet would otherwise be asked for 127.0.0.1 as well. No limit
-on connections: the 101st long poll would fail with a pool timeout. Only HTTP/1.1: HTTP/2 stalls under parked
-requests.
+Building a client loads the CA bundle (20 ms), so a sender keeps its client. Over HTTP or a socket there is none to
+load. ``trust_env=False``: a proxy meant for the internet would otherwise be asked for 127.0.0.1 as well. No limit on
+connections: the 101st long poll would fail with a pool timeout. Only HTTP/1.1: HTTP/2 stalls under parked requests.
 """
 
 import errno
@@ -167,11 +166,11 @@ def _remedy(error: BaseException, what: str, address: Address) -> str:
         case errno.ECONNREFUSED | errno.ENOENT:
             return (
                 "no daemon runs there: start it (rollmuxd daemon start). Its jobs may still hold their GPUs; where "
-                "nobody does, ROLLMUX_URL=off runs a job without it, and every job once that file is removed"
+                "none does, ROLLMUX_URL=off runs a job without it, and every job once that file is removed"
             )
         case errno.EACCES | errno.EPERM:
             return (
-                "this user may not connect: whoever runs the daemon lets others in by daemon.socket_mode, with "
+                "this user may not connect: the daemon's operator lets others in by daemon.socket_mode, with "
                 "daemon.socket in a directory that everybody may enter"
             )
     return ""
@@ -185,7 +184,7 @@ def _errno(error: BaseException | None) -> int | None:
 
 
 def _closed(error: BaseException | None, around: BaseException | None) -> bool:
-    """Whether the coroutine was closed in the midst of a call (dropped, with its loop), which httpx cannot tidy up.
+    """Whether the coroutine was closed within a call (dropped, with its loop), which httpx cannot tidy up.
 
     ``around`` was there before the call: an async generator may be closed by its loop, which waits for our calls.
     """

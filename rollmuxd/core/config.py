@@ -27,6 +27,14 @@ class Moves(StrEnum):
     OFF = "off"
 
 
+class PlanWith(StrEnum):
+    """What of the times that a phase was seen to take is in plans. Promises are about the mean in any case."""
+
+    MEAN = "mean"
+    P90 = "p90"
+    WORST = "worst"
+
+
 class OwnerLimits(Struct, frozen=True):
     """What one owner may have; 0: as much as it likes."""
 
@@ -47,40 +55,42 @@ class Config(Struct, frozen=True):
 
     #: a session without a heartbeat for this long is lost
     lease_ms: Millis = 60_000
-    #: a request that no call attends keeps its place for this long, and a run that no process has opened a session for
-    #: (or for the lease, where that is longer)
+    #: for this long (or for the lease, if that is longer) a request that no call attends keeps its place. The same
+    #: holds for a run without a session
     reattach_ms: Millis = 120_000
-    #: a visit whose job is idle beyond its planned gap is awaited this much longer
+    #: a turn whose job is idle beyond its planned gap is awaited this much longer
     grace_ms: Millis = 5_000
-    #: how long GPUs may take to come clear before their node is quarantined
-    clear_limit_ms: Millis = 120_000
-    #: GPUs that should come clear are looked at after this, then after twice as long each time
+    #: how long GPUs may take to become clean before their node is quarantined
+    clean_timeout_ms: Millis = 120_000
+    #: GPUs that should become clean are looked at after this, then after twice as long each time
     observe_after_ms: Millis = 500
     #: and never less often than this
     observe_at_least_ms: Millis = 30_000
     #: memory that a parked state leaves beyond what was agreed has this long to be given back, before it is judged
-    left_over_ms: Millis = 15_000
-    #: used memory above the agreed left-overs that still counts as clear
-    clear_tolerance_mb: int = 300
+    residual_grace_ms: Millis = 15_000
+    #: used memory above the agreed residual memory that still counts as clean
+    clean_tolerance_mb: int = 300
     #: iterations after which a probed job is judged
     probe_iterations: int = 3
-    #: a phase whose recent mean is off by more than this share of what plans reckon with has them made anew; 0: never
+    #: the group is planned again when a phase's recent mean is off its planned time by more than this share; 0: never
     drift: float = 0.1
+    #: what of the times that were seen plans reckon with (the paper's conservative planning: the worst)
+    plan: PlanWith = PlanWith.MEAN
     #: iterations that this mean is of, at most; and at least, counted from when plans were made with its times last
     drift_window: int = 20
-    drift_enough: int = 8
-    #: one job has plans made anew after this time at the earliest
+    min_samples: int = 8
+    #: the least time between two plans that one job causes
     replan_every_ms: Millis = 900_000
     #: a waiting job gains one level of priority each time this passes
     aging_ms: Millis = 3_600_000
     #: a job that has waited this long goes first, and is not overtaken any more on the pools it wants
     bounded_wait_ms: Millis = 6 * 3_600_000
     #: a slot that runs longer than this, and than three times the p95 of its phase, is warned about
-    overstay_ms: Millis = 600_000
-    #: and is revoked, if somebody waits for its GPUs, where this is set ...
-    overstay_revoke: bool = False
+    min_overrun_ms: Millis = 600_000
+    #: and, where this is set, is revoked if another job waits for its GPUs ...
+    overrun_revoke: bool = False
     #: ... so long after the warning
-    overstay_grace_ms: Millis = 300_000
+    overrun_grace_ms: Millis = 300_000
     #: share of a rollout's work after which its tail may be asked to shrink (RollMux: 0.8)
     tail_from: float = 0.8
     #: limits against one client filling the daemon
@@ -98,17 +108,23 @@ class Config(Struct, frozen=True):
     relaunch_window_ms: Millis = 3_600_000
     moves: Moves = Moves.AUTO
     #: moves at hand at the same time; in each group there is one
-    moves_at_a_time: int = 4
+    max_concurrent_moves: int = 4
     #: a job is moved again after this time at the earliest
-    move_every_ms: Millis = 3_600_000
+    move_interval_ms: Millis = 3_600_000
     #: what a move takes from its job, as this cluster measures it: warm, and by starting it again
-    move_takes_ms: Millis = 30_000
-    relaunch_takes_ms: Millis = 300_000
+    move_cost_ms: Millis = 30_000
+    relaunch_cost_ms: Millis = 300_000
     #: a planned move is abandoned when its job has not ended an iteration by then ...
-    move_begins_ms: Millis = 2 * 3_600_000
+    move_start_timeout_ms: Millis = 2 * 3_600_000
     #: ... and one that has begun, when what the job had loaded is not parked by then
-    move_ends_ms: Millis = 600_000
+    move_finish_timeout_ms: Millis = 600_000
     owners: dict[str, OwnerLimits] = field(default_factory=dict)
     #: half of what an owner has used is forgotten in this time
     use_half_life_ms: Millis = 24 * 3_600_000
     drivers: dict[str, DriverTraits] = field(default_factory=dict)
+    #: idle nodes are lent to fillers
+    fillers: bool = True
+    #: loans may hold up a job by this share of its time alone
+    fillers_max_share: float = 0.01
+    #: a node is back this much before a job is expected there
+    fillers_margin_ms: Millis = 500

@@ -9,9 +9,10 @@ from rollmuxd.core.decision import Answer
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import GroupId, Millis
+from rollmuxd.core.marks import MARKS, Dirty, mark_loans
 from rollmuxd.core.model import JobStatus, SlotStatus
 from rollmuxd.core.order import Rotation
-from rollmuxd.core.policy import Move, Policy, Reorder
+from rollmuxd.core.policy import Move, Policy
 from rollmuxd.core.state import State
 from rollmuxd.core.timers import Timers
 
@@ -39,21 +40,24 @@ class Context:
         self.timers = Timers()
         self.now: Millis = state.at
         self.facts: list[Fact] = []
+        #: what has to be looked at before the state is at rest
+        self.dirty = Dirty()
         self.effects: list[Effect] = []
         self._traits: Mapping[str, DriverTraits] = config.drivers
-        #: many things are dealt with at once, and who is to be let in is asked after the last; None: at once
-        self.admits_later: bool | None = None
         #: what the input at hand has spent on trying waiting jobs
         self.spent = 0
         #: groups whose promises were looked at when they were of that version
         self.settled: dict[GroupId, int] = {}
-        #: whether any node is to be emptied; None: it has not been looked
-        self.drains: bool | None = None
         #: the search for jobs that are better placed elsewhere, while it is under way
-        self.regrouping: Iterator[Move | Reorder | None] | None = None
+        self.regrouping: Iterator[Move | None] | None = None
 
     def fact(self, fact: Fact) -> None:
         """This has happened."""
+        mark = MARKS.get(type(fact))
+        if mark is not None:
+            mark(self.dirty, self.state, fact)
+        if self.state.fillers:
+            mark_loans(self.dirty, self.state, fact)
         apply(self.state, fact)
         self.facts.append(fact)
 

@@ -4,25 +4,29 @@ from typing import Any
 
 from msgspec import Struct
 
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.facts import Fact
-from rollmuxd.core.ids import GpuId, JobId, SessionId, SlotId
+from rollmuxd.core.ids import GpuId, JobId, Millis, SessionId, SlotId
 
 
 class Directive(Struct, frozen=True):
-    """What a running slot's holder is asked to do: ``shrink`` to ``keep``, or ``stop``; or offered: ``grow``, to
-    ``gpus``; or told: ``move``, its next iterations will be on ``gpus``.
+    """What a running slot's holder is asked to do: ``shrink`` to ``keep``, or ``stop``. It may also be offered to
+    ``grow``, to ``gpus``. ``move`` says that its next iterations will be on ``gpus``. ``yield`` asks a filler to
+    give its slot back ``within_ms``.
     """
 
     kind: str
     slot: SlotId | None = None
     keep: tuple[GpuId, ...] = ()
-    reason: str = ""
+    reason: Cause | None = None
     gpus: tuple[GpuId, ...] = ()
+    #: counted from when it was asked: the answer that has it is sent at once
+    within_ms: Millis = 0
 
 
 class Answer(Struct, frozen=True):
-    """What the caller is told: ids of what his input made or found; the state has the rest."""
+    """The answer to the caller: ids of what the input made or found; the state has the rest."""
 
     job: JobId | None = None
     session: SessionId | None = None

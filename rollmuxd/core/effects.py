@@ -15,7 +15,7 @@ from rollmuxd.core.ids import HostId, JobId, LaunchId, OrderId, SessionId
 class Perform(Struct, frozen=True):
     """Tell the driver the order (its particulars are in ``State.orders``), then look at its GPUs.
 
-    ``again`` says that it was told before (a restart): only for drivers that are idempotent, and orders not begun.
+    ``again`` says that it was sent before (a restart): only for drivers that are idempotent, and orders not begun.
     """
 
     order: OrderId
@@ -35,7 +35,7 @@ class Observe(Struct, frozen=True):
 
 
 class Launch(Struct, frozen=True):
-    """Start a job's process (its particulars are in ``State.jobs``), once, however often it is told.
+    """Start a job's process (its particulars are in ``State.jobs``): once, however often this is sent.
 
     Ends in one input: ``Launched`` or ``LaunchFailed``.
     """

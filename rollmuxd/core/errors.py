@@ -3,12 +3,12 @@
 Rejected                 the input is refused, nothing has changed
   UnknownThing           404  no such job, slot, session, node
   Conflict               409  the thing is not in a status that allows it
-    StaleFence           409  somebody else holds the slot by now
+    StaleFence           409  another job holds the slot by now
     RunAlive             409  another process runs this job
     TakesNoRequests      409  the job is over, or quarantined
   Impossible             422  it can never be met, and why
   TooMany                429  a limit is reached
-BrokenInvariant          our bug: the process stops; the journal, which has not seen it, is whole
+BrokenInvariant          our bug: the process stops; the journal has not seen it
 """
 
 

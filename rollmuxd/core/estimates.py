@@ -1,20 +1,23 @@
 """What a phase takes: what plans reckon with, and what was observed.
 
-A phase is exclusive, so its time in a slot *is* its solo time, shared or not: measuring asks nobody to leave.
+A phase is exclusive, so its time in a slot *is* its solo time, shared or not: no job has to leave to be measured.
 
 Plans use the times that a job states, until the measured ones differ (:mod:`~rollmuxd.core.steps.replan`). Where the
-job states none, they use the mean of the first few observations, and then likewise. That changes by facts only, so
-a plan and whoever asks about it afterwards see the same times. What is observed is kept as the last 64 times, sorted
-when somebody asks: any quantile of them is exact.
+job states none, they use the mean of the first few observations, and then likewise. A setting has them use a quantile
+in place of the mean (:class:`~rollmuxd.core.config.PlanWith`). That changes by facts only, so a plan and a later
+question about it see the same times. The last 64 times are kept and sorted on demand: any quantile of them is exact.
 """
 
-from rollmuxd.core.ids import Millis
-from rollmuxd.core.model import Group, Job, PhaseTimes
+from collections.abc import Collection, Mapping, Sequence
+
+from rollmuxd.core.config import PlanWith
+from rollmuxd.core.ids import Millis, NodeId, PoolName
+from rollmuxd.core.model import Group, Job, JobState, PhaseTimes
 from rollmuxd.core.spec import PhaseSpec
 
 #: observations after which a mean is used for planning
 ENOUGH = 3
-#: phases with work before them that have to be known before their times are told by it
+#: so many phases with known work before them are needed before their times are derived from it
 KNOWN = 8
 #: a mean has left what was planned when it is off by more than so many of its standard errors
 SURE = 2
@@ -46,7 +49,21 @@ def phase_ms(job: Job, phase: PhaseSpec) -> Millis | None:
     return None if mean is None else max(1, mean)
 
 
-def reckoned_from(job: Job, phase: PhaseSpec) -> int:
+def planned_with(seen: Sequence[Millis], plan: PlanWith) -> Millis:
+    """What plans reckon with, of the times that a phase was seen to take."""
+    if plan is PlanWith.MEAN:
+        return sum(seen) // len(seen)
+    share = 0.9 if plan is PlanWith.P90 else 1.0
+    return sorted(seen)[min(len(seen) - 1, int(share * len(seen)))]
+
+
+def promised_ms(job: Job, phase: PhaseSpec) -> Millis | None:
+    """The phase's time for promises: as for planning, unless plans reckon with more than the mean."""
+    times = job.times.get(phase.name)
+    return phase_ms(job, phase) if times is None or times.mean_ms is None else times.mean_ms
+
+
+def estimate_samples(job: Job, phase: PhaseSpec) -> int:
     """How many observations the phase's time for planning is the mean of; 0: it is as stated, or not known."""
     times = job.times.get(phase.name)
     if times is None or phase_ms(job, phase) is None:
@@ -57,9 +74,9 @@ def reckoned_from(job: Job, phase: PhaseSpec) -> int:
 
 
 def unstated_ms(job: Job) -> dict[str, Millis]:
-    """What was measured of the cycle phases that nobody has stated."""
+    """What was measured where plans need a time and the job states none."""
     found = {}
-    for phase in job.spec.phases:
+    for phase in job.spec.timed:
         took = phase_ms(job, phase)
         if phase.planned_ms is None and took is not None:
             found[phase.name] = took
@@ -71,15 +88,15 @@ def recent_ms(times: PhaseTimes, window: int) -> list[Millis]:
     return times.recent_ms[len(times.recent_ms) - min(window, times.fresh, len(times.recent_ms)) :]
 
 
-def has_left(seen: list[Millis], planned: Millis, share: float) -> bool:
-    """Whether the mean of some observations has left what was planned: by more than a share of it, and than chance.
+def has_left(seen: list[Millis], planned: Millis, share: float, plan: PlanWith = PlanWith.MEAN) -> bool:
+    """Whether what plans would reckon with has left what was planned: by more than a share of it, and than chance.
 
-    Chance is twice the mean's standard error: of twenty steps of a multi-turn run (policy research, section 3) a mean
-    is off by 8 % one time in three with nothing having changed.
+    Chance is twice the mean's standard error. Over twenty steps of a multi-turn run, a mean is off by 8 % one time in
+    three, by chance alone.
     """
     count = len(seen)
     mean = sum(seen) // count
-    off = abs(mean - planned)
+    off = abs(planned_with(seen, plan) - planned)
     if off <= share * planned:
         return False
     return off * off * count * (count - 1) > SURE * SURE * sum((took - mean) ** 2 for took in seen)
@@ -88,9 +105,8 @@ def has_left(seen: list[Millis], planned: Millis, share: float) -> bool:
 def by_work_ms(job: Job, phase: PhaseSpec) -> Millis | None:
     """What the phase is to take for the work that the job has reported before it; None where that tells little.
 
-    Training time is nearly a function of tokens, and how many there are is known when the rollout has ended. So: the
-    median time for a unit of work, if with it the recent times are off by no more than half of what they are off from
-    their own median.
+    Training time is nearly a function of tokens, and their number is known when the rollout has ended. So it is the
+    median time for a unit of work, if that halves the error at least: recent times against their own median.
     """
     times = job.times.get(phase.name)
     if times is None or not job.work:
@@ -115,20 +131,71 @@ def likely_ms(job: Job, phase: PhaseSpec) -> Millis | None:
 
 
 def solo_ms(job: Job) -> Millis | None:
-    """One iteration alone: all phases and own gaps; None while a phase's time is not known."""
+    """One iteration alone, in the mean: all phases and own gaps; None while a phase's time is not known."""
     total = 0
     for phase in job.spec.phases:
-        took = phase_ms(job, phase)
+        took = promised_ms(job, phase)
         if took is None:
             return None
         total += took + phase.gap_ms
-    return total
+    if job.spec.asynchronous is None:
+        return total
+    pace = pace_ms(job)
+    return None if pace is None else max(pace, total)
 
 
-def iteration_ms(turn_ms: Millis, group: Group, job: Job) -> Millis:
-    """What a turn of the group's wheel gives one iteration of the job: it may go round several times in it."""
+def pace_ms(job: Job) -> Millis | None:
+    """In what time an asynchronous job's rollouts make one batch; None: it is none, or that is not known yet."""
+    return None if job.spec.asynchronous is None else promised_ms(job, job.spec.asynchronous.rollouts)
+
+
+def judged_by_ms(job: Job, now: Millis) -> Millis:
+    """The pace by which an asynchronous job's iteration that ends now is judged; 0: it is no asynchronous job.
+
+    While its pace is not known, an iteration counts as one that has lost nothing.
+    """
+    if job.spec.asynchronous is None:
+        return 0
+    began = job.progress.iteration_from
+    return pace_ms(job) or (1 if began is None else max(1, now - began - job.progress.iteration_excused_ms))
+
+
+def rollouts_rest_ms(job: Job) -> Millis:
+    """How long an asynchronous job's training rests in each iteration alone, because the next batch is not made."""
+    took, pace = promised_ms(job, job.spec.phases[0]), pace_ms(job)
+    return 0 if took is None or pace is None else max(0, pace - took)
+
+
+def iteration_ms(period_ms: Millis, group: Group, job: Job) -> Millis:
+    """What a rotation of the group gives one iteration of the job: it may go round several times in it."""
     first = job.spec.phases[0].name
-    return turn_ms // max(1, sum(visit.job == job.id and visit.phase == first for visit in group.schedule))
+    return period_ms // max(1, sum(turn.job == job.id and turn.phase == first for turn in group.schedule))
+
+
+def moves_ms(job: Job, pools: Collection[PoolName]) -> Millis:
+    """What loading and parking the job's states of some pools takes in plans, once each."""
+    stated: dict[PoolName, Millis] = {}
+    for spec in job.spec.states:
+        stated[spec.pool] = stated.get(spec.pool, 0) + spec.load_ms + spec.park_ms
+    return sum(job.moves_ms.get(pool, took) for pool, took in stated.items() if pool in pools)
+
+
+def observed_moves_ms(job: Job, states: Mapping[str, JobState]) -> dict[PoolName, Millis]:
+    """By pool, what the last load and park of the job's states took, once enough of its loads were warm ones.
+
+    A pool on whose nodes not each state was loaded and parked yet is left out. Nodes are loaded at the same time, so
+    the slowest counts.
+    """
+    if job.progress.loads_warm < ENOUGH:
+        return {}
+    kept = [states[key] for key in job.states]
+    seen: dict[PoolName, dict[NodeId, Millis]] = {}
+    for it in kept:
+        if it.node in job.pins.get(it.pool, ()):
+            nodes = seen.setdefault(it.pool, {})
+            nodes[it.node] = nodes.get(it.node, 0) + it.switch_ms
+    unseen = {it.pool for it in kept if it.load_ms is None or it.park_ms is None}
+    return {pool: max(nodes.values()) for pool, nodes in seen.items() if pool not in unseen}
 
 
 def slowdown(job: Job) -> float | None:
@@ -147,6 +214,6 @@ def ahead_ms(job: Job, slo: float, now: Millis | None = None) -> Millis:
     progress = job.progress
     solo, elapsed = progress.solo_ms, progress.elapsed_ms
     if now is not None and progress.iteration_from is not None:
-        solo += progress.iteration_solo_ms
+        solo += max(progress.iteration_solo_ms, min(pace_ms(job) or 0, now - progress.iteration_from))
         elapsed += now - progress.iteration_from - progress.iteration_excused_ms
     return int(slo * solo) - elapsed

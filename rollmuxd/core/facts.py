@@ -7,8 +7,9 @@ The journal of last year must still decode: give new fields a default, never ren
 from typing import Any, TypeAlias
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.ids import (
     Fence,
     GpuId,
@@ -77,14 +78,21 @@ class HostBooted(Fact, frozen=True, tag="host_booted"):
     boot_id: str
 
 
+class HostEndObserved(Fact, frozen=True, tag="host_end_observed"):
+    """When a host goes away by itself, as an allocation does; null: at no known time."""
+
+    host: HostId
+    ends_at: Millis | None = None
+
+
 class NodeAdded(Fact, frozen=True, tag="node_added"):
-    """A node came into the configuration, or changed there while nobody used it."""
+    """A node came into the configuration, or changed there while no job used it."""
 
     node: NodeSpec
 
 
 class NodeRemoved(Fact, frozen=True, tag="node_removed"):
-    """A node left the configuration while nobody used it."""
+    """A node left the configuration while no job used it."""
 
     node: NodeId
 
@@ -96,14 +104,14 @@ class NodeUp(Fact, frozen=True, tag="node_up"):
 
 
 class NodeOccupied(Fact, frozen=True, tag="node_occupied"):
-    """A process of no job uses its GPUs. Not an error: it comes back by itself when clear."""
+    """A process of no job uses its GPUs. Not an error: it comes back by itself when clean."""
 
     node: NodeId
-    reason: str
+    reason: Cause
 
 
-class NodeUnseen(Fact, frozen=True, tag="node_unseen"):
-    """What is on the node has to be looked at anew."""
+class NodeUnknown(Fact, frozen=True, tag="node_unknown"):
+    """What is on the node has to be observed again."""
 
     node: NodeId
 
@@ -112,14 +120,14 @@ class NodeLost(Fact, frozen=True, tag="node_lost"):
     """Its host cannot be reached."""
 
     node: NodeId
-    reason: str
+    reason: Cause
 
 
 class NodeQuarantined(Fact, frozen=True, tag="node_quarantined"):
-    """It does not come clear. The way out: it is seen clear after all, or an operator declares it."""
+    """It does not become clean. The way out: it is verified clean after all, or an operator declares it."""
 
     node: NodeId
-    reason: str
+    reason: Cause
 
 
 class NodeDraining(Fact, frozen=True, tag="node_draining"):
@@ -132,7 +140,7 @@ class NodeDraining(Fact, frozen=True, tag="node_draining"):
 
 
 class NodeDrained(Fact, frozen=True, tag="node_drained"):
-    """Its slots have ended and its GPUs are clear."""
+    """Its slots have ended and its GPUs are clean."""
 
     node: NodeId
 
@@ -144,20 +152,20 @@ class NodeUndrained(Fact, frozen=True, tag="node_undrained"):
     by: str
 
 
-class GpusVerifiedClean(Fact, frozen=True, tag="gpus_cleared"):
-    """A backend has seen these GPUs clear (or an operator declared it): they may be given on."""
+class GpusVerifiedClean(Fact, frozen=True, tag="gpus_verified_clean"):
+    """A backend has verified these GPUs clean (or an operator declared it): they may be given on."""
 
     node: NodeId
     gpus: tuple[GpuId, ...]
     by: str = ""
-    reason: str = ""
+    reason: Cause | None = None
 
 
-class GpusNotClean(Fact, frozen=True, tag="gpus_unclear"):
-    """GPUs that should be clear are not; from now on the time is taken until the node is quarantined."""
+class GpusNotClean(Fact, frozen=True, tag="gpus_not_clean"):
+    """GPUs that should be clean are not; from now on the time is taken until the node is quarantined."""
 
     node: NodeId
-    reason: str
+    reason: Cause
     gpus: tuple[GpuId, ...] = ()
 
 
@@ -178,7 +186,7 @@ class JobRegistered(Fact, frozen=True, tag="job_registered"):
 
 
 class PlannedTurn(Struct, frozen=True, array_like=True):
-    """A place in a wheel, as it was planned."""
+    """A place in a schedule, as it was planned."""
 
     job: JobId
     phase: str
@@ -186,12 +194,12 @@ class PlannedTurn(Struct, frozen=True, array_like=True):
 
 
 class JobPlaced(Fact, frozen=True, tag="job_placed"):
-    """The job has its nodes and its visits. ``wheel`` is the whole group's, in order."""
+    """The job has its nodes and its turns. ``schedule`` is the whole group's, in order."""
 
     job: JobId
     group: GroupId
     pins: dict[PoolName, tuple[NodeId, ...]]
-    schedule: tuple[PlannedTurn, ...] = field(name="wheel")
+    schedule: tuple[PlannedTurn, ...]
     status: JobStatus
     admission: str
     promised: bool = False
@@ -208,39 +216,43 @@ class JobPromised(Fact, frozen=True, tag="job_promised"):
     job: JobId
     promised: bool
     period_ms: Millis | None = None
-    #: what plans reckon with from now on, by phase: of those that nobody has stated
+    #: the times that plans use from now on, by phase, where the job states none
     times: dict[str, Millis] = {}
 
 
 class TimesDrifted(Fact, frozen=True, tag="times_drifted"):
-    """Phases of a job take another time than plans reckoned with: from now on they reckon with this."""
+    """A job's phases, or its loads and parks, take another time than plans reckoned with: now they reckon with this."""
 
     job: JobId
     times: dict[str, Millis]
     #: what they reckoned with till now, and of how many observations the new times are means
     was: dict[str, Millis] = {}
-    seen: dict[str, int] = {}
+    samples: dict[str, int] = {}
+    #: the means of the same observations, where plans reckon with more than that
+    means: dict[str, Millis] = {}
+    #: by pool, what loading and parking the job's states there was seen to take
+    moves: dict[PoolName, Millis] = {}
 
 
 class GroupReplanned(Fact, frozen=True, tag="group_replanned"):
-    """A group is planned anew with the times that are known now, everybody on the nodes that he has."""
+    """A group is planned again with the times that are known now; each job stays on its nodes."""
 
     group: GroupId
     #: the member whose phases take another time, or whose promise is at risk, or was
     job: JobId
     period_ms: Millis | None = None
-    #: the whole wheel, in order; none: it stays as it is
-    schedule: tuple[PlannedTurn, ...] = field(default=(), name="wheel")
+    #: the whole schedule, in order; none: it stays as it is
+    schedule: tuple[PlannedTurn, ...] = ()
     #: members for whose promises the plan has no room
     at_risk: tuple[JobId, ...] = ()
-    why: str = ""
+    why: Cause | None = None
 
 
 class PlacementEnded(Fact, frozen=True, tag="placement_ended"):
-    """Nothing of the job is left on its nodes; those that nobody uses leave the group."""
+    """Nothing of the job is left on its nodes; those that no job uses leave the group."""
 
     job: JobId
-    reason: str = ""
+    reason: Cause
     #: what the owner has used until now, in GPU-milliseconds, decayed
     use: int = 0
 
@@ -249,22 +261,23 @@ class JobUnplaced(Fact, frozen=True, tag="job_unplaced"):
     """The job must wait for another placement."""
 
     job: JobId
-    reason: str
+    reason: Cause
     #: what it has parked is kept for it: it could not load where it had moved to
     keeps: bool = False
 
 
 class MovePlanned(Fact, frozen=True, tag="move_planned"):
-    """A placed job is to move. Its nodes, its RAM and its visits there are its own from now on; it goes on as it was.
+    """A placed job is to move. Its nodes, its RAM and its turns there are its own from now on; until then it runs
+    where it is.
 
-    ``wheel`` is the whole target group's, in order.
+    ``schedule`` is the whole target group's, in order.
     """
 
     job: JobId
     group: GroupId
     pins: dict[PoolName, tuple[NodeId, ...]]
-    schedule: tuple[PlannedTurn, ...] = field(name="wheel")
-    why: str
+    schedule: tuple[PlannedTurn, ...]
+    why: Cause
     admission: str
     promised: bool = False
     period_ms: Millis | None = None
@@ -299,7 +312,7 @@ class MoveAbandoned(Fact, frozen=True, tag="move_abandoned"):
     """The job stays where it is."""
 
     job: JobId
-    reason: str
+    reason: Cause
     use: int = 0
 
 
@@ -320,10 +333,12 @@ class JobGuarded(Fact, frozen=True, tag="job_guarded"):
 
 
 class GuardEnded(Fact, frozen=True, tag="guard_ended"):
-    """The job has earned its credit, and is one among others again."""
+    """The job has earned its credit, or the guard did not help."""
 
     job: JobId
     credit_ms: Millis
+    #: why, if it has earned none
+    reason: Cause | None = None
 
 
 class JobPaused(Fact, frozen=True, tag="job_paused"):
@@ -334,7 +349,7 @@ class JobPaused(Fact, frozen=True, tag="job_paused"):
 
 
 class JobResumed(Fact, frozen=True, tag="job_resumed"):
-    """It goes on where it was."""
+    """It stays where it was."""
 
     job: JobId
     by: str
@@ -344,7 +359,7 @@ class JobQuarantined(Fact, frozen=True, tag="job_quarantined"):
     """Its state could not be moved. The way out: an operator or its owner reinstates it."""
 
     job: JobId
-    reason: str
+    reason: Cause
 
 
 class JobReinstated(Fact, frozen=True, tag="job_reinstated"):
@@ -358,7 +373,7 @@ class JobLost(Fact, frozen=True, tag="job_lost"):
     """Its session is lost. Its states are unknown until they were seen."""
 
     job: JobId
-    reason: str
+    reason: Cause
 
 
 class RelaunchPlanned(Fact, frozen=True, tag="relaunch_planned"):
@@ -370,7 +385,7 @@ class RelaunchPlanned(Fact, frozen=True, tag="relaunch_planned"):
 
 
 class ProcessLaunched(Fact, frozen=True, tag="process_launched"):
-    """A backend is told to start a job's process."""
+    """A backend is to start a job's process."""
 
     job: JobId
     run: int
@@ -388,18 +403,18 @@ class ProcessStarted(Fact, frozen=True, tag="process_started"):
 
 
 class ProcessOver(Fact, frozen=True, tag="process_over"):
-    """A process that was started for a job has no right to anything any more; its backend is told to end it."""
+    """A process that was started for a job has lost its rights; its backend is to end it."""
 
     job: JobId
     launch: LaunchId
-    reason: str
+    reason: Cause
 
 
 class JobEnded(Fact, frozen=True, tag="job_ended"):
     """Over, by its own word, an operator's, or because nothing of a lost job is left."""
 
     job: JobId
-    reason: str
+    reason: Cause
     by: str = ""
 
 
@@ -448,38 +463,83 @@ class SlotQueued(Fact, frozen=True, tag="slot_queued"):
     side: bool = False
     #: it begins the job's next iteration
     iteration: bool = False
+    #: of an asynchronous job: its pace, by which the iteration that ends here is judged
+    pace_ms: Millis = 0
 
 
 class SlotWithdrawn(Fact, frozen=True, tag="slot_withdrawn"):
     """The request will never be granted."""
 
     slot: SlotId
-    reason: str
+    reason: Cause
 
 
-class TurnAdded(Fact, frozen=True, tag="visit_added"):
-    """A side phase takes a place in the wheel, once: just before its job's next visit."""
+class TurnAdded(Fact, frozen=True, tag="turn_added"):
+    """A side phase takes a place in the schedule, once: just before its job's next turn."""
 
     group: GroupId
     job: JobId
     phase: str
 
 
-class TurnSkipped(Fact, frozen=True, tag="visit_skipped"):
-    """The wheel passed a visit whose job is away, or has gone past it."""
+class TurnSkipped(Fact, frozen=True, tag="turn_skipped"):
+    """The schedule passed a turn whose job is away, or has gone past it."""
 
     group: GroupId
-    visit: int
+    turn: int
     job: JobId
     phase: str
 
 
 class SlotClaimed(Fact, frozen=True, tag="slot_claimed"):
-    """The slot holds its GPUs, and its visit is passed; what is parked of it is being loaded."""
+    """The slot holds its GPUs, and its turn is passed; what is parked of it is being loaded."""
 
     slot: SlotId
     gpus: tuple[GpuId, ...]
-    visit: int
+    turn: int
+    #: how long loans of these nodes have held it up, at most
+    lent_ms: Millis = 0
+
+
+class FillerPlaced(Fact, frozen=True, tag="filler_placed"):
+    """A filler has its state on this node from now on, and works there while the node is lent to it."""
+
+    job: JobId
+    pool: PoolName
+    node: NodeId
+
+
+class NodeLent(Fact, frozen=True, tag="node_lent"):
+    """No job is due on the node: a filler's slot holds it, and what is parked of the filler is being loaded."""
+
+    slot: SlotId
+    node: NodeId
+    gpus: tuple[GpuId, ...]
+    #: when the next job is expected there; None: none is
+    until: Millis | None = None
+
+
+class YieldAsked(Fact, frozen=True, tag="yield_asked"):
+    """The filler is to give its slot back by then; after that the slot is revoked."""
+
+    slot: SlotId
+    #: ``expected``: a job will ask soon; ``wanted``: a job, a drain or a pause has the node
+    reason: Cause
+    due: Millis
+
+
+class LoanEnded(Fact, frozen=True, tag="loan_ended"):
+    """The node is clean of the filler that it was lent to."""
+
+    slot: SlotId
+    job: JobId
+    node: NodeId
+    #: how many GPUs the loan had, and from its grant to its end
+    gpus: int
+    used_ms: Millis
+    #: why it was asked back (``expected``, ``wanted``), or how it was ended (``revoked``, ``lost``, ``faulted``);
+    #: empty: the filler had no work left
+    how: str = ""
 
 
 class SlotGranted(Fact, frozen=True, tag="slot_granted"):
@@ -489,23 +549,15 @@ class SlotGranted(Fact, frozen=True, tag="slot_granted"):
     fence: Fence
 
 
-class SlotTakenOver(Fact, frozen=True, tag="slot_taken_over"):
-    """A newer session of the run holds the slot now, under a newer fence."""
-
-    slot: SlotId
-    session: SessionId
-    fence: Fence | None = None
-
-
 class SlotShrunk(Fact, frozen=True, tag="slot_shrunk"):
-    """The slot's tail goes on on fewer GPUs; the others may be given on once seen clear."""
+    """The slot's tail runs on fewer GPUs; other jobs may get the rest once it was verified clean."""
 
     slot: SlotId
     kept: tuple[GpuId, ...]
 
 
 class SlotGrown(Fact, frozen=True, tag="slot_grown"):
-    """The slot has all its GPUs again."""
+    """The slot holds these GPUs now: a tail has back what it claimed, or a slot that began on a part has more."""
 
     slot: SlotId
     gpus: tuple[GpuId, ...]
@@ -515,7 +567,7 @@ class SlotRequeued(Fact, frozen=True, tag="slot_requeued"):
     """The state could not be loaded, and the job keeps what is parked of it: its request waits on."""
 
     slot: SlotId
-    reason: str
+    reason: Cause
 
 
 class SlotReleased(Fact, frozen=True, tag="slot_released"):
@@ -537,26 +589,26 @@ class SlotFaulted(Fact, frozen=True, tag="slot_faulted"):
     """The state could not be loaded."""
 
     slot: SlotId
-    reason: str
+    reason: Cause
 
 
 class SlotLost(Fact, frozen=True, tag="slot_lost"):
     """The holder's session is lost."""
 
     slot: SlotId
-    reason: str
+    reason: Cause
 
 
 class SlotRevoked(Fact, frozen=True, tag="slot_revoked"):
-    """The slot was ended by somebody else."""
+    """The slot was ended, and not by its holder."""
 
     slot: SlotId
     by: str
-    reason: str
+    reason: Cause
 
 
-class SlotOverstays(Fact, frozen=True, tag="slot_overstays"):
-    """The slot runs for longer than anybody could expect; said once. Nothing is taken from it by that."""
+class SlotOverran(Fact, frozen=True, tag="slot_overran"):
+    """The slot runs far longer than expected; said once. Nothing is taken from it by that."""
 
     slot: SlotId
     ran_ms: Millis
@@ -564,7 +616,7 @@ class SlotOverstays(Fact, frozen=True, tag="slot_overstays"):
 
 
 class SlotReclaiming(Fact, frozen=True, tag="slot_reclaiming"):
-    """Its GPUs stay held until they were seen clear."""
+    """Its GPUs stay held until they were verified clean."""
 
     slot: SlotId
 
@@ -579,7 +631,7 @@ class SlotOver(Fact, frozen=True, tag="slot_over"):
 
 
 class OrderIssued(Fact, frozen=True, tag="order_issued"):
-    """A residency driver is told to load, park or discard a state."""
+    """A residency driver is to load, park or discard a state."""
 
     order: OrderId
     kind: OrderKind
@@ -591,6 +643,8 @@ class OrderIssued(Fact, frozen=True, tag="order_issued"):
     slot: SlotId | None = None
     #: of a load: the node from whose host the parked state is to be fetched
     source: NodeId | None = None
+    #: of a load for a slot that grows: onto these GPUs, beside those that have it already
+    gpus: tuple[GpuId, ...] = ()
 
 
 class OrderEnded(Fact, frozen=True, tag="order_ended"):
@@ -603,14 +657,14 @@ class OrderFaulted(Fact, frozen=True, tag="order_faulted"):
     """The driver did not do it; where the state is has to be seen."""
 
     order: OrderId
-    error: str
+    error: Cause
 
 
 class OrderContactLost(Fact, frozen=True, tag="order_contact_lost"):
-    """Nobody knows whether it was done."""
+    """It is unknown whether it was done."""
 
     order: OrderId
-    error: str
+    error: Cause
 
 
 class StateUnknown(Fact, frozen=True, tag="state_unknown"):
@@ -621,7 +675,7 @@ class StateUnknown(Fact, frozen=True, tag="state_unknown"):
     node: NodeId
 
 
-class StateSeen(Fact, frozen=True, tag="state_seen"):
+class StateObserved(Fact, frozen=True, tag="state_observed"):
     """Where the state is, as far as a backend could see."""
 
     job: JobId
@@ -630,7 +684,7 @@ class StateSeen(Fact, frozen=True, tag="state_seen"):
     status: StateStatus
 
 
-class ResidualMemorySeen(Fact, frozen=True, tag="left_over_seen"):
+class ResidualMemoryObserved(Fact, frozen=True, tag="residual_memory_observed"):
     """What a parked state has left on each of its GPUs: from now on it may. More than was agreed is for people to see.
 
     Written down the first time, and when it is more than it was allowed till then and everybody else still fits.
@@ -644,18 +698,18 @@ class ResidualMemorySeen(Fact, frozen=True, tag="left_over_seen"):
     agreed_mb: int
 
 
-# ---- who did what ----------------------------------------------------------------------------------------------------
+# ---- operators and logins --------------------------------------------------------------------------------------------
 
 
 class Audited(Fact, frozen=True, tag="audited"):
-    """An operator did something, or somebody tried to come in and could not. Changes nothing; kept for those who ask.
+    """An operator did something, or a login failed. Changes nothing; kept as a record.
 
     ``at`` is wall time. It stands in one commit with what was done, so that neither is ever there without the other.
     """
 
     #: what was done: "drain_node", "revoke_slot", "add_key", "login_failed", ...
     action: str
-    #: who did it, and in which role; of a failed login, the id of the key that was tried
+    #: the caller, and its role; of a failed login, the id of the key that was tried
     who: str
     role: str = ""
     #: "127.0.0.1:51812", or "uid 1000, pid 4711" on the Unix socket
@@ -678,11 +732,12 @@ AnyFact: TypeAlias = (
     | HostAdded
     | HostRemoved
     | HostBooted
+    | HostEndObserved
     | NodeAdded
     | NodeRemoved
     | NodeUp
     | NodeOccupied
-    | NodeUnseen
+    | NodeUnknown
     | NodeLost
     | NodeQuarantined
     | NodeDraining
@@ -723,8 +778,11 @@ AnyFact: TypeAlias = (
     | TurnAdded
     | TurnSkipped
     | SlotClaimed
+    | FillerPlaced
+    | NodeLent
+    | YieldAsked
+    | LoanEnded
     | SlotGranted
-    | SlotTakenOver
     | SlotShrunk
     | SlotGrown
     | SlotRequeued
@@ -733,7 +791,7 @@ AnyFact: TypeAlias = (
     | SlotFaulted
     | SlotLost
     | SlotRevoked
-    | SlotOverstays
+    | SlotOverran
     | SlotReclaiming
     | SlotOver
     | OrderIssued
@@ -741,8 +799,8 @@ AnyFact: TypeAlias = (
     | OrderFaulted
     | OrderContactLost
     | StateUnknown
-    | StateSeen
-    | ResidualMemorySeen
+    | StateObserved
+    | ResidualMemoryObserved
     | Audited
 )
 

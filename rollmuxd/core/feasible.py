@@ -1,16 +1,21 @@
-"""Whether a job fits on nodes, by RAM of their hosts and by GPU memory: one rule decides and explains."""
+"""Whether a job fits on nodes, by RAM and end of their hosts and by GPU memory: one rule decides and explains."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from rollmuxd.core.decision import Reason
+from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.ids import HostId, NodeId, PoolName
 from rollmuxd.core.model import Job, Node
 from rollmuxd.core.state import State, allowed_residual_mb, state_key
 
+#: milliseconds that a first load and turn are given at most, before a host goes away
+LOAD_AND_TURN: Final = 600_000
+
 
 def check(state: State, job: Job, pins: Mapping[PoolName, Sequence[NodeId]]) -> Reason | None:
     """What the nodes have too little of for the job; None: it fits."""
-    return short_of_ram(state, job, pins) or short_of_memory(state, job, pins)
+    return short_of_ram(state, job, pins) or short_of_memory(state, job, pins) or short_of_time(state, job, pins)
 
 
 def short_of_ram(state: State, job: Job, pins: Mapping[PoolName, Sequence[NodeId]]) -> Reason | None:
@@ -45,7 +50,7 @@ def short_of_memory(state: State, job: Job, pins: Mapping[PoolName, Sequence[Nod
             node = state.nodes[name]
             if not node.gpu_mb or not mine:
                 continue
-            there = [(spec.gpu_mb, spec.leftover_mb) for spec in mine] + _states_on(state, node)
+            there = [(spec.gpu_mb, spec.residual_mb) for spec in mine] + _states_on(state, node)
             left = sum(leaves for _, leaves in there)
             need = left + max(max(0, loaded - leaves) for loaded, leaves in there)
             if need > node.gpu_mb:
@@ -54,11 +59,25 @@ def short_of_memory(state: State, job: Job, pins: Mapping[PoolName, Sequence[Nod
     return None
 
 
+def short_of_time(state: State, job: Job, pins: Mapping[PoolName, Sequence[NodeId]]) -> Reason | None:
+    """Which host goes away too soon for an iteration; its load and turn get as much again, at most ten minutes."""
+    hosts = dict.fromkeys(state.nodes[name].host for names in pins.values() for name in names)
+    for host in hosts:
+        ends_at = state.hosts[host].ends_at
+        if ends_at is None or (took := solo_ms(job)) is None:
+            continue
+        need = took + min(took, LOAD_AND_TURN)
+        if state.at + need > ends_at:
+            text = f"host {host} goes away too soon: an iteration, its load and its turn need {need / 1000:.0f} s"
+            return Reason("host_ends", text, {"host": host, "need_s": need / 1000})
+    return None
+
+
 def _states_on(state: State, node: Node) -> list[tuple[int, int]]:
-    """What jobs keep on each GPU of a node, loaded and parked: those placed there, those to move there, and those that
-    have not left it altogether.
+    """What jobs keep on each GPU of a node, loaded and parked. It counts jobs placed there, jobs to move there, and
+    jobs that have not left it altogether. Fillers make room.
     """
-    there = [state.states[key] for key in node.states]
+    there = [it for key in node.states if state.jobs[(it := state.states[key]).job].spec.filler is None]
     return [(kept.spec.gpu_mb, allowed_residual_mb(kept)) for kept in there]
 
 

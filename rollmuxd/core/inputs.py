@@ -1,8 +1,8 @@
 """What comes in: what clients and operators ask, and what backends report.
 
 An input is decided upon by :meth:`Scheduler.handle <rollmuxd.core.scheduler.Scheduler.handle>`, which answers with
-facts and effects or raises a :class:`~rollmuxd.core.errors.Rejected`. Inputs are not journalled: a new policy could
-otherwise rewrite at a restart who holds the GPUs.
+facts and effects or raises a :class:`~rollmuxd.core.errors.Rejected`. Inputs are not journalled: with a new policy, a
+replay of inputs could give GPUs to other jobs than before.
 """
 
 from typing import TypeAlias
@@ -36,6 +36,8 @@ class EndJob(Struct, frozen=True):
     by: str
     reason: str = ""
     session: SessionId | None = None
+    #: it has come to its own end
+    finished: bool = False
 
 
 class PauseJob(Struct, frozen=True):
@@ -46,7 +48,7 @@ class PauseJob(Struct, frozen=True):
 
 
 class ResumeJob(Struct, frozen=True):
-    """Let a paused job go on."""
+    """Let a paused job resume."""
 
     job: JobId
     by: str
@@ -71,6 +73,12 @@ class OpenSession(Struct, frozen=True):
 
 class CloseSession(Struct, frozen=True):
     """A client process leaves in good order, its job stays."""
+
+    session: SessionId
+
+
+class GiveBack(Struct, frozen=True):
+    """A client process was interrupted in a call. Whatever was heard of it, its session gives all back."""
 
     session: SessionId
 
@@ -108,10 +116,9 @@ class DetachSlot(Struct, frozen=True):
 
 
 class WithdrawSlot(Struct, frozen=True):
-    """The request is taken back; by a process, as which session."""
+    """The request is taken back."""
 
     slot: SlotId
-    session: SessionId | None = None
 
 
 class GpuObservation(Struct, frozen=True):
@@ -158,15 +165,22 @@ class GrowSlot(Struct, frozen=True):
 
 
 class RevokeSlot(Struct, frozen=True):
-    """An operator ends a slot now; its GPUs are given on when they were seen clear."""
+    """An operator ends a slot now; its GPUs are given on when they were verified clean."""
 
     slot: SlotId
     by: str
     reason: str = ""
 
 
+class HostEnds(Struct, frozen=True):
+    """When a host goes away by itself; None: at no known time."""
+
+    host: HostId
+    ends_at: Millis | None
+
+
 class DrainNode(Struct, frozen=True):
-    """Nothing new on this node; it is drained when its slots have ended and its GPUs are clear."""
+    """Nothing new on this node; it is drained when its slots have ended and its GPUs are clean."""
 
     node: NodeId
     by: str
@@ -190,7 +204,7 @@ class DeclareClean(Struct, frozen=True):
 
 
 class Audit(Struct, frozen=True):
-    """What an operator did just now, to be written down beside it; or that somebody could not log in."""
+    """What an operator did just now, to be written down beside it; or a login that failed."""
 
     action: str
     who: str
@@ -274,13 +288,13 @@ class OrderFailed(Struct, frozen=True):
 
 
 class OrderNotBegun(Struct, frozen=True):
-    """A probe shows that the order was not begun, and will not be by what was told before."""
+    """A probe shows that the order was not begun, and that no earlier call will begin it."""
 
     order: OrderId
 
 
 class OrderLostContact(Struct, frozen=True):
-    """Nobody knows whether it was done: the time limit passed or the connection broke."""
+    """It is unknown whether it was done: the time limit passed or the connection broke."""
 
     order: OrderId
     error: str
@@ -298,7 +312,7 @@ class Launched(Struct, frozen=True):
 
 
 class LaunchFailed(Struct, frozen=True):
-    """A job's process was not started, or nobody knows whether it was: what came of it is ended before the next."""
+    """A job's process was not started, or that is unknown: what came of it is ended before the next."""
 
     launch: LaunchId
     error: str
@@ -322,6 +336,7 @@ Input: TypeAlias = (
     | ReinstateJob
     | OpenSession
     | CloseSession
+    | GiveBack
     | Heartbeat
     | ProcessGone
     | RequestSlot
@@ -331,6 +346,7 @@ Input: TypeAlias = (
     | ShrinkSlot
     | GrowSlot
     | RevokeSlot
+    | HostEnds
     | DrainNode
     | UndrainNode
     | DeclareClean

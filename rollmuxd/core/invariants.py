@@ -29,7 +29,7 @@ def a_gpu_is_held_by_one_slot_and_both_say_so(state: State) -> Iterator[str]:
 
 
 def a_held_gpu_has_only_bytes_of_its_holders_job(state: State) -> Iterator[str]:
-    """Nobody was put on a GPU that another job's bytes may be on."""
+    """No job was put on a GPU that another job's bytes may be on."""
     for node in state.nodes.values():
         for name, gpu in node.gpus.items():
             if gpu.holder is not None and gpu.dirty_by not in (None, state.slots[gpu.holder].job):
@@ -37,7 +37,10 @@ def a_held_gpu_has_only_bytes_of_its_holders_job(state: State) -> Iterator[str]:
 
 
 def a_running_slot_has_its_states_loaded(state: State) -> Iterator[str]:
-    """A grant is answered when the state is there, on every node of which the slot holds a GPU."""
+    """A grant is answered when the state is there, on every node of which the slot holds a GPU.
+
+    Where the slot has grown since, more of it may still be being loaded.
+    """
     for slot in state.slots.values():
         if slot.status != SlotStatus.RUNNING:
             continue
@@ -46,7 +49,9 @@ def a_running_slot_has_its_states_loaded(state: State) -> Iterator[str]:
         for key in job.states if phase is not None else ():
             kept = state.states[key]
             seat = kept.node in job.pins.get(kept.pool, ())  # and not where it is only to move to
-            there = seat and not state.nodes[kept.node].gpus.keys().isdisjoint(slot.gpus)
+            order = state.orders.get(kept.order or "")
+            grows = order is not None and order.slot == slot.id and bool(order.gpus)
+            there = seat and not grows and not state.nodes[kept.node].gpus.keys().isdisjoint(slot.gpus)
             if there and phase is not None and kept.pool in phase.pools and kept.status != StateStatus.LOADED:
                 yield f"slot {slot.id} runs, and {key} is {kept.status}"
 
@@ -66,7 +71,7 @@ def a_job_has_at_most_one_slot_that_holds_and_one_that_waits(state: State) -> It
 
 
 def parked_ram_fits_every_host(state: State) -> Iterator[str]:
-    """What is reserved is what the placements need, and no more than the budget."""
+    """What is reserved is what the placements need, and at most the budget."""
     needed = dict.fromkeys(state.hosts, 0)
     for kept in state.states.values():
         needed[state.nodes[kept.node].host] += kept.spec.ram_mb
@@ -94,7 +99,7 @@ def _group_there(job: Job, node: NodeId) -> GroupId | None:
 
 
 def a_job_sits_in_one_group_and_comes_to_at_most_one(state: State) -> Iterator[str]:
-    """Its visits are in the wheels of both, and nowhere else; it holds nothing where it is still to come."""
+    """Its turns are in the schedules of both, and nowhere else; it holds nothing where it is still to come."""
     sits = {name: group.id for group in state.groups.values() for name in group.jobs}
     comes = {name: group.id for group in state.groups.values() for name in group.coming}
     for job in state.jobs.values():
@@ -105,15 +110,15 @@ def a_job_sits_in_one_group_and_comes_to_at_most_one(state: State) -> Iterator[s
         if (job.move is not None) != (job.id in state.moving) or bool(job.left) != (job.id in state.leaving):
             yield f"job {job.id} moves: {job.move is not None}, has left: {job.left}, and is not listed so"
         slot = state.slots.get(job.slot or "")
-        seats = {gpu for names in job.pins.values() for name in names for gpu in state.nodes[name].gpus}
-        if slot is not None and not seats.issuperset(slot.gpus):
+        placed = {gpu for names in job.pins.values() for name in names for gpu in state.nodes[name].gpus}
+        if slot is not None and not placed.issuperset(slot.gpus):
             yield f"slot {slot.id} holds {slot.gpus}, and its job {job.id} sits on {job.pins}"
         if job.status == JobStatus.MOVING and (job.slot is not None or job.move is None):
             yield f"job {job.id} is moving, and has slot {job.slot} and move {job.move}"
     for group in state.groups.values():
-        for visit in group.schedule:
-            if visit.job not in group.jobs and visit.job not in group.coming:
-                yield f"group {group.id} has a visit of {visit.job}, which is not of it"
+        for turn in group.schedule:
+            if turn.job not in group.jobs and turn.job not in group.coming:
+                yield f"group {group.id} has a turn of {turn.job}, which is not of it"
 
 
 def a_state_is_on_a_node_of_its_jobs(state: State) -> Iterator[str]:
@@ -158,6 +163,17 @@ def an_owner_holds_the_nodes_of_its_placements(state: State) -> Iterator[str]:
         yield f"owner {owner} holds nothing, and its placements {held}"
 
 
+def a_loan_is_a_fillers_and_no_placement_is(state: State) -> Iterator[str]:
+    """A filler is in no group. A lent node's GPUs are held by the loan, or by no slot."""
+    for node in state.nodes.values():
+        for name in node.fillers:
+            if state.jobs[name].group is not None or name in node.pinned:
+                yield f"filler {name} of node {node.id} has a place in a group"
+        holders = {gpu.holder for gpu in node.gpus.values()} - {None, node.loan}
+        if node.loan is not None and holders:
+            yield f"node {node.id} is lent to {node.loan}, and held by {sorted(map(str, holders))}"
+
+
 def a_lost_or_ended_job_waits_for_nothing_and_runs_nothing(state: State) -> Iterator[str]:
     """Its requests went with it."""
     for job in state.jobs.values():
@@ -166,7 +182,7 @@ def a_lost_or_ended_job_waits_for_nothing_and_runs_nothing(state: State) -> Iter
 
 
 def who_is_at_risk_is_placed_and_listed(state: State) -> Iterator[str]:
-    """A promise is at risk by the plan of a group: who leaves it leaves that behind."""
+    """A promise is at risk by the plan of a group: a job that leaves the group leaves that behind."""
     for job in state.jobs.values():
         if job.at_risk != (job.id in state.at_risk) or (job.at_risk and (job.group is None or not job.promised)):
             yield f"job {job.id} is {job.status} in {job.group}, at risk: {job.at_risk}, promised: {job.promised}"
@@ -193,6 +209,7 @@ ALL: tuple[Callable[[State], Iterator[str]], ...] = (
     a_state_is_on_a_node_of_its_jobs,
     a_job_has_a_state_on_each_of_its_nodes,
     an_owner_holds_the_nodes_of_its_placements,
+    a_loan_is_a_fillers_and_no_placement_is,
     a_lost_or_ended_job_waits_for_nothing_and_runs_nothing,
     who_is_at_risk_is_placed_and_listed,
     a_granted_slot_has_a_fence_of_its_own,

@@ -24,7 +24,7 @@ _ANY_LIVE: Final[dict[type[f.Fact], tuple[JobStatus, ...]]] = {
 _PAUSABLE: Final[dict[type[f.Fact], tuple[JobStatus, ...]]] = {**_ANY_LIVE, f.JobPaused: (_J.PAUSED,)}
 
 JOB: Final[Mapping[JobStatus, Mapping[type[f.Fact], tuple[JobStatus, ...]]]] = {
-    _J.WAITING: {**_PAUSABLE, f.JobPlaced: _PLACED},
+    _J.WAITING: {**_PAUSABLE, f.JobPlaced: _PLACED, f.FillerPlaced: (_J.ADMITTED,)},
     _J.PROBING: {**_PAUSABLE, f.JobPromised: (_J.ADMITTED,), f.JobUnplaced: (_J.WAITING,)},
     _J.ADMITTED: {
         **_PAUSABLE,
@@ -56,30 +56,29 @@ _RECLAIM: Final[dict[type[f.Fact], tuple[SlotStatus, ...]]] = {f.SlotReclaiming:
 SLOT: Final[Mapping[SlotStatus, Mapping[type[f.Fact], tuple[SlotStatus, ...]]]] = {
     _S.QUEUED: {
         f.SlotClaimed: (_S.LOADING,),
+        f.NodeLent: (_S.LOADING,),
         f.SlotWithdrawn: (_S.WITHDRAWN,),
-        f.SlotTakenOver: (_S.QUEUED,),
     },
     _S.LOADING: {
         **_TAKEN_AWAY,
         f.SlotGranted: (_S.RUNNING,),
         f.SlotFaulted: (_S.FAULTED,),
         f.SlotRequeued: (_S.QUEUED,),
-        f.SlotTakenOver: (_S.LOADING,),
     },
     _S.RUNNING: {
         **_TAKEN_AWAY,
         f.SlotShrunk: (_S.TAIL,),
+        f.SlotGrown: (_S.RUNNING,),
         f.SlotReleased: (_S.RELEASED,),
-        f.SlotTakenOver: (_S.RUNNING,),
-        f.SlotOverstays: (_S.RUNNING,),
+        f.SlotOverran: (_S.RUNNING,),
+        f.YieldAsked: (_S.RUNNING,),
     },
     _S.TAIL: {
         **_TAKEN_AWAY,
         f.SlotShrunk: (_S.TAIL,),
         f.SlotGrown: (_S.RUNNING,),
         f.SlotReleased: (_S.RELEASED,),
-        f.SlotTakenOver: (_S.TAIL,),
-        f.SlotOverstays: (_S.TAIL,),
+        f.SlotOverran: (_S.TAIL,),
     },
     _S.FAULTED: _RECLAIM,
     _S.LOST: _RECLAIM,
@@ -102,6 +101,7 @@ STATE: Final[Mapping[StateStatus, Mapping[StateEvent, tuple[StateStatus, ...]]]]
     _T.LOADING: {**_TO_UNKNOWN, (f.OrderEnded, OrderKind.LOAD): (_T.LOADED,)},
     _T.LOADED: {
         **_TO_UNKNOWN,
+        (f.OrderIssued, OrderKind.LOAD): (_T.LOADING,),  # onto more GPUs, where its slot grows
         (f.OrderIssued, OrderKind.PARK): (_T.PARKING,),
         (f.OrderIssued, OrderKind.DISCARD): (_T.DISCARDING,),
     },
@@ -112,14 +112,14 @@ STATE: Final[Mapping[StateStatus, Mapping[StateEvent, tuple[StateStatus, ...]]]]
         (f.OrderIssued, OrderKind.DISCARD): (_T.DISCARDING,),
     },
     _T.DISCARDING: {**_TO_UNKNOWN, (f.OrderEnded, OrderKind.DISCARD): (_T.GONE,)},
-    _T.UNKNOWN: {**_TO_UNKNOWN, (f.StateSeen, None): (_T.LOADED, _T.PARKED, _T.GONE)},
+    _T.UNKNOWN: {**_TO_UNKNOWN, (f.StateObserved, None): (_T.LOADED, _T.PARKED, _T.GONE)},
 }
 
 _N = NodeStatus
 _FROM_ANY: Final[dict[type[f.Fact], tuple[NodeStatus, ...]]] = {
     f.NodeQuarantined: (_N.QUARANTINED,),
     f.NodeLost: (_N.LOST,),
-    f.NodeUnseen: (_N.UNKNOWN,),
+    f.NodeUnknown: (_N.UNKNOWN,),
 }
 _DRAINABLE: Final[dict[type[f.Fact], tuple[NodeStatus, ...]]] = {**_FROM_ANY, f.NodeDraining: (_N.DRAINING,)}
 
@@ -134,8 +134,8 @@ NODE: Final[Mapping[NodeStatus, Mapping[type[f.Fact], tuple[NodeStatus, ...]]]] 
     _N.OCCUPIED: {**_DRAINABLE, f.NodeUp: (_N.UP,)},
     _N.DRAINING: {**_FROM_ANY, f.NodeDrained: (_N.DRAINED,), f.NodeUndrained: (_N.UP,)},
     _N.DRAINED: {**_FROM_ANY, f.NodeUndrained: (_N.UP,)},
-    _N.QUARANTINED: {f.NodeUnseen: (_N.UNKNOWN,), f.NodeLost: (_N.LOST,)},
-    _N.LOST: {f.NodeUnseen: (_N.UNKNOWN,)},
+    _N.QUARANTINED: {f.NodeUnknown: (_N.UNKNOWN,), f.NodeLost: (_N.LOST,)},
+    _N.LOST: {f.NodeUnknown: (_N.UNKNOWN,)},
 }
 
 _O = OrderStatus

@@ -1,7 +1,7 @@
 """What the scheduler remembers: hosts, nodes, groups, jobs, sessions, slots, states and orders.
 
 Only :func:`rollmuxd.core.apply.apply` writes these records. Times are integer milliseconds, sizes integer megabytes
-(1 GB = 1000 MB). Collections whose order matters are dicts and tuples, never sets: a set of strings has another order
+(1 GB = 1000 MB). Collections whose order matters are dicts and tuples, never sets. A set of strings has another order
 in each process, and two runs of one seed must give the same bytes.
 """
 
@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.ids import (
     Fence,
     GpuId,
@@ -29,13 +30,13 @@ from rollmuxd.core.spec import JobSpec, StateSpec
 
 
 class Dispatch(StrEnum):
-    """Who comes next on a node of a group."""
+    """The rule for which job is next on a node of a group."""
 
-    #: the wheel's order, whose period is certified: a visit is awaited
-    SCHEDULE = "wheel"
-    #: whoever asked first: no node idles while somebody could use it, and nothing bounds a wait but the line itself
+    #: the schedule's order, whose period is certified: a turn is awaited
+    SCHEDULE = "schedule"
+    #: the job that asked first: no node idles while a job could use it, and only the queue's length bounds a wait
     READY = "ready"
-    #: whoever asks and is least ahead of its bound: its credit says so, and the guard acts on it
+    #: of the jobs that ask, the one least ahead of its bound: its credit says so, and the guard acts on it
     CREDIT = "credit"
 
 
@@ -102,7 +103,7 @@ class NodeStatus(StrEnum):
 
 
 class OrderStatus(StrEnum):
-    """What is known of an effect that a backend was told."""
+    """What is known of an effect that was sent to a backend."""
 
     ISSUED = "issued"
     DONE = "done"
@@ -111,7 +112,7 @@ class OrderStatus(StrEnum):
 
 
 class OrderKind(StrEnum):
-    """What a residency driver is told to do with a state."""
+    """What a residency driver is to do with a state."""
 
     LOAD = "load"
     PARK = "park"
@@ -133,15 +134,17 @@ class Host(Struct):
     nodes: list[NodeId] = field(default_factory=list)
     #: of ``ram_mb``, for the states of the jobs that are placed here
     reserved_mb: int = 0
+    #: when it goes away by itself; None: at no known time
+    ends_at: Millis | None = None
 
 
 class Gpu(Struct):
-    """One GPU. It can be claimed when nobody holds it and no stranger's bytes may be on it."""
+    """One GPU. It can be claimed when no job holds it and no other job's bytes may be on it."""
 
     #: the slot that holds it
     holder: SlotId | None = None
-    #: the job whose bytes may still be on it, until a backend has seen it clear
-    dirty_by: JobId | None = field(default=None, name="stain")
+    #: the job whose bytes may still be on it, until a backend has verified it clean
+    dirty_by: JobId | None = None
     #: when what is on it was last to change: a look that began before then says nothing of it
     touched_at: Millis = 0
 
@@ -157,7 +160,7 @@ class Node(Struct):
     gpu_mb: int = 0
     price_per_gpu_hour: float = 0.0
     status: NodeStatus = NodeStatus.UNKNOWN
-    reason: str = ""
+    reason: Cause | None = None
     #: when it was lost last; None: never
     lost_at: Millis | None = None
     #: an operator wants it empty; survives the node being lost meanwhile
@@ -169,10 +172,16 @@ class Node(Struct):
     pinned: list[JobId] = field(default_factory=list)
     #: keys of the states that may be on it
     states: list[str] = field(default_factory=list)
-    #: GPUs that should be clear and are not, and since when; None: none
-    unclear: list[GpuId] = field(default_factory=list)
-    unclear_reason: str = ""
-    unclear_since: Millis | None = None
+    #: GPUs that should be clean and are not, and since when; None: none
+    not_clean: list[GpuId] = field(default_factory=list)
+    not_clean_reason: Cause | None = None
+    not_clean_since: Millis | None = None
+    #: fillers that have their state here, and wait for a loan of the node
+    fillers: list[JobId] = field(default_factory=list)
+    #: the slot that the node is lent to, until the node is clean of it
+    loan: SlotId | None = None
+    #: when the last loan ended; None: there was none
+    loan_ended_at: Millis | None = None
 
 
 class Owner(Struct):
@@ -188,26 +197,26 @@ class Owner(Struct):
 
 
 class ScheduledTurn(Struct):
-    """A place for one (job, phase) in a wheel. ``turn`` counts how often it was passed, served or skipped."""
+    """A place for one (job, phase) in a schedule. ``rotation`` counts how often it was passed, served or skipped."""
 
     job: JobId
     phase: str
-    turn: int = 0
-    #: a side phase's visit: leaves the wheel when it was passed
+    rotation: int = 0
+    #: a side phase's turn: leaves the schedule when it was passed
     once: bool = False
 
 
 class Group(Struct):
-    """A co-execution group: jobs, the nodes they share, and the wheel that orders them."""
+    """A co-execution group: jobs, the nodes they share, and the schedule that orders them."""
 
     id: GroupId
     jobs: list[JobId] = field(default_factory=list)
     nodes: list[NodeId] = field(default_factory=list)
-    schedule: list[ScheduledTurn] = field(default_factory=list, name="wheel")
+    schedule: list[ScheduledTurn] = field(default_factory=list)
     dispatch: Dispatch = Dispatch.SCHEDULE
-    #: jobs that are to move here: their visits are in the wheel, and are passed until they are there
+    #: jobs that are to move here: their turns are in the schedule, and are passed until they are there
     coming: list[JobId] = field(default_factory=list)
-    #: grows whenever jobs, nodes or wheel change; what is derived from them is cached under it
+    #: grows whenever jobs, nodes or schedule change; what is derived from them is cached under it
     version: int = 0
 
 
@@ -248,11 +257,11 @@ class Slot(Struct):
     #: how it ended: withdrawn, released, faulted, lost or revoked; None: it has not
     ended: SlotStatus | None = None
     #: since when it is known to run for too long
-    overstays_at: Millis | None = None
-    reason: str = ""
-    #: another process holds it than the one that it was granted to
-    replaced: bool = False
-    #: its holder gave it back (and nobody took it away)
+    overrun_at: Millis | None = None
+    #: of a loan: by when it is to be given back, since it was asked for; None: it was not
+    yield_by: Millis | None = None
+    reason: Cause | None = None
+    #: its holder gave it back (it was not taken away)
     released: bool = False
     #: slot or refusal of the ``next`` that its release carried: a repeat gets the same answer
     next_slot: SlotId | None = None
@@ -280,7 +289,7 @@ class JobState(Struct):
     load_ms: Millis | None = None
     park_ms: Millis | None = None
     #: what it was seen to leave on each GPU when parked; None: it was not seen to leave anything
-    residual_mb: int | None = field(default=None, name="left_mb")
+    residual_mb: int | None = None
 
     @property
     def switch_ms(self) -> Millis:
@@ -291,7 +300,7 @@ class JobState(Struct):
 
 
 class Order(Struct):
-    """An effect that a residency driver was told, tracked until its result."""
+    """An effect that was sent to a residency driver, tracked until its result."""
 
     id: OrderId
     kind: OrderKind
@@ -304,10 +313,12 @@ class Order(Struct):
     slot: SlotId | None = None
     #: of a load: the node from whose host the parked state is to be fetched
     source: NodeId | None = None
+    #: of a load for a slot that grows: the GPUs that it is for; (): all that the slot holds there
+    gpus: tuple[GpuId, ...] = ()
     #: the incarnation that issued it: with its number it only grows
     incarnation: int = 1
     status: OrderStatus = OrderStatus.ISSUED
-    error: str = ""
+    error: Cause | None = None
     #: how often the daemon was killed, or crashed, while the order was open
     crashes: int = 0
 
@@ -327,6 +338,8 @@ class PhaseTimes(Struct):
     planned_ms: Millis | None = None
     #: how many observations that was made of
     planned_from: int = 0
+    #: the mean of the same observations, where plans reckon with more: promises are about this
+    mean_ms: Millis | None = None
     #: observations since then, and since the job came to its nodes
     fresh: int = 0
     #: of each of ``recent_ms``: how much work the job had reported before it; 0: none
@@ -345,12 +358,18 @@ class Progress(Struct):
     iteration_solo_ms: Millis = 0
     #: time since ``iteration_from`` that is not held against the scheduler (pauses)
     iteration_excused_ms: Millis = 0
+    #: of an asynchronous job: since when its rollouts are held up by nothing, if it waited for the batch then
+    batch_from: Millis | None = None
+    #: of an asynchronous job: iterations in a row in which it waited neither for a batch nor for a turn
+    unwaited: int = 0
     #: end of the job's last slot: what follows until its next request is its own gap
     idle_from: Millis | None = None
     #: warm, cold starts and parks
     loads_warm: int = 0
     loads_cold: int = 0
     parks: int = 0
+    #: how long loans of its nodes to fillers have held the job up, at most
+    lent_ms: Millis = 0
 
 
 class JobMove(Struct):
@@ -359,12 +378,12 @@ class JobMove(Struct):
     group: GroupId
     pins: dict[PoolName, tuple[NodeId, ...]]
     planned_at: Millis
-    why: str
+    why: Cause
     admission: str = ""
     promised: bool = False
     period_ms: Millis | None = None
-    #: the group's wheel once it has moved, where it stays in its group; else its visits are in the other's wheel
-    schedule: list[ScheduledTurn] | None = field(default=None, name="wheel")
+    #: the group's schedule once it has moved, where it stays in its group; else its turns are in the other's schedule
+    schedule: list[ScheduledTurn] | None = None
     #: since when its status is MOVING
     began_at: Millis | None = None
     #: the nodes that it leaves because they are drained
@@ -372,7 +391,7 @@ class JobMove(Struct):
 
 
 class Launch(Struct):
-    """A process that a backend was told to start for a job."""
+    """A process that a backend is to start, or started, for a job."""
 
     id: LaunchId
     host: HostId
@@ -398,15 +417,15 @@ class Job(Struct):
     #: where a paused job returns to
     resume_to: JobStatus = JobStatus.WAITING
     paused_at: Millis | None = None
-    reason: str = ""
+    reason: Cause | None = None
     session: SessionId | None = None
     group: GroupId | None = None
     #: pinned nodes per pool; empty while the job has no placement
     pins: dict[PoolName, tuple[NodeId, ...]] = field(default_factory=dict)
     #: where it sat before: tried first when it is placed again
     last_pins: dict[PoolName, tuple[NodeId, ...]] = field(default_factory=dict)
-    #: for each of its pins, in their order, the node that has its state as it was last: another one, after a move,
-    #: until it is loaded there. A process may have it in one place only, so that loading it is moving it
+    #: for each of its pins, in their order, the node that has its newest state. After a move that is another node,
+    #: until the state is loaded on the new one. A process may have a state in one place only, so a load moves it.
     newest: dict[PoolName, tuple[NodeId, ...]] = field(default_factory=dict)
     #: where it is to go
     move: JobMove | None = None
@@ -427,11 +446,14 @@ class Job(Struct):
     promised: bool = False
     #: it is short of credit, and goes before all others or has nodes of its own until it has earned some
     guarded: bool = False
+    #: finished iterations and credit when a guard began, or ended without help
+    guard_from: int = 0
+    guard_credit_ms: Millis = 0
     #: when plans began to reckon with other times of its phases
     drifted_at: Millis | None = None
     #: with the times that are known now its group's plan has no room for its promise
     at_risk: bool = False
-    #: the planned period of its group when it was placed, or the group planned anew
+    #: the planned period of its group when it was placed, or when the group was planned last
     planned_period_ms: Millis | None = None
     admission: str = ""
     placed_at: Millis | None = None
@@ -440,12 +462,16 @@ class Job(Struct):
     launch: Launch | None = None
     #: lost, it is started again then
     relaunch_at: Millis | None = None
-    #: when it was lost, of late
+    #: when it was lost recently
     losses: list[Millis] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
     #: what its last cycle phase reported as ``work`` (tokens, samples), which the next one has before it; 0: nothing
     work: float = 0.0
     times: dict[str, PhaseTimes] = field(default_factory=dict)
+    #: by pool, what loading and parking its states takes in plans; a pool that is not here: as stated
+    moves_ms: dict[PoolName, Millis] = field(default_factory=dict)
+    #: of a filler: for how long nodes were lent to it
+    harvested_ms: Millis = 0
 
     @property
     def has_place(self) -> bool:

@@ -1,18 +1,17 @@
-"""Whose turn it is on each node: the order within a group, derived from its wheel or from its line of requests.
+"""Whose turn it is on each node: the order within a group, derived from its schedule or from its line of requests.
 
-A visit's place in time is ``(turn, index)``: how often it was passed, and where it stands in the wheel. A node's
-order is the wheel's projection on it, so its **head** is the visit on it with the least place. A visit is served when
-it is the head of all its nodes. The group's least visit of all is the head of
-every node that it claims. It is asked for (its nodes drain toward it), or its job is busy with an earlier phase
-(which ends), or it may be skipped. Three rules of ``dispatch`` make that last one true: who asks for a later visit has
-passed its own earlier ones; a request that nobody attends, or whose node is out, is awaited no longer than a grace;
-and who cannot go himself skips nobody.
+A turn's place in time is ``(rotation, index)``: how often it was passed, and where it stands in the schedule. A node's
+order is the schedule's projection on it, so its **head** is the turn on it with the least place. A turn is served when
+it is the head of all its nodes. The group's least turn of all is the head of
+every node that it claims. It is asked for (its nodes drain toward it), or its job is busy with an earlier phase (which
+ends), or it may be skipped. Three rules of ``dispatch`` make that last one true. A job that asks for a later turn has
+passed its own earlier ones. A request that no call attends, or whose node is out, is awaited no longer than a grace. A
+job that could not start itself skips no other.
 
-In a group that is dispatched as *ready* there is a line instead: the requests that wait, by when they came, or by
-*credit*: by how much their jobs are ahead of their bounds. A node's
-next is the first in the line that claims it, so the first of all is next on all its nodes. By credit a request over
-several pools comes before every request over one of them, while all its nodes are free: it is short, and what waits for
-one pool would make the other pool idle.
+In a group that is dispatched as *ready* there is a line instead: the requests that wait, by when they came. By *credit*
+they stand by how much their jobs are ahead of their bounds. A node's next is the first in the line that claims it, so
+the first of all is next on all its nodes. By credit a request over several pools comes before all requests over one of
+them, while all its nodes are free. It is short, and if it waited for one pool, the other would idle.
 """
 
 from collections.abc import Container, Iterator
@@ -27,26 +26,26 @@ from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, NodeStatus, Sch
 from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.state import State
 
-#: where jobs go by credit, who is promised nothing counts as if it were promised this: it yields, and starves not
+#: by credit, a job without a promise counts as if it were promised this: it yields, and does not starve
 PROMISED_NOTHING: Final = 10.0
-#: and who has waited for as long as so many of its iterations take goes before who has less credit
+#: a job that has waited for so many of its iterations goes first
 PATIENCE: Final = 3
-#: slots that have ended, and whose GPUs only have to be parked or seen clear
+#: slots that have ended, and whose GPUs only have to be parked or verified clean
 ENDED: Final = (SlotStatus.RELEASED,)
 
 
 class Projection(Struct):
-    """A group's wheel, by node. Derived, and valid for one version of the group."""
+    """A group's schedule, by node. Derived, and valid for one version of the group."""
 
     version: int
-    #: per node, the wheel indices of the visits that claim it
+    #: per node, the schedule indices of the turns that claim it
     on: dict[NodeId, tuple[int, ...]]
     #: nodes of each (job, phase)
     nodes: dict[tuple[JobId, str], tuple[NodeId, ...]]
     #: each (job, phase) that claims all nodes of a phase of the job's cycle, and more
     spans: frozenset[tuple[JobId, str]]
-    #: wheel indices of each (job, phase)
-    visits: dict[tuple[JobId, str], tuple[int, ...]]
+    #: schedule indices of each (job, phase)
+    turns: dict[tuple[JobId, str], tuple[int, ...]]
 
 
 class Rotation:
@@ -56,7 +55,7 @@ class Rotation:
         self._known: dict[GroupId, Projection] = {}
 
     def projection(self, state: State, group: Group) -> Projection:
-        """The group's wheel, by node."""
+        """The group's schedule, by node."""
         known = self._known.get(group.id)
         if known is not None and known.version == group.version:
             return known
@@ -67,32 +66,32 @@ class Rotation:
         return made
 
     def turn_of(self, state: State, group: Group, job: JobId, phase: str) -> int | None:
-        """The wheel index of the job's next visit for this phase."""
-        indices = self.projection(state, group).visits.get((job, phase))
+        """The schedule index of the job's next turn for this phase."""
+        indices = self.projection(state, group).turns.get((job, phase))
         if not indices:
             return None
-        wheel = group.schedule
-        return indices[0] if len(indices) == 1 else min(indices, key=lambda index: (wheel[index].turn, index))
+        schedule = group.schedule
+        return indices[0] if len(indices) == 1 else min(indices, key=lambda index: (schedule[index].rotation, index))
 
     def nodes_of(self, state: State, group: Group, job: JobId, phase: str) -> tuple[NodeId, ...]:
         """The nodes that a phase claims, all at once."""
         return self.projection(state, group).nodes.get((job, phase), ())
 
     def head(self, state: State, group: Group, node: NodeId) -> int | None:
-        """The wheel index of the visit that is next on a node."""
-        wheel = group.schedule
+        """The schedule index of the turn that is next on a node."""
+        schedule = group.schedule
         head = None
         least = -1
         for index in self.projection(state, group).on.get(node, ()):
-            turn = wheel[index].turn
-            if head is None or turn < least:  # indices ascend, so of equal turns the first stays
-                head, least = index, turn
+            rotation = schedule[index].rotation
+            if head is None or rotation < least:  # indices ascend, so of equal rotations the first stays
+                head, least = index, rotation
         return head
 
     def line(self, state: State, group: Group, node: NodeId, absent: Container[SlotId], now: Millis) -> list[Slot]:
         """The requests that wait for a node, the first comer first; by credit, the job that has least of it.
 
-        Without those of ``absent``, of paused jobs, and for nodes that are out: nobody waits for them.
+        Without those of ``absent``, of paused jobs, and for nodes that are out: no job waits for them.
         """
         projection = self.projection(state, group)
         nodes = projection.nodes
@@ -121,28 +120,33 @@ class Rotation:
         return all(holder is None or state.slots[holder].status in ENDED for holder in holders)
 
     def before(self, state: State, group: Group, index: int) -> Iterator[ScheduledTurn]:
-        """Visits that come before this one on any of its nodes, once each per turn that is due."""
-        visit = group.schedule[index]
-        mine = (visit.turn, index)
+        """Turns that come before this one on any of its nodes, once each per rotation that is due."""
+        turn = group.schedule[index]
+        mine = (turn.rotation, index)
         projection = self.projection(state, group)
         seen: set[int] = set()
-        for node in projection.nodes.get((visit.job, visit.phase), ()):
+        for node in projection.nodes.get((turn.job, turn.phase), ()):
             for other in projection.on[node]:
                 if state.jobs[group.schedule[other].job].group != group.id:
                     continue  # it is still to move here
-                if other not in seen and (group.schedule[other].turn, other) < mine:
+                if other not in seen and (group.schedule[other].rotation, other) < mine:
                     seen.add(other)
                     yield group.schedule[other]
 
 
 def _standing(job: Job, slot: Slot, now: Millis) -> tuple[bool, bool, Millis]:
-    """Where a job stands among those that wait: guarded first, then who has waited for very long, then by credit.
+    """Where a job stands among those that wait: first those that waited very long, then guarded ones, then by credit.
 
-    The iteration at hand counts. While two wait both lose alike, so their order stays; and who has earned much does
-    not wait until the others have as much.
+    Two guarded jobs would starve a third otherwise. The iteration at hand counts. While two wait both lose alike, so
+    their order stays.
     """
     slo = job.spec.slo if job.spec.slo is not None and job.promised else PROMISED_NOTHING
-    return not job.guarded, now < patient_until(job, slot), ahead_ms(job, slo, now)
+    return now < patient_until(job, slot), not job.guarded, ahead_ms(job, slo, now)
+
+
+def gives_way(job: Job) -> bool:
+    """Whether it was decided that the job is promised nothing, so that by credit it yields."""
+    return job.status is JobStatus.ADMITTED and not job.promised
 
 
 def patient_until(job: Job, slot: Slot) -> Millis:
@@ -183,13 +187,13 @@ def find_phase(state: State, job: JobId, name: str) -> PhaseSpec | None:
 def _project(state: State, group: Group) -> Projection:
     on: dict[NodeId, list[int]] = {}
     nodes: dict[tuple[JobId, str], tuple[NodeId, ...]] = {}
-    visits: dict[tuple[JobId, str], list[int]] = {}
-    for index, visit in enumerate(group.schedule):
-        key = (visit.job, visit.phase)
+    turns: dict[tuple[JobId, str], list[int]] = {}
+    for index, turn in enumerate(group.schedule):
+        key = (turn.job, turn.phase)
         if key not in nodes:
-            phase = find_phase(state, visit.job, visit.phase)
-            nodes[key] = () if phase is None else state.phase_nodes(state.jobs[visit.job], phase, group.id)
-        visits.setdefault(key, []).append(index)
+            phase = find_phase(state, turn.job, turn.phase)
+            nodes[key] = () if phase is None else state.phase_nodes(state.jobs[turn.job], phase, group.id)
+        turns.setdefault(key, []).append(index)
         for node in nodes[key]:
             on.setdefault(node, []).append(index)
     spans = (
@@ -202,5 +206,5 @@ def _project(state: State, group: Group) -> Projection:
         on={node: tuple(indices) for node, indices in on.items()},
         nodes=nodes,
         spans=frozenset(spans),
-        visits={key: tuple(indices) for key, indices in visits.items()},
+        turns={key: tuple(indices) for key, indices in turns.items()},
     )

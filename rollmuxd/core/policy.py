@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, PoolName
@@ -39,11 +40,11 @@ class Link(Struct, frozen=True):
 
 
 class Binding(Struct, frozen=True):
-    """Why a wheel is not faster: legs, each waiting for the one before, that go round once in so many turns."""
+    """Why a schedule is not faster: legs, each waiting for the one before, that go round once in so many rotations."""
 
     links: tuple[Link, ...]
-    turns: int
-    #: all of it, gaps included: the period is this by the turns, rounded up
+    rotations: int
+    #: all of it, gaps included: the period is this by the rotations, rounded up
     took_ms: Millis
 
 
@@ -53,16 +54,16 @@ class Placed(Struct, frozen=True):
     #: None: a new group
     group: GroupId | None
     pins: dict[PoolName, tuple[NodeId, ...]]
-    #: the group's whole wheel, in order, the job's visits included
+    #: the group's whole schedule, in order, the job's turns included
     schedule: tuple[PlannedTurn, ...]
     #: how: ``packing`` (nodes the group has), ``scaling`` (more rollout nodes), ``isolated`` (a new group)
     admission: str
     status: JobStatus
     #: whether the job's SLO is certified
     promised: bool
-    #: what a turn of the wheel takes, by the plan; the job's iteration takes that by how often it goes round in it
+    #: what a rotation takes, by the plan; the job's iteration takes that by how often it goes round in it
     period_ms: Millis | None
-    #: price of the nodes that nobody used before, per hour
+    #: price per hour of the nodes that no job used before
     cost_per_hour: float
     #: how the group's members follow each other, from now on
     dispatch: Dispatch = Dispatch.SCHEDULE
@@ -89,13 +90,13 @@ class Verdict(Struct, frozen=True):
 
 
 class Replan(Struct, frozen=True):
-    """A group planned anew, with the times that are known now; everybody stays on his nodes."""
+    """A group planned again, with the times that are known now; each job stays on its nodes."""
 
     #: of the group, as in :class:`Placed`; None: a member's times are not known
     period_ms: Millis | None
     #: members for whose promises the plan has no room
     at_risk: tuple[JobId, ...] = ()
-    #: the whole wheel, in order; none: it stays as it is
+    #: the whole schedule, in order; none: it stays as it is
     schedule: tuple[PlannedTurn, ...] = ()
 
 
@@ -108,24 +109,14 @@ class Move(Struct, frozen=True):
     job: JobId
     #: where to, as :meth:`Policy.place` would say it; the group may be one that exists, or a new one
     placed: Placed
-    #: for people: what it is good for, with its numbers
-    why: str
+    #: what it is good for, with its numbers; in words of your own: ``causes.said(...)``
+    why: Cause
     #: what is expected to be saved, per hour, once this move and the later ones of its plan are done
     saves_per_hour: float = 0.0
     #: what the move itself costs
     costs: float = 0.0
     #: the nodes that it leaves because they are drained: the move is given up when they are not any more
     off: tuple[NodeId, ...] = ()
-
-
-class Reorder(Struct, frozen=True):
-    """A group changes to another schedule, on the same nodes."""
-
-    group: GroupId
-    #: the member on whose account
-    job: JobId
-    replan: Replan
-    why: str
 
 
 class Policy(Protocol):
@@ -146,20 +137,21 @@ class Policy(Protocol):
         ...
 
     def replan(self, state: State, group: GroupId) -> Replan:
-        """The group, with the times that are known now: as it stands where that keeps every promise, else in another
-        wheel for the same members on the same nodes; where there is none, whose promises are at risk.
+        """The group, with the times that are known now: as it stands if that keeps every promise, else in another
+        schedule. That has the same members on the same nodes; if there is none, the answer is the jobs whose promises
+        are at risk.
 
         A group may be asked about that is not quite the one of that name (a member taken away): nothing may be
         remembered of it.
         """
         ...
 
-    def regroup(self, state: State, now: Millis) -> Iterator[Move | Reorder | None]:
+    def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
         """Look for placed jobs that are better placed elsewhere, in steps of a few milliseconds each.
 
-        None: nothing yet, ask on. A move: worth doing now; what comes after it is to be asked anew, of the state in
-        which that move is planned. Whoever iterates drops the iterator when a group, node or job has changed. Only
-        ``movable`` jobs without a move at hand are moved.
+        None: nothing yet, ask on. A move: worth doing now; the next one is asked of the state in which this move is
+        planned. The caller drops the iterator when a group, node or job has changed. Only ``movable`` jobs without a
+        move at hand are moved.
         """
         ...
 
@@ -174,10 +166,10 @@ class Policy(Protocol):
 
 @runtime_checkable
 class SaysWhatBinds(Protocol):
-    """A policy may also say, to people, why a group's wheel turns no faster."""
+    """A policy may also say, to people, why a rotation of a group takes no less."""
 
     def binding(self, state: State, group: GroupId) -> Binding | None:
-        """The cycle of legs that the group's period hangs on; None: nobody knows, or the wheel takes no time."""
+        """The cycle of legs that the group's period hangs on; None: it is unknown, or the schedule takes no time."""
         ...
 
 
@@ -189,16 +181,20 @@ class SpendsCredit(Protocol):
         """How long that is at a pace; None: for ever, or no credit is spent."""
         ...
 
+    def exhausted(self, state: State, now: Millis) -> Iterator[JobId]:
+        """The jobs that run slower than promised and have spent the credit for it: their groups are planned again."""
+        ...
+
 
 @runtime_checkable
 class AsksForCredit(Protocol):
     """A policy may also keep newcomers out of a group until its members have earned some credit.
 
-    Whoever waits is tried again when the end of a member's iteration makes this true.
+    Waiting jobs are tried again when the end of a member's iteration makes this true.
     """
 
     def can_afford_newcomer(self, state: State, group: GroupId) -> bool:
-        """Whether the members can afford that somebody comes."""
+        """Whether the members can afford a newcomer."""
         ...
 
 
@@ -209,5 +205,5 @@ class HeedsOwners(Protocol):
     The scheduler fills it in. Of other policies, a placement that is too wide for its owner is refused.
     """
 
-    #: by owner, who has a limit
+    #: by owner; only owners that have a limit
     max_nodes: Mapping[str, int]

@@ -1,8 +1,8 @@
 """The scheduler: inputs in, facts and effects out.
 
-:mod:`rollmuxd.core.handlers` has a function for each input. It refuses first, then records what happened (``c.fact``)
-and what is to be done (``c.do``). What follows is in :mod:`rollmuxd.core.steps`: slots end (``reclaim``), jobs
-are admitted (``admit``), turns are handed on (``dispatch``), jobs move (``move``). Each works on one ``Context``.
+:mod:`rollmuxd.core.handlers` has a function for each input. It refuses first, then records what the input means
+(``c.fact``, ``c.do``), with steps where it needs them. After every input :mod:`~rollmuxd.core.reconcile` takes the
+steps of :mod:`rollmuxd.core.steps`: slots end, jobs are admitted, turns are given, jobs move.
 """
 
 from collections.abc import Callable
@@ -11,22 +11,32 @@ from typing import Any
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.context import NOTHING, Context
-from rollmuxd.core.decision import Answer, Decision
+from rollmuxd.core.decision import Answer, Decision, Directive
 from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.estimates import credit_ms, slowdown
 from rollmuxd.core.facts import name
 from rollmuxd.core.handlers import hosts, jobs, orders, resize, slots
-from rollmuxd.core.ids import GroupId, JobId, Millis, SessionId
+from rollmuxd.core.ids import GroupId, JobId, Millis, SessionId, SlotId
 from rollmuxd.core.policy import HeedsOwners, Policy
+from rollmuxd.core.reconcile import reconcile
 from rollmuxd.core.state import State
-from rollmuxd.core.steps import drain, move, overrun, replan
-from rollmuxd.core.steps.admit import admit, begin_pass, continue_pass, position
-from rollmuxd.core.steps.dispatch import dispatch
+from rollmuxd.core.steps import drain, overrun, replan
+from rollmuxd.core.steps.admit import position
 from rollmuxd.core.timers import Timers
 
 _NO_CHANGE = Decision((), (), NOTHING)
 
+
+def _tick(c: Context, given: i.Tick) -> Answer:
+    """Deadlines have passed."""
+    del given
+    for kind, key in c.timers.due(c.now, c.config):
+        _DUE[kind](c, key)
+    return NOTHING
+
+
 _HANDLERS: dict[type, Callable[[Context, Any], Answer]] = {
+    i.Tick: _tick,
     i.RegisterJob: jobs.register,
     i.EndJob: jobs.end,
     i.PauseJob: jobs.pause,
@@ -34,6 +44,7 @@ _HANDLERS: dict[type, Callable[[Context, Any], Answer]] = {
     i.ReinstateJob: jobs.reinstate,
     i.OpenSession: jobs.open_session,
     i.CloseSession: jobs.close_session,
+    i.GiveBack: slots.give_back,
     i.Heartbeat: resize.heartbeat,
     i.ProcessGone: jobs.process_gone,
     i.RequestSlot: slots.request,
@@ -43,6 +54,7 @@ _HANDLERS: dict[type, Callable[[Context, Any], Answer]] = {
     i.ShrinkSlot: slots.shrink,
     i.GrowSlot: resize.grow,
     i.RevokeSlot: slots.revoke,
+    i.HostEnds: hosts.host_ends,
     i.DrainNode: hosts.drain,
     i.UndrainNode: hosts.undrain,
     i.DeclareClean: hosts.declare_clean,
@@ -66,15 +78,17 @@ _DUE: dict[str, Callable[[Context, str], None]] = {
     "relaunch": jobs.relaunch,
     "reap": jobs.reap,
     "detach": slots.give_up,
-    "dispatch": dispatch,
-    "overstay": overrun.due,
+    "dispatch": lambda c, group: c.dirty.group(group),
+    "overrun": overrun.due,
     "look": hosts.look_again,
-    "clear": hosts.clean_limit_passed,
-    "move": move.look_again,
-    "regroup": move.regroup,
+    "clean": hosts.clean_limit_passed,
+    "move": lambda c, job: c.dirty.jobs.setdefault(job),
+    "regroup": replan.look_for_moves,
     "relieve": replan.look_again,
     "leave": drain.look_again,
-    "admit": begin_pass,
+    "lend": lambda c, node: c.dirty.lend.setdefault(node),
+    "yield": slots.yield_due,
+    "admit": lambda c, _: c.dirty.try_the_rest(),
 }
 
 
@@ -92,22 +106,22 @@ class Scheduler:
         self.config, self.policy = config, policy
         if isinstance(policy, HeedsOwners):
             policy.max_nodes = {name: owner.max_nodes for name, owner in config.owners.items() if owner.max_nodes}
-        self._cycle = Context(config, policy, state if state is not None else State())
+        self._context = Context(config, policy, state if state is not None else State())
 
     @property
     def state(self) -> State:
         """What is journalled. For reading only: facts write it."""
-        return self._cycle.state
+        return self._context.state
 
     @property
     def context(self) -> Context:
         """What the steps work with. For reading only: explanations are made of it."""
-        return self._cycle
+        return self._context
 
     @property
     def timers(self) -> Timers:
         """What is not journalled. For reading only."""
-        return self._cycle.timers
+        return self._context.timers
 
     def handle(self, given: i.Input, now: Millis) -> Decision:
         """Decide upon one input at a time ``now`` (integer milliseconds, never going back).
@@ -116,47 +130,36 @@ class Scheduler:
             Rejected: the input is refused, and nothing has changed.
             BrokenInvariant: a bug of ours; the state is not to be used any more.
         """
-        cycle = self._cycle
-        if now < cycle.state.at:
-            raise BrokenInvariant(f"time went back from {cycle.state.at} to {now}")
-        cycle.now = now
-        cycle.facts, cycle.effects, cycle.spent = [], [], 0
+        context = self._context
+        if now < context.state.at:
+            raise BrokenInvariant(f"time went back from {context.state.at} to {now}")
+        context.now = now
+        context.facts, context.effects, context.spent = [], [], 0
         try:
-            answer = self._tick() if type(given) is i.Tick else _HANDLERS[type(given)](cycle, given)
-            move.follow(cycle)
-            if replan.follow(cycle):
-                move.follow(cycle)
-            drain.follow(cycle)
+            answer = _HANDLERS[type(given)](context, given)
+            reconcile(context)
         except Rejected:
-            if cycle.facts:
-                raise BrokenInvariant(f"{type(given).__name__} was refused after {name(cycle.facts[-1])}") from None
+            if context.facts:
+                raise BrokenInvariant(f"{type(given).__name__} was refused after {name(context.facts[-1])}") from None
             raise
-        if not cycle.facts and not cycle.effects and answer is NOTHING:
+        if not context.facts and not context.effects and answer is NOTHING:
             return _NO_CHANGE
-        return Decision(tuple(cycle.facts), tuple(cycle.effects), answer)
-
-    def _tick(self) -> Answer:
-        cycle = self._cycle
-        # A thousand leases may run out at once: each departure lets somebody in, and one look finds all of them.
-        cycle.admits_later = False
-        for kind, key in cycle.timers.due(cycle.now, cycle.config):
-            _DUE[kind](cycle, key)
-        wanted, cycle.admits_later = cycle.admits_later, None
-        if wanted:
-            admit(cycle)
-        elif cycle.timers.round is not None and not cycle.timers.round.is_over():
-            continue_pass(cycle)
-        return NOTHING
+        return Decision(tuple(context.facts), tuple(context.effects), answer)
 
     def deadline(self) -> Millis | None:
         """When the next ``Tick`` is due at the latest; None: nothing is waited for."""
-        return self._cycle.timers.next_due()
+        return self._context.timers.next_due()
 
     # ---- questions; they change nothing ------------------------------------------------------------------------------
 
     def job_position(self, job: JobId, now: Millis) -> int:
         """Its place among the waiting jobs; 1: the next to be tried; 0: it does not wait."""
-        return position(self._cycle, job, now)
+        return position(self._context, job, now)
+
+    def directives(self, session: SessionId, slot: SlotId, now: Millis) -> tuple[Directive, ...]:
+        """What the session's slot would be asked by a heartbeat now; no lease is renewed by the question."""
+        self._context.now = now
+        return resize.directives(self._context, session, slot)
 
     def lease_left_ms(self, session: SessionId, now: Millis) -> Millis:
         """How long a session's lease lasts without another heartbeat."""

@@ -1,9 +1,9 @@
-"""What each owner has used of late, in integers, so that every run of the same journal comes to the same figures.
+"""What each owner used recently, in integers, so that every run of the same journal comes to the same figures.
 
-An owner's **use** is the GPU time of the nodes on which it has placements (each node once, also where others share
-it), in GPU-milliseconds, of which half is forgotten in each half-life. A placement's beginning and end write it into
-their facts; in between it is what follows from the GPUs held. Where two waiting jobs are of equal priority, the one
-goes first whose owner has the least use for its share.
+An owner's **use** is the GPU time of the nodes on which it has placements, in GPU-milliseconds. Each node counts once,
+also where others share it. Half of the use is forgotten in each half-life. A placement's beginning and end write it
+into their facts; in between it is what follows from the GPUs held. Where two waiting jobs are of equal priority, the
+one goes first whose owner has the least use for its share.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ def decayed(amount: int, elapsed_ms: Millis, half_life_ms: Millis) -> int:
 def use_of(owner: Owner | None, now: Millis, half_life_ms: Millis) -> int:
     """An owner's use at a time, in GPU-milliseconds.
 
-    Who holds the same GPUs for ever comes nearer and nearer to a limit: its GPUs x half-life / ln 2.
+    The use of an owner that holds the same GPUs for ever approaches a limit: its GPUs x half-life / ln 2.
     """
     if owner is None:
         return 0

@@ -3,12 +3,13 @@
 Times are integer milliseconds, sizes integer megabytes (1 GB = 1000 MB).
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from rollmuxd.core.ids import Millis, NodeId, PoolName
+from rollmuxd.core.ids import GpuId, Millis, NodeId, PoolName
 
 
 class OnLoss(StrEnum):
@@ -38,7 +39,7 @@ class Movable(StrEnum):
     """Whether a job may be moved to other nodes, and how."""
 
     NO = "no"
-    #: its process goes on, and loads its states on the other nodes
+    #: its process keeps running, and loads its states on the other nodes
     WARM = "warm"
     #: its process is ended, and started again there
     RELAUNCH = "relaunch"
@@ -55,8 +56,10 @@ class PhaseSpec(Struct, frozen=True, omit_defaults=True, cache_hash=True):
     gap_ms: Millis = 0
     #: the fewest GPUs it can start, or end its tail, on; 0: it needs them all
     min_gpus: int = 0
-    #: of a side phase: it comes once in so many iterations, at the most often; 0: nobody said
+    #: of a side phase: it comes at most once in so many iterations; 0: not stated
     every: int = 0
+    #: how its nodes talk: ``ring``, ``mesh`` or ``pairs``, for circuits of an optical switch; empty: in no such way
+    traffic: str = ""
 
 
 class Want(Struct, frozen=True, omit_defaults=True, cache_hash=True):
@@ -68,6 +71,11 @@ class Want(Struct, frozen=True, omit_defaults=True, cache_hash=True):
     named: tuple[NodeId, ...] = ()
 
 
+#: the residency driver that needs the job's process to move a state
+CHANNEL: Final = "channel"
+#: the one phase of a filler
+FILLER: Final = "filler"
+
 OptionValue: TypeAlias = str | bool | int | float | tuple[str, ...]
 
 
@@ -78,16 +86,24 @@ class StateSpec(Struct, frozen=True, omit_defaults=True, cache_hash=True):
     #: on each GPU of the node, while loaded
     gpu_mb: int = 0
     #: on each GPU of the node, while parked (what an engine cannot give back)
-    leftover_mb: int = 0
+    residual_mb: int = 0
     #: of each node's host, reserved for as long as the job is placed there
     ram_mb: int = 0
     #: the residency driver that moves it
-    driver: str = "channel"
+    driver: str = CHANNEL
     #: planned times of a warm start and of parking, charged in the plan when the group is shared
     load_ms: Millis = 0
     park_ms: Millis = 0
+    #: it is several engines, each on so many GPUs of a node, in their order; 0: one thing on all of them
+    engine_gpus: int = 0
     #: what the driver has to know besides, in its own words. It is in the journal: no place for secrets
     options: tuple[tuple[str, OptionValue], ...] = ()
+
+
+def engines_on(gpus: Sequence[GpuId], engine_gpus: int) -> tuple[tuple[GpuId, ...], ...]:
+    """The GPUs of each engine on a node with these GPUs; without ``engine_gpus`` all of them are one's."""
+    each = engine_gpus or max(1, len(gpus))
+    return tuple(tuple(gpus[at : at + each]) for at in range(0, len(gpus) - each + 1, each))
 
 
 class LaunchSpec(Struct, frozen=True, omit_defaults=True):
@@ -96,6 +112,33 @@ class LaunchSpec(Struct, frozen=True, omit_defaults=True):
     argv: tuple[str, ...]
     cwd: str = ""
     env: dict[str, str] = {}
+
+
+#: the name under which the time of a batch is kept beside those of phases
+PACE: Final = "pace"
+
+
+class Asynchronous(Struct, frozen=True, omit_defaults=True):
+    """A job's rollouts run on GPUs of its own, also while it trains and while it waits for its turn."""
+
+    #: in what time its rollouts make one batch when nothing holds them up; None: not known yet, measure it
+    pace_ms: Millis | None = None
+    #: batches that may be begun beyond the one that is trained; 0: the next is begun when the slot is granted
+    ahead: int = 1
+
+    @property
+    def rollouts(self) -> PhaseSpec:
+        """The making of one batch, as plans reckon with phases. It uses no pool."""
+        return PhaseSpec(PACE, (), self.pace_ms)
+
+
+class Filler(Struct, frozen=True, omit_defaults=True):
+    """A job that works on one node while no other job is due there, and gives way."""
+
+    #: from ``yield`` until it has given its slot back; parking what it has loaded comes after that
+    yield_ms: Millis = 2_000
+    #: a loan that would give it less than this is not begun
+    min_run_ms: Millis = 10_000
 
 
 class JobSpec(Struct, frozen=True, omit_defaults=True):
@@ -121,3 +164,12 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     ranks: int = 1
     #: what a backend starts when the job has its place; None: its process comes by itself
     launch: LaunchSpec | None = None
+    #: its cycle is one phase; None: its phases follow each other
+    asynchronous: Asynchronous | None = None
+    #: it has the one phase ``filler``, no promise and no place in a group; None: it is no filler
+    filler: Filler | None = None
+
+    @property
+    def timed(self) -> tuple[PhaseSpec, ...]:
+        """All whose times plans reckon with: the cycle phases, and an asynchronous job's making of a batch."""
+        return self.phases if self.asynchronous is None else (*self.phases, self.asynchronous.rollouts)

@@ -1,7 +1,7 @@
 """The core's whole memory. ``fold.apply`` is the one place that writes it, fact by fact.
 
 What is not here (lease deadlines, attachment, progress) is soft: it lives in the scheduler, is not journalled, and
-starts anew with it.
+starts empty with it.
 """
 
 from msgspec import Struct, field
@@ -50,6 +50,8 @@ class State(Struct):
     names: dict[str, JobId] = field(default_factory=dict)
     #: jobs in status WAITING, longest first
     waiting: dict[JobId, None] = field(default_factory=dict)
+    #: fillers that live: they wait for no placement
+    fillers: dict[JobId, None] = field(default_factory=dict)
     #: jobs with a move at hand, and jobs that have left something on nodes that they moved away from
     moving: dict[JobId, None] = field(default_factory=dict)
     leaving: dict[JobId, None] = field(default_factory=dict)
@@ -148,4 +150,4 @@ class State(Struct):
 
 def allowed_residual_mb(kept: JobState) -> int:
     """What a state may leave on each GPU: as agreed, or as it was seen to leave and was let to."""
-    return max(kept.spec.leftover_mb, kept.residual_mb or 0)
+    return max(kept.spec.residual_mb, kept.residual_mb or 0)

@@ -1,8 +1,8 @@
 """What is not journalled: lease deadlines, attachment, progress, and when to look again.
 
-It starts anew with the daemon, and is no part of replay equality. Whatever comes of it (a session lost, a request
-withdrawn) is a fact. Deadlines lie in a heap of hints: a hint that comes up early is put back at its true time, so
-that renewing a lease costs one store into a dict.
+It starts empty with the daemon, and is no part of replay equality. Whatever comes of it (a session lost, a request
+withdrawn) is a fact. Deadlines lie in a heap of hints. A hint that comes up early is put back at its true time, so
+renewing a lease costs one store into a dict.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -24,7 +24,12 @@ class AdmissionPass:
     """One pass over the waiting jobs, on the room that there is. New room, or a restart, begins another one."""
 
     def __init__(
-        self, names: list[JobId], refused: dict[object, float] | None = None, kept: Iterable[PoolName] = ()
+        self,
+        names: list[JobId],
+        refused: dict[object, float] | None = None,
+        kept: Iterable[PoolName] = (),
+        *,
+        restarted: bool = False,
     ) -> None:
         #: jobs in the order in which they are tried, and how many of them were
         self.names, self.tried = names, 0
@@ -32,8 +37,11 @@ class AdmissionPass:
         self.refused: dict[object, float] = {} if refused is None else refused
         #: pools that are kept for a job that has waited too long
         self.kept: set[PoolName] = set(kept)
-        #: whether a group has nodes now that it had not: a job that was refused may fit there
+        #: whether there is room now that there was not: a job that was refused may fit there
         self.grew = False
+        #: whether another pass gave way to this one, which then runs to its end. Else the last jobs would never be
+        #: tried while room keeps coming.
+        self.restarted = restarted
 
     def is_over(self) -> bool:
         """Whether every job was tried."""
@@ -56,7 +64,7 @@ class Timers:
         self.waiting = 0
         #: and of each owner
         self.waiting_of: dict[str, int] = {}
-        #: what was seen last on GPUs that were not clear, for people
+        #: what was seen last on GPUs that were not clean, for people
         self.used_mb: dict[GpuId, int] = {}
         #: when the last look at each host began
         self.looked_at: dict[HostId, Millis] = {}
@@ -66,11 +74,11 @@ class Timers:
         self._overtaken: dict[HostId, Millis] = {}
         #: how long the wait for the look after the next one is
         self._pause: dict[HostId, Millis] = {}
-        #: states that are told to be discarded again: when at the earliest, and after how long the time after that
+        #: states that are to be discarded again: the earliest time, and the wait before the time after that
         self._again: dict[str, tuple[Millis, Millis]] = {}
         #: when every lease was last renewed in full
         self.renewed_at: Millis = 0
-        #: when who sits where, or could, has changed last
+        #: when placements, or the room for them, changed last
         self.changed_at: Millis = 0
         #: waiting jobs as they are tried on the room that there is; None: all of them are still to be tried
         self.round: AdmissionPass | None = None
@@ -88,7 +96,7 @@ class Timers:
         known = self._kinds.get(job.id)
         if known is None or known[0] is not job.spec:
             spec = job.spec
-            key = (spec.phases, spec.wants, spec.states, spec.park, spec.colocate)
+            key = (spec.timed, spec.wants, spec.states, spec.park, spec.colocate)
             if key not in self._numbers:
                 self._numbers[key] = next(self._next_number)
             known = self._kinds[job.id] = spec, self._numbers[key]
@@ -114,13 +122,13 @@ class Timers:
         self.seen.pop(session, None)
 
     def detach(self, slot: SlotId, *, until: Millis, awaited_until: Millis) -> None:
-        """Nobody attends the request."""
+        """No call attends the request."""
         self.detached[slot] = until
         self.awaited[slot] = awaited_until
         self.at(until, "detach", slot)
 
     def attach(self, slot: SlotId) -> bool:
-        """Somebody attends it again; tells whether it was detached."""
+        """A call attends it again; returns whether it was detached."""
         self.awaited.pop(slot, None)
         return self.detached.pop(slot, None) is not None
 
@@ -155,9 +163,13 @@ class Timers:
             if job.launch is not None and not job.launch.over and not job.live:
                 self.at(now + config.lease_ms, "reap", job.id)
             if job.slot is not None:
-                self.at(now + config.lease_ms, "overstay", job.id)
+                self.at(now + config.lease_ms, "overrun", job.id)
         if state.waiting:  # which of them were tried is not known
             self.at(now, "admit", "")
+        for node in state.nodes.values():
+            if node.loan is not None:
+                self.at(now, "lend", node.id)
+                self.at(now, "yield", node.loan)
         for name in state.at_risk:
             self.at(now + config.lease_ms, "relieve", state.jobs[name].group or "")
         self.waiting, self.waiting_of = 0, {}
@@ -171,7 +183,7 @@ class Timers:
     # ---- looking again -----------------------------------------------------------------------------------------------
 
     def observe_now(self, host: HostId, now: Millis, config: Config) -> bool:
-        """Something on a host should come clear. True: look at once; False: a look is planned soon anyway."""
+        """Something on a host should become clean. True: look at once; False: a look is planned soon anyway."""
         soon = self._looks.get(host)
         self._pause[host] = config.observe_after_ms
         if soon is not None and soon <= now + config.observe_after_ms:
@@ -180,7 +192,7 @@ class Timers:
         return True
 
     def observe_later(self, host: HostId, now: Millis, config: Config) -> None:
-        """It is not clear yet: look again, each time after twice as long."""
+        """It is not clean yet: look again, each time after twice as long."""
         if host in self._looks:
             return
         # The look that every host gets now and then asks no driver, so it does not take the place of one that does.
@@ -198,7 +210,7 @@ class Timers:
         self.at(at, "look", host)
 
     def observed(self, host: HostId, since: Millis | None = None) -> None:
-        """The host was looked at; what is still to come clear there plans the next look. None: it was not reached."""
+        """The host was looked at; what is still to become clean there plans the next look. None: it was not reached."""
         if (planned := self._looks.pop(host, None)) is not None:
             self._overtaken[host] = planned
         if since is not None:

@@ -1,7 +1,7 @@
 """States that are only thought of: what would be if a job had ended. The given state stays as it is.
 
 A policy may keep what it derives of a group under the group's version. A group that is changed here gets a version that
-no group ever has, so nothing that was derived of it is used for a real one.
+no real group has. So nothing that was derived of it is used for a real one.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ trial_versions: Final = count(-1, -1)
 
 
 def without(state: State, job: Job) -> State:
-    """The state as it would be had the job ended, and were its GPUs clear; the given one stays as it is."""
+    """The state as it would be had the job ended, and were its GPUs clean; the given one stays as it is."""
     group = state.groups[job.group or ""]
     gone = {name for names in job.pins.values() for name in names}
     alone = {name for name in gone if state.nodes[name].pinned == [job.id]}
@@ -50,7 +50,7 @@ def without(state: State, job: Job) -> State:
             group,
             jobs=left,
             nodes=[name for name in group.nodes if name not in alone],
-            schedule=[visit for visit in group.schedule if visit.job != job.id],
+            schedule=[turn for turn in group.schedule if turn.job != job.id],
             version=next(trial_versions),
         )
     ended = replace(job, status=JobStatus.ENDED, group=None, pins={}, states=[])

@@ -4,10 +4,11 @@
 
 What would surprise:
 
-- Signals are ours, not uvicorn's: it would raise them once more after it has stopped. The first SIGTERM or SIGINT
-  lets calls come to an end, writes a snapshot and exits with 0; the second one exits at once, which is safe.
+- Signals are ours, not uvicorn's: it would raise them once more after it has stopped. The first SIGTERM or SIGINT lets
+  calls end, writes a snapshot and exits with 0. The second one exits at once, which is safe.
 - The state directory's lock is released last, and then the process ends, whatever its threads still do.
-- Sockets are bound here, before anything is told: a port in use is a sentence, and not uvicorn's ``sys.exit``.
+- Sockets are bound here, before the daemon reports anything: a port in use is a sentence, and not uvicorn's
+  ``sys.exit``.
 - Jobs do not notice a stop: what they hold is in the journal, and their clients ask again until the daemon is back.
 """
 
@@ -40,14 +41,17 @@ from rollmuxd.core.effects import Effect, Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import Millis, NodeId
 from rollmuxd.core.state import State
-from rollmuxd.daemon import logs
+from rollmuxd.daemon import files, logs
 from rollmuxd.daemon import tracing as spans
 from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.daemon.access.visibility import gone_from
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.channel import ChannelHub
+from rollmuxd.daemon.hosts.circuits import PORTS_S, Circuits, Misconfigured, ports_of
+from rollmuxd.daemon.hosts.endings import Endings
 from rollmuxd.daemon.hosts.observer import Observer, fill_in
+from rollmuxd.daemon.hosts.plugin_calls import said
 from rollmuxd.daemon.http.app import make_app
 from rollmuxd.daemon.http.listener import HANDSHAKE_S, Listener, Places
 from rollmuxd.daemon.http.peer import ConnectionLimits, PeerHttpToolsProtocol, hang_up_slow, limited
@@ -64,21 +68,34 @@ from rollmuxd.daemon.settings import (
     search_path,
     split_address,
 )
-from rollmuxd.daemon.tls import NoTls, Tls, open_tls, renew
+from rollmuxd.daemon.tls import NoTls, Tls, open_tls
 from rollmuxd.daemon.usage.daily import LiveUsage
 from rollmuxd.daemon.writer import Driver, Unavailable
+from rollmuxd.fabric.live import Wired
 from rollmuxd.policies.observe import Watch
-from rollmuxd.spi import Backend, PluginError, Residency, StartsProcesses, discovery
+from rollmuxd.spi import (
+    Backend,
+    EndsSometime,
+    FabricController,
+    PluginError,
+    Residency,
+    StartsProcesses,
+    discovery,
+    environment,
+)
 
 log = structlog.get_logger("rollmuxd.daemon")
 
-#: exit statuses: of what stays as it is until somebody changes something, and of what may pass by itself (EX_TEMPFAIL).
-#: The service is started again after the second, and not after the first: see deploy/rollmuxd.service
+#: exit statuses: for errors that you have to correct, and for those that may pass by themselves (EX_TEMPFAIL). The
+#: service is started again after the second, and not after the first: see deploy/rollmuxd.service
 CANNOT, NOT_NOW = 2, 75
-#: for how long who waits for a start may take it that a replay goes on, each time that it tells how far it is
+#: each report of a replay's progress extends the service manager's time limit for the start by this
 REPLAY_GOES_ON_S: Final = 60
-#: who is told how the daemon is may have no room for it just now: what it must know is told again
+#: the service manager may have no room for a message just now: what it must know is sent again after this
 TOLD_AGAIN_S: Final = 1.0
+#: for how long the journal's threads may keep the interpreter while the loop waits for it: Python's own 5 ms exceed a
+#: hand-over
+SWITCH_S: Final = 0.0005
 #: a clock that is so many days behind the last fact is wrong, or was wrong when that was written
 CLOCK_DAYS: Final = 30
 #: what a disk, a quota, the machine or its network, which may come up after us, may have to give a moment later
@@ -112,7 +129,7 @@ class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
 async def serve(
     settings: Settings, *, on_ready: Callable[[Ready], None] | None = None, accept_clock: bool = False
 ) -> None:
-    """Run a daemon until it is told to stop, by a signal or by cancelling this.
+    """Run a daemon until a signal stops it, or until this is cancelled.
 
     ``accept_clock``: start although this machine's clock is far behind the last fact.
 
@@ -126,10 +143,12 @@ async def serve(
         if not accept_clock:
             check_clock(journal.last_at)
         tls = tls_of(settings)
+        environment.inherit(settings.daemon.inherit)
         sockets = stack.enter_context(listening(settings))
         hub = ChannelHub()
         drivers = await stack.enter_async_context(open_drivers(settings, hub))
         backends = await stack.enter_async_context(open_backends(settings))
+        controllers = await stack.enter_async_context(open_fabrics(settings))
         policy = make_policy(settings)
         config = settings.to_core_config(
             {name: driver.traits for name, driver in drivers.items()}, launch_hosts(settings, backends)
@@ -147,9 +166,9 @@ async def serve(
 
         def begun(state: State) -> None:
             metrics.begin(state)
-            today.begin(state)
             hub.begin(state)
             actuator.begin(state)
+            circuits.begin(state)
             if tracing is not None:
                 tracing.spans.begin(state)
 
@@ -163,7 +182,14 @@ async def serve(
             now=clock.now,
             environment={"ROLLMUX_URL": f"unix://{settings.daemon.socket_path.absolute()}"},
         )
+        circuits = Circuits(controllers, lambda: driver.scheduler.state, journal.left_alone)
         observer = Observer([host.id for host in settings.hosts], settings.limits.observe_s, actuator.perform)
+        endings = Endings(
+            {host.id: found for host in settings.hosts if isinstance(found := backends[host.backend], EndsSometime)},
+            lambda: driver.scheduler.state,
+            lambda given: driver.post(given),  # noqa: PLW0108  # made below
+            settings.daemon.state_dir / "endings.json",
+        )
         driver = Driver(
             lambda state: scheduler_of(config, policy, state),
             journal,
@@ -173,8 +199,8 @@ async def serve(
             sinks=(
                 logs.fact_logger(lambda: driver.scheduler.state),
                 metrics.sink,
-                today.on_facts,
                 observer.on_facts,
+                circuits.on_facts,
                 *(() if tracing is None else (tracing.spans.sink,)),
             ),
             prompt=(hub.on_facts, actuator.on_facts),
@@ -199,6 +225,8 @@ async def serve(
             keeper=keeper,
             drivers=drivers,
             today=today,
+            switches=circuits.switches,
+            endings=endings,
         )
 
         with one_of_the_group_failed():
@@ -212,6 +240,8 @@ async def serve(
                     starting.cancel_scope.cancel()
                 warn_of_gone_nodes(driver.scheduler.state, driver.configured)
                 tasks.start_soon(observer.run)
+                tasks.start_soon(circuits.run)
+                tasks.start_soon(endings.run)
                 tasks.start_soon(keeper.run)
                 tasks.start_soon(today.run)
                 limits = connection_limits(settings)
@@ -227,8 +257,6 @@ async def serve(
                 await tasks.start(tell_systemd)
                 if on_ready is not None:
                     on_ready(ready)
-                if tls is not None:
-                    tasks.start_soon(renew, tls)
 
                 await stopping.wait()
                 log.info("stopping", reason="told to")
@@ -246,6 +274,7 @@ def main(settings: Settings, *, accept_clock: bool = False) -> NoReturn:
     """Run a daemon in this process, and end the process with it. Uses uvloop where it is installed."""
     logs.set_up(settings.log.level, settings.log.format)
     raise_open_files()
+    sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(5_000, 100, 50)  # a few milliseconds each; a thousand clients that wait are seldom looked at
     anyio.run(
         _until_exit,
@@ -266,7 +295,7 @@ async def _until_exit(settings: Settings, accept_clock: bool) -> NoReturn:
     try:
         await serve(settings, accept_clock=accept_clock)
     except (CannotStart, BadSettings) as error:
-        print(f"rollmuxd: {error}", file=sys.stderr)  # noqa: T201  # to whoever has started it
+        print(f"rollmuxd: {error}", file=sys.stderr)  # noqa: T201  # for the terminal
         status = NOT_NOW if may_pass(error) else CANNOT
     except BrokenInvariant:
         status = 70  # EX_SOFTWARE; the log has it in full
@@ -280,13 +309,13 @@ async def _until_exit(settings: Settings, accept_clock: bool) -> NoReturn:
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Whether what keeps a daemon from starting may be gone without anybody's doing: then it is to be tried again."""
+    """Whether what keeps a daemon from starting may pass by itself: then the start is to be tried again."""
     while error is not None:
         if isinstance(error, JournalInUse | JournalFailed | Unavailable) or file.passes(error):
             return True
         if isinstance(error, OSError) and error.errno in _PASSING:
             return True
-        if isinstance(error, socket.gaierror):  # whether the name is wrong, or nobody is up to ask, cannot be told
+        if isinstance(error, socket.gaierror):  # a wrong name looks like a name server that is down
             return True
         error = error.__cause__
     return False
@@ -318,8 +347,8 @@ def check_clock(last_at: Millis) -> None:
         last = time.strftime("%Y-%m-%d", time.gmtime(last_at / 1000))
         raise CannotStart(
             f"this machine's clock is {behind:.0f} days behind the last fact in the journal, of {last}: set the clock; "
-            f"if it is right, restore a backup that was made before the wrong time, or give --accept-clock to go on "
-            f"from {last}"
+            f"if it is right, restore a backup that was made before the wrong time, or give --accept-clock to "
+            f"continue from {last}"
         )
 
 
@@ -375,6 +404,30 @@ async def open_backends(settings: Settings) -> AsyncIterator[Mapping[str, Backen
         yield backends
 
 
+@asynccontextmanager
+async def open_fabrics(settings: Settings) -> AsyncIterator[dict[str, tuple[str, FabricController, Wired]]]:
+    """Optical switches by name. One that is away is asked for its ports later, and holds up no start for long.
+
+    Raises CannotStart where a driver is missing or refuses its options, or a cable ends at a port that cannot be used.
+    """
+    async with AsyncExitStack() as stack:
+        found: dict[str, tuple[str, FabricController, Wired]] = {}
+        for number, switch in enumerate(settings.fabric):
+            try:
+                controller = await discovery.find_fabric(switch.driver).open(switch.options)
+            except (PluginError, ValueError) as error:
+                raise CannotStart(f"{settings.source}: fabric[{number}] ({switch.name}): {error}") from error
+            stack.push_async_callback(_shielded, controller.close)
+            try:
+                await ports_of(f"fabric[{number}]", controller, switch.ports, PORTS_S)
+            except Misconfigured as error:
+                raise CannotStart(f"{settings.source}: {error}") from error
+            except Exception as error:
+                log.warning("fabric_away", fabric=switch.name, reason=said(error))
+            found[switch.name] = (switch.driver, controller, switch.ports)
+        yield found
+
+
 def launch_hosts(settings: Settings, backends: Mapping[str, Backend]) -> tuple[str, ...]:
     """Hosts on which jobs' processes may be started."""
     able = {name: backend for name, backend in backends.items() if isinstance(backend, StartsProcesses)}
@@ -385,7 +438,8 @@ def _folder_of_backend(settings: Settings, name: str) -> Path:
     """Where a backend may keep files. Raises CannotStart."""
     folder = settings.daemon.state_dir.absolute() / "backends" / name
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for one in (folder.parent, folder):
+            one.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise CannotStart(f"daemon.state_dir: cannot make {folder}: {error.strerror}") from error
     return folder
@@ -452,8 +506,8 @@ async def _shielded(close: Callable[[], Any]) -> None:
 def listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
     """Sockets that are bound, TCP and Unix. Raises CannotStart.
 
-    The Unix socket's file outlives a daemon that was ready: its jobs hold what they held, and a client that found
-    nothing there would run beside them on their GPUs. At the file it waits for the next daemon.
+    The Unix socket's file outlives a daemon that was ready: its jobs hold what they held. A client that found no file
+    there would run beside them on their GPUs. With the file, it waits for the next daemon.
     """
     with contextlib.ExitStack() as stack:
         sockets = []
@@ -471,7 +525,7 @@ def listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
         finally:
             # Where the state directory was moved meanwhile, these may be another daemon's by now.
             never_ready = first and not found.exists()
-            if never_ready or settings.daemon.mode == "observe":  # nobody holds anything by it
+            if never_ready or settings.daemon.mode == "observe":  # no job holds anything by it
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(path.stat(), bound):
                         path.unlink()
@@ -507,8 +561,8 @@ def _tcp(listen: str) -> socket.socket:
 
 def _unix(path: Path, mode: int) -> socket.socket:
     try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)  # the socket's own mode says who may connect
-        # The state directory is held: a socket there that does not answer is what the daemon before has left.
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)  # the socket's own mode decides about access
+        # The state directory is held: a socket there that does not answer was left by the daemon before.
         if path.exists():
             if not stat.S_ISSOCK(path.stat().st_mode):
                 raise CannotStart(f"daemon.socket: {path} is no socket; remove it, or set daemon.socket to another")
@@ -527,7 +581,7 @@ def _unix(path: Path, mode: int) -> socket.socket:
 
 
 def _bound(path: Path, mode: int) -> socket.socket:
-    """A socket that is bound there, in the place of one that nobody uses.
+    """A socket that is bound there, in the place of one that no process uses.
 
     It is bound beside it and moved: a job that began while no file is there would run alone, on GPUs that others hold.
     """
@@ -535,7 +589,7 @@ def _bound(path: Path, mode: int) -> socket.socket:
     beside = path.with_name(f"{path.name[:12]}.{crc32(os.fsencode(path.name)):08x}.new")
     beside.unlink(missing_ok=True)  # of a start that was killed
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    # Nobody may connect before the mode is what it is to be.
+    # No process may connect before the mode is right.
     umask = os.umask(0o177)
     try:
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -554,7 +608,7 @@ def _bound(path: Path, mode: int) -> socket.socket:
 
 
 def closed_directory(path: Path, mode: int) -> Path | None:
-    """The directory above a socket that keeps out whom the socket's mode lets in, if one does."""
+    """The directory above a socket that keeps out users that the socket's mode lets in, if there is one."""
     for folder in path.absolute().parents:
         lets_in = folder.stat().st_mode
         # Which group each belongs to is not looked at: that of a socket and of its directory is usually one.
@@ -576,7 +630,7 @@ def _answers(path: Path) -> bool:
 
 
 def warn_of_gone_nodes(state: State, configured: Container[NodeId]) -> None:
-    """Say which jobs have a place on nodes that the configuration has no more: they would wait for ever."""
+    """Warn of jobs with a place on nodes that left the configuration: they would wait for ever."""
     for job in state.jobs.values():
         nodes = gone_from(configured, job) if job.has_place else []
         if nodes:
@@ -596,7 +650,7 @@ def announce(
     sockets: Sequence[socket.socket],
     tls: Tls | None = None,
 ) -> Ready:
-    """Say where the daemon is to be found: to people, to ``daemon.json``, to whoever has started it."""
+    """Say where the daemon listens: in the log, in ``daemon.json``, and to the service manager."""
     ready = publish(settings, sockets, tls)
     if not settings.hosts:
         log.warning("no_hosts", reason=without_hosts(settings), remedy="every job will be refused; add [[hosts]]")
@@ -632,7 +686,7 @@ def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | Non
         socket=str(settings.daemon.socket_path),
         certificate=None if tls is None else str(tls.certificate),
     )
-    _write_ready(settings.daemon.state_dir / "daemon.json", ready)
+    files.write(settings.daemon.state_dir / "daemon.json", msgspec.json.encode(ready) + b"\n")
     return ready
 
 
@@ -650,13 +704,6 @@ def _is_own(found: Path) -> bool:
     return (ready.pid, ready.started) == (os.getpid(), _own_start())
 
 
-def _write_ready(path: Path, ready: Ready) -> None:
-    # Written beside and moved, so that nobody reads half of it.
-    beside = path.with_suffix(".new")
-    beside.write_bytes(msgspec.json.encode(ready) + b"\n")
-    beside.replace(path)
-
-
 def without_hosts(settings: Settings) -> str:
     """Why there are no hosts."""
     if settings.file is not None:
@@ -669,26 +716,26 @@ def without_hosts(settings: Settings) -> str:
 
 #: open files that are not connections: the journal, backends, what they start
 OTHER_FILES: Final = 256
+#: of all connections, what one address or one user may have; all clients of a cluster may come through one address
+ONE_CALLERS_SHARE: Final = 0.5
 
 
 def connection_limits(settings: Settings) -> ConnectionLimits:
-    """What a connection may cost. No more of them than there are files: at the last one nothing works any more.
+    """What a connection may cost. At most as many as there are files: without a free file nothing works.
 
     Of what the port leaves, half is for users of this machine, half for operators, the journal and backends.
     """
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     most, local = settings.limits.max_connections, ConnectionLimits().max_local
-    share = settings.limits.max_connections_share
-    if files != resource.RLIM_INFINITY:
-        if files - OTHER_FILES < most:
-            most = max(files // 2, files - OTHER_FILES)
-        local = min(local, (files - most) // 2)
+    if open_files != resource.RLIM_INFINITY:
+        if open_files - OTHER_FILES < most:
+            most = max(open_files // 2, open_files - OTHER_FILES)
+        local = min(local, (open_files - most) // 2)
     return ConnectionLimits(
-        max_head=round(settings.limits.max_head_kb * 1000),
         max_connections=most,
-        max_from_one=max(1, round(most * share)),
+        max_from_one=max(1, round(most * ONE_CALLERS_SHARE)),
         max_local=local,
-        max_from_user=max(1, round(local * share)),
+        max_from_user=max(1, round(local * ONE_CALLERS_SHARE)),
         read_s=settings.limits.read_s,
     )
 
@@ -708,10 +755,10 @@ class _Uvicorn(uvicorn.Server):
             # An operator is to come in whatever happens at the port, and needs no TLS to get to the same machine.
             local = bound.family == socket.AF_UNIX
             places, tls = (self._local_places, None) if local else (self._places, self._tls)
-            door = Listener(bound, self._make_protocol, places, tls, self._handshake_s)
-            door.open(self.config.backlog)
-            doors: list[Any] = self.servers
-            doors.append(door)
+            listener = Listener(bound, self._make_protocol, places, tls, self._handshake_s)
+            listener.open(self.config.backlog)
+            listeners: list[Any] = self.servers
+            listeners.append(listener)
         self.listens.set()
 
     def _make_protocol(self) -> PeerHttpToolsProtocol:
@@ -750,7 +797,7 @@ class Server:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # nobody asks where a call is from
+                proxy_headers=False,  # no code asks where a call is from
                 backlog=2048,
                 # Idle connections of clients stay open between heartbeats.
                 timeout_keep_alive=75,
@@ -791,7 +838,7 @@ class Server:
             hang_up_slow(self._server.server_state.connections, anyio.current_time())
 
     async def stop(self) -> None:
-        """Take no more connections; let calls come to an end, in the time that they have."""
+        """Take no further connections; let calls end, in the time that they have."""
         self._server.should_exit = True
         await self._stopped.wait()
 
@@ -801,23 +848,27 @@ class Server:
 
 async def _until_signal(stopping: anyio.Event, *, task_status: TaskStatus[None]) -> None:
     """Set the event at the first signal; leave at the second, without ceremony: the journal is whole at any instant."""
+    heard = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # it is where nohup started us
+        heard.append(signal.SIGHUP)
     try:
-        receiver = anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
-        with receiver as signals:
+        with anyio.open_signal_receiver(*heard) as signals:
             task_status.started()
             async for received in signals:
+                if stopping.is_set() and received == signal.SIGHUP:
+                    continue  # a terminal that closes may send two
                 if stopping.is_set():
                     log.warning("stopped_at_once", signal=received.name)
                     os._exit(128 + received)
                 log.info("signal", signal=received.name)
                 stopping.set()
     except (ValueError, RuntimeError):
-        # Not in the main thread (a test): whoever runs it there stops it by cancelling it.
+        # Not in the main thread (a test): there it is stopped by cancelling it.
         task_status.started()
 
 
 async def _leave_at(stopping: anyio.Event, everything: anyio.CancelScope) -> None:
-    """Have a daemon that replays its journal leave when it is told to: nothing is begun that would need an end."""
+    """End a daemon that replays its journal at the first signal: nothing has begun that would need an end."""
     await stopping.wait()
     log.info("stopping", reason="told to, before it was ready")
     notify("STOPPING=1")
@@ -825,7 +876,7 @@ async def _leave_at(stopping: anyio.Event, everything: anyio.CancelScope) -> Non
 
 
 def replaying(done: int, of: int) -> None:
-    """Say how far a long replay is: to people, and to who waits for the start, and would else take it for stuck."""
+    """Say how far a long replay is: in the log, and to the service manager, which would else take it for stuck."""
     log.info("replaying", facts=done, of=of)
     notify(f"EXTEND_TIMEOUT_USEC={REPLAY_GOES_ON_S * 1_000_000}\nSTATUS={done:,} of {of:,} facts are replayed")
 
@@ -839,7 +890,7 @@ def notify(what: str) -> bool:
                 to.connect("\0" + where[1:] if where.startswith("@") else where)
                 to.sendall(what.encode())
         except (ConnectionRefusedError, FileNotFoundError):
-            return True  # nobody is there, and misses nothing
+            return True  # no service manager listens, and none misses it
         except OSError:
             return False
     return True
@@ -848,7 +899,7 @@ def notify(what: str) -> bool:
 async def tell_systemd(*, task_status: TaskStatus[None]) -> None:
     """Let systemd know that the daemon is ready; and then, twice in the time that it has set, that its loop lives.
 
-    It ends a service of which it has not heard, so what it had no room for is told again. Started: it was told once.
+    Systemd ends a service that is silent, so a message for which it had no room is sent again.
     """
     heard = notify("READY=1")
     task_status.started()

@@ -1,7 +1,7 @@
 """The time: wall-clock milliseconds that never go back.
 
-Wall time is asked once; from there the monotonic clock carries on, so that somebody setting the system's clock moves
-no lease. After a restart it begins at the last journalled ``at`` or later, since facts must be in order.
+Wall time is asked once; from there the monotonic clock continues, so that setting the system's clock moves no lease.
+After a restart it begins at the last journalled ``at`` or later, since facts must be in order.
 
 So a wall clock that is ahead at one start takes the time ahead, and it stays there. A start whose wall clock is far
 behind the last fact is refused (:func:`~rollmuxd.daemon.app.check_clock`).

@@ -1,8 +1,8 @@
 """``rollmuxd doctor``: looks at each configured host as an operator would, through the backend that reaches it.
 
-It needs no daemon and disturbs none: backends are opened anew, and asked; nothing is started, ended or written on a
-host. What a backend finds by itself (:class:`rollmuxd.spi.ChecksHosts`) comes first, then what is true of any host,
-then what residency drivers say of the states that live jobs have there (:class:`rollmuxd.spi.ExaminesStates`).
+It needs no daemon and disturbs none: it opens backends of its own and asks them; nothing is started, ended or written
+on a host. What a backend finds by itself (:class:`rollmuxd.spi.ChecksHosts`) comes first, then what is true of any
+host.
 """
 
 import tempfile
@@ -15,8 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from rollmuxd.core.ids import HostId, NodeId
-from rollmuxd.daemon.doctor_engines import Engines
-from rollmuxd.daemon.settings import HostTable, Settings, gpu_id, misspelt_pools, node_id
+from rollmuxd.daemon.hosts.circuits import Misconfigured, ports_of
+from rollmuxd.daemon.hosts.plugin_calls import ask, said
+from rollmuxd.daemon.settings import FabricTable, HostTable, Settings, gpu_id, misspelt_pools, node_id
 from rollmuxd.spi import Backend, ChecksHosts, Finding, Inventory, Observation, PluginError, discovery
 
 #: a host takes no longer
@@ -29,11 +30,11 @@ class Seen(Struct, frozen=True):
     """What a host had to show, for what concerns several of them."""
 
     inventory: Inventory
-    sight: Observation
+    observation: Observation
 
 
 class Examined(Struct, frozen=True):
-    """A host, and what was found."""
+    """A host, or ``fabric NAME`` for an optical switch, and what was found. Its backend, or driver."""
 
     host: HostId
     backend: str
@@ -46,7 +47,7 @@ class Examined(Struct, frozen=True):
 
 
 async def examine(settings: Settings, only: Sequence[HostId] = ()) -> tuple[Examined, ...]:
-    """All hosts, or those that are named, at the same time; in the order of the configuration."""
+    """All hosts and then switches, or the hosts that are named, at the same time; in the order of the configuration."""
     wanted = [host for host in settings.hosts if not only or host.id in only]
     found: dict[HostId, list[Finding]] = {host.id: [] for host in wanted}
     seen: dict[HostId, Seen] = {}
@@ -61,13 +62,9 @@ async def examine(settings: Settings, only: Sequence[HostId] = ()) -> tuple[Exam
             else:
                 backends[name] = opened
 
-        engines = Engines(settings)
-
         async def look(host: HostTable) -> None:
             findings, shown = await _host(backends[host.backend], host)
             found[host.id].extend(findings)
-            if shown is not None:
-                found[host.id].extend(await engines.examine(backends[host.backend], host.id))
             if shown is not None:
                 seen[host.id] = shown
 
@@ -75,7 +72,6 @@ async def examine(settings: Settings, only: Sequence[HostId] = ()) -> tuple[Exam
             for host in wanted:
                 if host.backend in backends:
                     tasks.start_soon(look, host)
-        await engines.close()
         for backend in backends.values():
             await backend.close()
     for about, finding in _between(seen, wanted):
@@ -83,7 +79,8 @@ async def examine(settings: Settings, only: Sequence[HostId] = ()) -> tuple[Exam
     doubtful = misspelt_pools(settings.hosts)
     for host in wanted:
         found[host.id] += [_misspelt(node, pool, doubtful[pool]) for node, pool in _pools(host) if pool in doubtful]
-    return tuple(Examined(host.id, host.backend, tuple(found[host.id])) for host in wanted)
+    switches = () if only else [await _switch(settings, number, one) for number, one in enumerate(settings.fabric)]
+    return (*(Examined(host.id, host.backend, tuple(found[host.id])) for host in wanted), *switches)
 
 
 def as_data(examined: Sequence[Examined]) -> list[dict[str, Any]]:
@@ -114,7 +111,7 @@ async def _host(backend: Backend, host: HostTable) -> tuple[list[Finding], Seen 
                 findings.extend(await backend.check(host.id))
             inventory = await backend.inventory(host.id)
             began = anyio.current_time()
-            sight = await backend.observe(host.id)
+            observation = await backend.observe(host.id)
             took_ms = (anyio.current_time() - began) * 1000
     except Exception as error:
         why = str(error) or f"no answer within {HOST_S:g} s" if isinstance(error, TimeoutError | PluginError) else ""
@@ -125,7 +122,30 @@ async def _host(backend: Backend, host: HostTable) -> tuple[list[Finding], Seen 
     findings.append(_took(took_ms))
     known = {finding.what for finding in findings if finding.level == "bad"}
     findings.extend(finding for finding in _configured(host, inventory) if finding.what not in known)
-    return findings, Seen(inventory, sight)
+    return findings, Seen(inventory, observation)
+
+
+async def _switch(settings: Settings, number: int, table: FabricTable) -> Examined:
+    """What is found on an optical switch."""
+
+    async def look() -> Finding:
+        mend = f"mend it in {settings.source}"
+        try:
+            controller = await discovery.find_fabric(table.driver).open(table.options)
+        except (PluginError, ValueError) as error:
+            return Finding("configuration", "bad", f"fabric[{number}]: {error}", mend)
+        try:
+            await ports_of(f"fabric[{number}]", controller, table.ports, HOST_S)
+            seen = await ask(HOST_S, controller.seen())
+        except Misconfigured as error:
+            return Finding("ports", "bad", str(error), mend)
+        except Exception as error:
+            return Finding("circuits", "warning", said(error), "jobs run over the electrical network until it answers")
+        finally:
+            await controller.close()
+        return Finding("circuits", "good", f"{len(seen)} circuits are there")
+
+    return Examined(f"fabric {table.name}", table.driver, (await look(),))
 
 
 def _took(took_ms: float) -> Finding:
@@ -177,8 +197,8 @@ def _between(seen: Mapping[HostId, Seen], hosts: Sequence[HostTable]) -> Iterato
     first: dict[str, str] = {}
     machines: dict[str, list[HostId]] = defaultdict(list)
     for host, shown in seen.items():
-        machines[shown.sight.boot_id].append(host)
-        for gpu, name in shown.sight.uuids.items():
+        machines[shown.observation.boot_id].append(host)
+        for gpu, name in shown.observation.uuids.items():
             if gpu in configured[host] and first.setdefault(name, gpu) != gpu:
                 said = f"it is the same GPU as {first[name]} ({name})"
                 yield host, Finding(gpu, "bad", said, "name a GPU once: take one of the two out of its node")

@@ -1,17 +1,18 @@
 """The first ``rollmux.toml``, from what there is: ``rollmuxd init``."""
 
+import json
 import re
 import socket
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import anyio
 from msgspec import Struct
 
 from rollmuxd.core.ids import HostId
 from rollmuxd.daemon.settings import node_id
-from rollmuxd.spi import Backend, GpuInfo, HostConfig, Inventory, PluginError, discovery
+from rollmuxd.spi import Backend, FindsHosts, FoundHost, GpuInfo, HostConfig, Inventory, PluginError, discovery
 
 LOOK_S: Final = 15.0
 _ID: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
@@ -24,6 +25,9 @@ class Found(Struct, frozen=True):
     backend: str
     inventory: Inventory | None
     why: str = ""
+    options: dict[str, Any] = {}
+    #: of hosts that the backend has found: which are alike
+    kind: int = 0
 
 
 class Node(Struct, frozen=True):
@@ -37,8 +41,10 @@ class CannotLook(Exception):
     """It cannot be found out what there is; says why, and what to do."""
 
 
-async def look(ssh: Sequence[str]) -> tuple[Found, ...]:
-    """This machine, or the hosts that are named, which are reached by SSH.
+async def look(ssh: Sequence[str], slurm: str | None = None) -> tuple[Found, ...]:
+    """This machine, or the hosts that are named, which are reached by SSH, or the nodes of a Slurm allocation.
+
+    ``slurm``: its number; empty: the one that this process is in.
 
     Raises:
         CannotLook: there is no backend for it, or a name cannot be a host's.
@@ -46,21 +52,29 @@ async def look(ssh: Sequence[str]) -> tuple[Found, ...]:
     for host in ssh:
         if not re.fullmatch(_ID, host):
             raise CannotLook(f"{host!r} cannot be a host's id; name it, with its user and port, in ~/.ssh/config")
+    name = "ssh" if ssh else "local" if slurm is None else "slurm"
     try:
-        kind = discovery.find_backend("ssh" if ssh else "local")
-    except PluginError as error:
+        kind = discovery.find_backend(name)
+        wanted = [FoundHost(id=host) for host in dict.fromkeys(ssh)] or [FoundHost(id=this_host())]
+        if slurm is not None and issubclass(kind, FindsHosts):
+            wanted = list(await kind.find(slurm))
+    except (PluginError, ValueError) as error:
         raise CannotLook(str(error)) from error
-    if not ssh:
-        return (await _look(kind, "local", this_host()),)
     found: dict[str, Found] = {}
 
-    async def ask(host: str) -> None:
-        found[host] = await _look(kind, "ssh", host)
+    async def ask(host: FoundHost) -> None:
+        found[host.id] = await _look(kind, name, host)
 
     async with anyio.create_task_group() as tasks:
-        for host in dict.fromkeys(ssh):
-            tasks.start_soon(ask, host)
-    return tuple(found[host] for host in dict.fromkeys(ssh))
+        for one in wanted:
+            tasks.start_soon(ask, one)
+    return tuple(found[one.id] for one in wanted)
+
+
+def made_up() -> tuple[Found, ...]:
+    """Eight GPUs of the mock backend, to try rollmuxd where there are none."""
+    gpus = [GpuInfo(f"mock/gpu{number}", type="mock", memory_mb=80_000) for number in range(8)]
+    return (Found(HostId("mock"), "mock", Inventory(gpus=tuple(gpus), ram_mb=256_000)),)
 
 
 def this_host() -> HostId:
@@ -69,28 +83,31 @@ def this_host() -> HostId:
     return name or "box"
 
 
-async def _look(kind: type[Backend], name: str, host: HostId) -> Found:
+async def _look(kind: type[Backend], name: str, host: FoundHost) -> Found:
     backend: Backend | None = None
+    there, why = None, ""
     try:
-        backend = await kind.open([HostConfig(id=host)], {})
+        backend = await kind.open([HostConfig(id=host.id, options=host.options)], {})
         with anyio.fail_after(LOOK_S):
-            return Found(host, name, await backend.inventory(host))
+            there = await backend.inventory(host.id)
     except TimeoutError:
-        return Found(host, name, None, f"no answer within {LOOK_S:g} s")
+        why = f"no answer within {LOOK_S:g} s"
     except (PluginError, ValueError) as error:
-        return Found(host, name, None, str(error).removeprefix(f"{host}: "))
+        why = str(error).removeprefix(f"{host.id}: ")
     finally:
         if backend is not None:
             await backend.close()
+    return Found(host.id, name, there, why, host.options, host.kind)
 
 
 def nodes(found: Sequence[Found], *, shared: bool) -> dict[HostId, tuple[Node, ...]]:
     """GPUs into nodes, of one type each: all in both pools (``shared``), else half of them in each.
 
-    Of several hosts the first half is for rollouts, of several types of GPUs on one host the first; where there is one
-    GPU, it is in both.
+    Of several kinds of hosts the first is for rollouts. Of several hosts of one kind it is the first half. Of several
+    types of GPUs on one host it is the first. Where there is one GPU, it is in both.
     """
     usable = [one for one in found if one.inventory is not None and one.inventory.gpus]
+    several_kinds = len({one.kind for one in usable}) > 1
     made: dict[HostId, tuple[Node, ...]] = {}
     for place, one in enumerate(usable):
         assert one.inventory is not None
@@ -98,7 +115,8 @@ def nodes(found: Sequence[Found], *, shared: bool) -> dict[HostId, tuple[Node, .
         if shared or (len(usable) == 1 and len(one.inventory.gpus) == 1):
             split = [Node(gpus, ("rollout", "train")) for gpus in alike]
         elif len(usable) > 1:
-            pool = "rollout" if place < (len(usable) + 1) // 2 else "train"
+            first = one.kind == usable[0].kind if several_kinds else place < (len(usable) + 1) // 2
+            pool = "rollout" if first else "train"
             split = [Node(gpus, (pool,)) for gpus in alike]
         elif len(alike) > 1:
             split = [Node(gpus, ("rollout" if number == 0 else "train",)) for number, gpus in enumerate(alike)]
@@ -130,7 +148,7 @@ _HEAD: Final = (
     "",
     "[defaults]",
     "# Of jobs that do not say it: what a parked state may leave on a GPU. A CUDA context alone is half a gigabyte.",
-    "leftover_gb = 1.0",
+    "residual_gb = 1.0",
 )
 
 
@@ -142,7 +160,9 @@ def _hosts(found: Sequence[Found], *, shared: bool) -> Iterator[str]:
             yield f"# {one.host}: no GPUs were seen here."
             if one.why:
                 yield f"# {' '.join(one.why.split())}"
-            yield from (f"# {line}".rstrip() for line in _host(one, [("0-7", "", ("rollout", "train"))]))
+            halves = [("0-3", "", ("rollout",)), ("4-7", "", ("train",))]
+            blank = [("0-7", "", ("rollout", "train"))] if shared else halves
+            yield from (f"# {line}".rstrip() for line in _host(one, blank))
             continue
         ram_gb = one.inventory.ram_mb / 1000
         yield from _host(
@@ -164,6 +184,8 @@ def _host(one: Found, its_nodes: Sequence[tuple[str, str, tuple[str, ...]]], ram
     yield "[[hosts]]"
     yield f'id = "{one.host}"'
     yield f'backend = "{one.backend}"'
+    if one.options:
+        yield f"options = {{{', '.join(f'{key} = {json.dumps(value)}' for key, value in one.options.items())}}}"
     yield from ram.splitlines()
     for gpus, about, pools in its_nodes:
         yield ""

@@ -1,8 +1,7 @@
 """Logs: structlog to stderr, for people or as one JSON object a line. Facts are the most of it.
 
-Every line about a job or a slot has its ``job`` and ``slot``. No secret is logged: of what a client sends, an
-idempotency key opens sessions, so it is left out, a job's specification is named, not printed, and tracebacks show no
-variables.
+Every line about a job or a slot has its ``job`` and ``slot``. No secret is logged. An idempotency key opens sessions,
+so it is left out. A job's specification is named, not printed, and tracebacks show no variables.
 """
 
 import logging
@@ -25,8 +24,8 @@ from rollmuxd.daemon.writer import Numbered
 log = structlog.get_logger("rollmuxd.facts")
 
 #: parts of facts that are no business of a log
-LEFT_OUT: Final = frozenset({"at", "idempotency_key", "spec", "wheel"})
-#: what somebody may have to look after
+LEFT_OUT: Final = frozenset({"at", "idempotency_key", "spec", "schedule"})
+#: what an operator may have to look after
 WARNINGS: Final[tuple[type[Fact], ...]] = (
     f.GpusNotClean,
     f.JobLost,
@@ -39,7 +38,7 @@ WARNINGS: Final[tuple[type[Fact], ...]] = (
     f.SessionLost,
     f.SlotFaulted,
     f.SlotLost,
-    f.SlotOverstays,
+    f.SlotOverran,
     f.SlotRevoked,
 )
 
@@ -81,10 +80,10 @@ def set_up(level: str = "info", format: Literal["console", "json"] = "console", 
     # Of every connection and request there would be a line; requests are the HTTP layer's to log.
     for name in ("httpx", "httpcore", "asyncio"):
         logging.getLogger(name).setLevel(max(number, logging.WARNING))
-    # It warns of every call that it cannot parse: whoever sends rubbish would fill the disk.
+    # It warns of every call that it cannot parse: a client that sends rubbish would fill the disk.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).setLevel(max(number, logging.ERROR))
-    # What they log comes with a page of where it was, and somebody at the other end may know how to have it logged.
+    # What they log has a traceback of a page, and a client may know how to cause it.
     for name in ("asyncio", "uvicorn.error"):
         logging.getLogger(name).filters[:] = [Seldom()]
 
@@ -121,8 +120,8 @@ class Seldom(logging.Filter):
 class Unfailing:
     """A stream that loses lines rather than fail, and says so once it can (``note`` makes that line).
 
-    The disk that the log lies on may be full, or whoever read it gone. That must not keep the daemon from anything:
-    least of all when what it has to log is that the journal, on the same disk, cannot be written.
+    The disk that the log lies on may be full, or the log's reader gone. That must not keep the daemon from anything.
+    Above all not when it has to log that the journal, on the same disk, cannot be written.
     """
 
     def __init__(self, stream: TextIO, note: Callable[[int], str]) -> None:
@@ -195,9 +194,9 @@ def fact_logger(state: Callable[[], State]) -> Callable[[Sequence[Numbered]], No
                 orders.add(fact, {key: said[key] for key in ("job", "slot") if key in said})
             elif isinstance(fact, f.OrderEnded | f.OrderFaulted):
                 said = {**(orders.over(fact.order) or {}), **said}
-            elif isinstance(fact, f.StateSeen):
+            elif isinstance(fact, f.StateObserved):
                 orders.seen(fact)
-            beyond = isinstance(fact, f.ResidualMemorySeen) and fact.mb > fact.agreed_mb
+            beyond = isinstance(fact, f.ResidualMemoryObserved) and fact.mb > fact.agreed_mb
             tell = to.warning if beyond or isinstance(fact, WARNINGS) else to.info
             tell(name, seq=seq, **said)
 
@@ -228,7 +227,7 @@ def _as_text(pretty: structlog.dev.ConsoleRenderer) -> Processor:
 
 
 _RARE: Final = frozenset({"exc_info", "exception", "stack", "logger", "logger_name"})
-# Control characters too: what somebody sends must not reach the terminal of who reads the log.
+# Control characters too: what a client sends must not reach the terminal of the log's reader.
 _QUOTED: Final = re.compile("[\\x00-\\x20\\x7f-\\x9f=\"']")
 
 

@@ -1,10 +1,10 @@
 """What Prometheus scrapes: counters that follow the facts, gauges that are read off the state at each scrape.
 
 Labels are pools, nodes, owners and statuses, whose numbers are bounded by the installation. Jobs are a label of two
-gauges only, and of those :data:`JOBS_SHOWN` whose bound is nearest to being broken: there is a new job every hour, and
-each would stay in the database for ever; ``/v1/jobs`` and ``/v1/report`` have them all. Their names are shown to whom
-the jobs themselves are, and to an owner's people no other owner's series. Counters start at zero with the daemon, as
-Prometheus expects; a replayed journal does not count.
+gauges only, and only the :data:`JOBS_SHOWN` jobs whose bound is nearest to being broken. A new job comes every hour,
+and each would stay in the database for ever; ``/v1/jobs`` and ``/v1/report`` have them all. Their names are shown to
+callers that may see the jobs, and an owner's users see no other owner's series. Counters start at zero with the daemon,
+as Prometheus expects; a replayed journal does not count.
 """
 
 import os
@@ -25,7 +25,7 @@ from rollmuxd.core.model import Job, JobStatus, NodeStatus, OrderKind, Slot, Slo
 from rollmuxd.core.state import State
 from rollmuxd.daemon.open_orders import OpenOrders
 
-# When a counter was made is when the daemon was started: a second series for each would tell nobody more.
+# Counters are made when the daemon starts: a second series for each would say nothing new.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _SWITCH_SECONDS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
@@ -64,6 +64,10 @@ class Metrics:
             registry=into,
         )
         self._switch_failed = Counter("rollmux_switches_failed", "Moves of state that failed.", ["kind"], registry=into)
+        self._harvested = Counter(
+            "rollmux_filler_gpu_seconds", "GPU time of loans to fillers.", ["owner"], registry=into
+        )
+        self._yields = Counter("rollmux_filler_yields", "Loans that were asked back.", ["reason"], registry=into)
         self._requests = Counter(
             "rollmux_http_requests", "Answered calls.", ["route", "method", "status"], registry=into
         )
@@ -114,7 +118,11 @@ class Metrics:
                 self._owners.pop(fact.job, None)
             case f.SlotQueued():
                 self._slots[fact.slot] = _OpenSlot(self._owners.get(fact.job, ""), queued_at=fact.at)
-            case f.SlotClaimed() if slot := self._slots.get(fact.slot):
+            case f.LoanEnded():
+                self._harvested.labels(self._owners.get(fact.job, "")).inc(fact.gpus * fact.used_ms / 1000)
+            case f.YieldAsked():
+                self._yields.labels(fact.reason.code).inc()
+            case f.SlotClaimed() | f.NodeLent() if slot := self._slots.get(fact.slot):
                 slot.gpus = len(fact.gpus)
             case f.SlotGranted() if slot := self._slots.get(fact.slot):
                 slot.since = fact.at
@@ -134,7 +142,7 @@ class Metrics:
                 self._switch.labels(order[0]).observe((fact.at - order[1]) / 1000)
             case f.OrderFaulted() | f.OrderContactLost() if order := self._orders.over(fact.order):
                 self._switch_failed.labels(order[0]).inc()
-            case f.StateSeen():
+            case f.StateObserved():
                 self._orders.seen(fact)
             case _:
                 pass
@@ -161,14 +169,14 @@ class Metrics:
         may_read: Callable[[Job], bool],
         owner: str | None = None,
         journal: Path | None = None,
-        untended: bool = False,
+        retention_failed: bool = False,
     ) -> tuple[bytes, str]:
         """All figures, in the text format that the scraper wants; and its media type.
 
-        ``may_read`` says of which jobs the names may be told, ``owner`` whose series alone are (None: everybody's);
-        ``journal`` is its file, if it has one, and ``untended`` whether it could not be looked after.
+        ``may_read`` says which jobs may be named, and ``owner`` whose series alone are shown (None: all). ``journal``
+        is its file, if it has one, and ``retention_failed`` whether it could not be looked after.
         """
-        self._state.scrape = Scrape(state, now, may_read, journal, untended)
+        self._state.scrape = Scrape(state, now, may_read, journal, retention_failed)
         try:
             encode, media_type = choose_encoder(accept)
             body: bytes = encode(self.registry if owner is None else _OfOwner(self.registry, owner))
@@ -192,13 +200,13 @@ def _open(slot: Slot) -> bool:
 
 
 class Scrape(NamedTuple):
-    """What one scrape is told of."""
+    """What one scrape reads."""
 
     state: State
     now: Millis
     may_read: Callable[[Job], bool]
     journal: Path | None
-    untended: bool = False
+    retention_failed: bool = False
 
 
 class _OfOwner(CollectorRegistry):
@@ -215,7 +223,7 @@ class _OfOwner(CollectorRegistry):
 
 
 class _StateCollector(Collector):
-    """Gauges, read off what is there while somebody scrapes."""
+    """Gauges, read from the present state at each scrape."""
 
     scrape: Scrape | None = None
 
@@ -229,7 +237,7 @@ class _StateCollector(Collector):
             yield from _work_gauges(state)
             yield from _wait_gauges(state, self.scrape.now)
             yield from _promise_gauges(state, self.scrape.may_read)
-            yield from _journal_gauges(self.scrape.journal, self.scrape.untended)
+            yield from _journal_gauges(self.scrape.journal, self.scrape.retention_failed)
 
 
 def _node_gauges(state: State) -> Iterator[Metric]:
@@ -256,7 +264,7 @@ def _node_gauges(state: State) -> Iterator[Metric]:
         gpus.add_metric([pool], sums[0])
         held.add_metric([pool], sums[1])
         running.add_metric([pool], sums[2])
-        for status in NodeStatus:  # zeros too: an alert must tell "none is lost" from "nobody says"
+        for status in NodeStatus:  # zeros too: an alert must tell "none is lost" from "unknown"
             nodes.add_metric([pool, status], statuses[pool, status])
     for host in state.hosts.values():
         reserved.add_metric([host.id], host.reserved_mb * 1_000_000)
@@ -268,9 +276,9 @@ def _work_gauges(state: State) -> Iterator[Metric]:
     jobs = GaugeMetricFamily("rollmux_jobs", "Jobs that have not ended.", labels=["owner", "status"])
     slots = GaugeMetricFamily("rollmux_slots", "Open slots, by status.", labels=["status"])
     late = GaugeMetricFamily(
-        "rollmux_slots_overstaying",
+        "rollmux_slots_overrunning",
         "Slots that run for far longer than their phases take.",
-        value=sum(slot.overstays_at is not None and slot.ended is None for slot in state.slots.values()),
+        value=sum(slot.overrun_at is not None and slot.ended is None for slot in state.slots.values()),
     )
     groups = GaugeMetricFamily("rollmux_groups", "Co-execution groups.", value=len(state.groups))
     orders = GaugeMetricFamily("rollmux_orders_open", "Moves of state under way.", labels=["kind"])
@@ -343,13 +351,13 @@ def _promise_gauges(state: State, may_read: Callable[[Job], bool]) -> Iterator[M
     yield from (behind, slower, credit)
 
 
-def _journal_gauges(path: Path | None, untended: bool) -> Iterator[Metric]:
+def _journal_gauges(path: Path | None, retention_failed: bool) -> Iterator[Metric]:
     if path is None:
         return
     yield GaugeMetricFamily(
-        "rollmux_journal_untended",
+        "rollmux_journal_retention_failed",
         "1 since the journal could not be looked after, as it is every hour, until it can: part of it may be damaged.",
-        value=untended,
+        value=retention_failed,
     )
     try:
         disk = os.statvfs(path.parent)

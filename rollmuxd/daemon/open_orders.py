@@ -1,4 +1,4 @@
-"""What somebody who follows the facts keeps for each open order, until a fact says that it is none any more."""
+"""What a follower of the facts keeps for each open order, until a fact says that the order has ended."""
 
 from typing import Generic, TypeVar
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 class OpenOrders(Generic[T]):
     """Holds one thing for each open order.
 
-    An order is over by its own end. Or by the sight of the state that it moves, after which no word of it comes any
-    more: a host that was away is looked at. No state has two orders, so that this cannot become more than there are.
+    An order is over by its own end, or when the state that it moves was observed after its host had been away. No
+    state has two orders, so that this cannot become more than there are.
     """
 
     def __init__(self) -> None:
@@ -36,6 +36,6 @@ class OpenOrders(Generic[T]):
         del self._of_state[found[0]]
         return found[1]
 
-    def seen(self, fact: f.StateSeen) -> T | None:
+    def seen(self, fact: f.StateObserved) -> T | None:
         """Where a state is was seen; what was kept for the order that is over with that."""
         return self.over(self._of_state.get(state_key(fact.job, fact.pool, fact.node), ""))

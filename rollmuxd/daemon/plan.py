@@ -3,15 +3,15 @@
 It is the scheduler that will decide when they do come, with its own policy, so the plan is what would happen at this
 moment. The copy is made of bytes: there is nothing by which the live state could be reached.
 
-A plan also says how few nodes would do (*least*): the jobs are placed on ever fewer of the nodes, by the same
-scheduler and policy, in the same order, without any other job.
+A plan also says how few nodes would do (*least*). The jobs are placed on ever fewer of the nodes, without any other
+job. Scheduler, policy and order are the same.
 """
 
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -31,14 +31,17 @@ from rollmuxd.daemon.question import Copy
 from rollmuxd.wire import answers as wire
 from rollmuxd.wire.plan import LeastNodes, LeastView, PlannedJob, PlannedPool, PlanPool, PlanView, Slowed
 
-#: waiting jobs of which is told what would let them in: each takes some hundredths of a second
-WISHES_TOLD = 10
-#: seconds of processor time after which the search for the least inventory ends with the best that it has,
-#: and after which it does if it was asked for; there is none where placing the jobs once takes a third of that
+#: waiting jobs for which the answer says what would let them in: each takes some hundredths of a second
+WHAT_IFS_MOST = 10
+#: processor time after which the search for the least inventory ends with its best result; the second, if it was asked
+#: for. None is made if placing the jobs once takes a third of that
 SEARCH_S: Final = 1.0
 SEARCH_LONG_S: Final = 8.0
-#: jobs of which is told why their promises do not hold
+#: jobs for which the answer says why their promises do not hold
 BROKEN_TOLD: Final = 5
+
+#: jobs' names, and what each became
+Came: TypeAlias = list[tuple[str, JobId | Rejected]]
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class PlanQuestion:
     owner: str
     user: str
     jobs: Sequence[JobSpec]
+    #: those that registering would refuse before the scheduler sees them, by their places in ``jobs``
+    refused: Mapping[int, Rejected]
     on: str
     pools: Mapping[str, PlanPool]
     #: whether to search the least inventory for long
@@ -69,19 +74,17 @@ def answer(asked: PlanQuestion) -> PlanView:
     before = _slowdowns(core)
     cost_before, used_before = _cost(core.state), _used(core.state)
     placed: dict[JobId, f.JobPlaced] = {}
-    came: list[tuple[str, JobId | Rejected]] = []
-    for spec in asked.jobs:
-        came.append((spec.name, _register(core, asked, spec, placed)))
+    came = _come(core, asked, placed)
     planned = {job for _, job in came if isinstance(job, str)}
     spent = time.process_time() - began
     after = _slowdowns(core)
-    wishing = [job for _, job in came if isinstance(job, str) and core.state.jobs[job].status is JobStatus.WAITING]
-    told = Visibility(core, asked.may_read_of)
-    wishes = {job: told.wishes(job) for job in wishing[:WISHES_TOLD]}
+    waiting = [job for _, job in came if isinstance(job, str) and core.state.jobs[job].status is JobStatus.WAITING]
+    visibility = Visibility(core, asked.may_read_of)
+    what_ifs = {job: visibility.what_ifs(job) for job in waiting[:WHAT_IFS_MOST]}
     jobs = [
         _refused(name, job)
         if isinstance(job, Rejected)
-        else _planned(told, name, job, placed.get(job), told.reasons(wishes.get(job, ())), asked)
+        else _planned(visibility, name, job, placed.get(job), visibility.reasons(what_ifs.get(job, ())), asked)
         for name, job in came
     ]
     slowed = [
@@ -128,7 +131,7 @@ def _inventory(asked: PlanQuestion) -> tuple[tuple[i.HostSpec, ...], tuple[i.Nod
 
 
 def _empty(asked: PlanQuestion, hosts: Sequence[i.HostSpec], nodes: Sequence[i.NodeSpec]) -> Scheduler:
-    """A scheduler with these nodes, all clear, and no jobs."""
+    """A scheduler with these nodes, all clean, and no jobs."""
     core = scheduler_of(asked.copy.config, asked.copy.fresh_policy(), State())
     core.handle(i.Start(tuple(hosts), tuple(nodes)), asked.now)
     for host in hosts:
@@ -157,10 +160,18 @@ def _made_up(pools: Mapping[str, PlanPool]) -> tuple[tuple[i.HostSpec, ...], tup
     return tuple(hosts), tuple(nodes)
 
 
+def _come(core: Scheduler, asked: PlanQuestion, placed: dict[JobId, f.JobPlaced]) -> Came:
+    """Let all jobs come, one after the other."""
+    return [
+        (spec.name, asked.refused.get(place) or _register(core, asked, spec, placed))
+        for place, spec in enumerate(asked.jobs)
+    ]
+
+
 def _register(
     core: Scheduler, asked: PlanQuestion, spec: JobSpec, placed: dict[JobId, f.JobPlaced]
 ) -> JobId | Rejected:
-    """Let one job come. One of its name that is there goes on, and this is another."""
+    """Let one job come. A job of the same name that is there keeps running, and this is another."""
     name = spec.name
     while (known := core.state.job_named(asked.owner, name)) is not None and known.live:
         name += "'"
@@ -220,14 +231,11 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:BROKEN_TOLD]) + (" and others" if len(names) > BROKEN_TOLD else "")
 
 
-Came = list[tuple[str, JobId | Rejected]]
-
-
 def _played(asked: PlanQuestion, hosts: Sequence[i.HostSpec], nodes: Sequence[i.NodeSpec]) -> tuple[Scheduler, Came]:
     """All jobs come, one after the other, to these nodes, where no others are."""
     there = {node.host for node in nodes}
     core = _empty(asked, [host for host in hosts if host.id in there], nodes)
-    return core, [(spec.name, _register(core, asked, spec, {})) for spec in asked.jobs]
+    return core, _come(core, asked, {})
 
 
 def _broken(asked: PlanQuestion, played: tuple[Scheduler, Came]) -> list[str]:
@@ -283,9 +291,14 @@ def _refused(name: str, why: Rejected) -> PlannedJob:
 
 
 def _planned(
-    told: Visibility, name: str, id: JobId, placed: f.JobPlaced | None, wishes: list[wire.Reason], asked: PlanQuestion
+    visibility: Visibility,
+    name: str,
+    id: JobId,
+    placed: f.JobPlaced | None,
+    what_ifs: list[wire.Reason],
+    asked: PlanQuestion,
 ) -> PlannedJob:
-    core, state = told.core, told.core.state
+    core, state = visibility.core, visibility.core.state
     job = state.jobs[id]
     solo = solo_ms(job)
     took = _iteration_ms(core, job)
@@ -296,8 +309,8 @@ def _planned(
     return PlannedJob(
         name=name,
         status=str(job.status),
-        reasons=told.reasons(told.why_job_waits(id, asked.now).reasons) if waits else [],
-        wishes=wishes,
+        reasons=visibility.reasons(visibility.why_job_waits(id, asked.now).reasons) if waits else [],
+        wishes=what_ifs,
         beside=[_name(other, asked) or None for other in beside],
         pins={pool: list(names) for pool, names in job.pins.items()},
         admission=job.admission,
@@ -316,11 +329,11 @@ def _name(job: Job, asked: PlanQuestion) -> str:
 
 
 def _iteration_ms(core: Scheduler, job: Job) -> Millis | None:
-    """What its group's plan gives it: a turn, by how often it goes round in it."""
-    turn = core.group_period_ms(job.group) if job.group is not None else None
-    if turn is None or job.group is None:
+    """What its group's plan gives it: a rotation, by how often it goes round in it."""
+    period = core.group_period_ms(job.group) if job.group is not None else None
+    if period is None or job.group is None:
         return None
-    return iteration_ms(turn, core.state.groups[job.group], job)
+    return iteration_ms(period, core.state.groups[job.group], job)
 
 
 def _slowdowns(core: Scheduler) -> dict[JobId, float | None]:

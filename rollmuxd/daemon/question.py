@@ -4,13 +4,14 @@ The process reads one pickled question, writes its answer as JSON, and ends. Its
 limited by the kernel, so that no question costs more than that, whatever a policy does.
 """
 
+import contextlib
 import gc
-import os
 import pickle
 import resource
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -26,14 +27,18 @@ T_co = TypeVar("T_co", covariant=True)
 
 #: seconds of processor time that an answer may take
 CPU_S: Final = 20
+#: seconds that it may take: on a busy machine the process has little of a processor
+LIMIT_S: Final = 60
 #: bytes of memory
 MEMORY: Final = 1_000_000_000
 #: bytes of an answer
 ANSWER: Final = 8_000_000
 #: the exit status where the memory was not enough, or the answer is too large
 TOO_LARGE: Final = 3
-#: how much less than the daemon the process gets of a busy processor (see ``man nice``)
-NICE: Final = 5
+#: how much less than the daemon, which sets it, the process gets of a busy processor (see ``man nice``)
+NICE: Final = 15
+#: where memory is short, the kernel ends this process before the daemon and its jobs (see ``man 5 proc``)
+OOM_SCORE: Final = 1000
 
 
 class Question(Protocol[T_co]):
@@ -70,7 +75,8 @@ class Copy:
 
 def main() -> int:
     """Answer the question on stdin; the exit status."""
-    os.nice(NICE)
+    with contextlib.suppress(OSError):  # only Linux has it
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
     gc.disable()  # the process ends soon, and its memory is limited
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rollmuxd.daemon.clock import Clock
     from rollmuxd.daemon.hosts.actuator import Actuator
     from rollmuxd.daemon.hosts.channel import ChannelHub
+    from rollmuxd.daemon.hosts.circuits import Switch
+    from rollmuxd.daemon.hosts.endings import Endings
     from rollmuxd.daemon.journal.retention import RetentionTask
     from rollmuxd.daemon.journal.store import Journal
     from rollmuxd.daemon.settings import Settings
@@ -31,7 +33,7 @@ class Services:
 
     #: the one writer: inputs go to ``submit``, questions to ``read``
     driver: Driver
-    #: ``await actuator.sight(host, gpus)``: what the backend sees now, for a release or a shrink
+    #: ``await actuator.observe(host, gpus)``: what the backend sees now, for a release or a shrink
     actuator: Actuator
     #: API keys live here too: ``add_key``, ``list_keys``, ``revoke_key``
     journal: Journal
@@ -47,5 +49,9 @@ class Services:
     drivers: Mapping[str, Residency] = field(default_factory=dict)
     #: whose jobs there are
     owners: OwnersOfJobs = field(default_factory=OwnersOfJobs)
-    #: the books of today; None: reports read the facts
+    #: optical switches by name
+    switches: Mapping[str, Switch] = field(default_factory=dict)
+    #: when hosts go away; None: they do not
+    endings: Endings | None = None
+    #: the usage of today; None: reports read the facts
     today: LiveUsage | None = None

@@ -3,8 +3,8 @@
 A file is looked for in ``./``, ``~/.config/rollmux/`` and ``/etc/rollmux/``; the first one found counts. Every key
 can be set from the environment: ``lease.lease_s`` as ``ROLLMUX_LEASE__LEASE_S``; lists (``hosts``) as JSON.
 
-Each key says below what it does, in which unit, and why its default is what it is; ``rollmux.toml`` in the repository
-is the sample, and is loaded by a test. What is wrong is answered with file, key and remedy, all of it at once::
+Each key says below what it does, in which unit, and why its default is what it is. ``rollmux.toml`` in the repository
+is the sample, and is loaded by a test. Errors name file, key and remedy, all of them at once::
 
     rollmux.toml: hosts[0].nodes[0].gpu is not a setting; did you mean gpus?
 
@@ -21,31 +21,22 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
-from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
+from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits, PlanWith
 from rollmuxd.core.ids import GpuId, NodeId
 from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
 from rollmuxd.daemon.access.owner_limits import ByOwner
 from rollmuxd.spi import HostConfig
+from rollmuxd.wire import VARIABLES
 
 PREFIX: Final = "ROLLMUX_"
-#: variables of the client, and the one that names the file: no settings of the daemon
-NOT_SETTINGS: Final = (
-    "ROLLMUX_API_KEY",
-    "ROLLMUX_API_KEY_FILE",
-    "ROLLMUX_CA_FILE",
-    "ROLLMUX_CONFIG",
-    "ROLLMUX_GIVE_UP_S",
-    "ROLLMUX_GPUS",
-    "ROLLMUX_HOOK",
-    "ROLLMUX_JOB",
-    "ROLLMUX_LAUNCH",
-    "ROLLMUX_REQUIRED",
-    "ROLLMUX_RUN_KEY",
-    "ROLLMUX_SOCKET",
-    "ROLLMUX_URL",
-)
 #: where the state lies of a daemon that the system starts
 SYSTEM_STATE_DIR: Final = Path("/var/lib/rollmux")
 SYSTEM_SOCKET: Final = Path("/run/rollmux/rollmux.sock")
@@ -66,7 +57,7 @@ class BadSettings(Exception):
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def default_state_dir() -> Path:
@@ -86,21 +77,25 @@ class DaemonTable(_Table):
     ``/run/rollmux/rollmux.sock`` where that is ``/var/lib/rollmux``: where clients look."""
 
     socket_mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "0600"
-    """Who may connect to the Unix socket, as a file mode. Default: the daemon's own user (and root). ``0666`` lets
-    every user of the machine in, each as itself; the directory must let them through, too, and the one in a home does
-    not: set ``socket`` to a path such as ``/run/rollmux/rollmux.sock``."""
+    """Users that may connect to the Unix socket, as a file mode. Default: the daemon's own user (and root). ``0666``
+    lets every user of the machine in, each as itself. The directory must let them through, too; one in a home does not.
+    Set ``socket`` to a path such as ``/run/rollmux/rollmux.sock``."""
 
     state_dir: Path = Field(default_factory=default_state_dir)
     """Where the journal lies. On a local disk: network file systems are refused. Default: ``/var/lib/rollmux`` for
     root, else ``~/.local/state/rollmux``."""
 
     mode: Literal["share", "observe"] = "share"
-    """``share``: jobs share nodes. ``observe``: jobs only tell when their phases begin and end; nobody is made to wait,
-    nothing is held, moved or ended, and ``rollmuxd report`` says what sharing would have gained."""
+    """``share``: jobs share nodes. ``observe``: jobs only report when their phases begin and end. No job waits, nothing
+    is held, moved or ended, and ``rollmuxd report`` says what sharing would have gained."""
 
     policy: Name = "thrift"
     """Which policy decides what shares which nodes, by the name of its entry point (``rollmuxd.policies``):
     ``thrift``, or ``rollmux``, the paper's rule."""
+
+    inherit: list[Annotated[str, Field(pattern=r"^[A-Za-z_*][A-Za-z0-9_*]*$")]] = []
+    """More variables of the daemon's environment that the processes have which it starts, such as ``["WANDB_*"]``.
+    Default: none but those that ``docs/how-to/run-a-job.md`` lists, which hold no secrets."""
 
     shutdown_s: Seconds = 10.0
     """Seconds that calls may take to come to an end when the daemon stops; then they are cut off."""
@@ -136,17 +131,13 @@ class DaemonTable(_Table):
 
 
 class RollMuxTable(_Table):
-    prune: bool = False
-    """Leave saturated groups out of the search, as the paper's algorithm does. Off by default, as in its artifact: it
-    saves time on large clusters, and costs some of what sharing saves."""
-
     max_group: Annotated[int, Field(ge=1, le=64)] = 5
     """Jobs in a group at most. Default: 5, beyond which the paper saw no gain."""
 
-    uncertain: bool = False
-    """Whether phases take what nobody knows beforehand. Then groups do not go in a certified order: whoever is least
-    ahead of its bound goes first, and a job that runs short of credit is served first or has nodes of its own until it
-    has earned some. Promises are then kept by measuring, not by proof."""
+    promise: Literal["measured", "certified"] = "certified"
+    """How promises are kept. ``certified``: by an order that is proven, as long as no phase takes longer than planned.
+    ``measured``: the job with the least credit goes first. A job that runs short of credit is served first, or has
+    nodes of its own until it has earned some."""
 
 
 class ThriftTable(_Table):
@@ -156,31 +147,22 @@ class ThriftTable(_Table):
     slowed beyond it for a while. ``work``: the same, in dollars for the work that there is, since a slowed job stays
     longer."""
 
-    rounds: Annotated[int, Field(ge=1, le=4)] | None = None
-    """Iterations of one job in a rotation of its group at most; 1 is strict round robin. Default: 1 where
-    ``uncertain``, since plans of more leave nothing for phases that take longer; else 4."""
-
     steady: bool = False
-    """Promises hold at every instant. Else they hold over a job's life: a job that is ahead of its promise may be
+    """Promises hold at every instant. Else they hold over a job's life. A job that is ahead of its promise may be
     slowed beyond it until that is spent (objectives ``cost`` and ``work``)."""
-
-    warm_s: Annotated[float, Field(ge=0)] = 30.0
-    """Seconds that moving a job is reckoned to take which loads its state elsewhere."""
-
-    relaunch_s: Annotated[float, Field(ge=0)] = 300.0
-    """The same, of a job that is started again elsewhere."""
 
     max_group: Annotated[int, Field(ge=1, le=64)] = 5
     """Jobs in a group at most."""
 
-    uncertain: bool = True
-    """As under ``[policy.rollmux]``: credit and a guard instead of certified wheels. Default: true, since nobody knows
-    beforehand how long real phases take; ``false`` for phases that never take longer than stated."""
+    promise: Literal["measured", "certified"] = "measured"
+    """As under ``[policy.rollmux]``. Default: ``measured``, because real phases take times that no plan knows.
+    ``certified`` fits phases that never take longer than stated: then a job may go round up to four times while another
+    goes round once."""
 
 
 class PolicyTable(BaseModel):
     # Other policies' tables are theirs to check.
-    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", frozen=True)
 
     rollmux: RollMuxTable = RollMuxTable()
     """Options of the policy ``rollmux``, the paper's rule."""
@@ -198,9 +180,9 @@ class LeaseTable(_Table):
     """Seconds between heartbeats, told to clients. Default: a quarter of the lease, so that three may go missing."""
 
     reattach_s: Seconds = 120.0
-    """Seconds that a waiting request keeps its place without a client that asks for it; so does a registered run whose
-    process has not opened its session (or for ``lease_s``, where that is longer). Default: two minutes, so that neither
-    a restarted daemon nor a restarted proxy costs a place."""
+    """Seconds that a waiting request keeps its place without a client that asks for it. The same holds for a registered
+    run without a session (or for ``lease_s``, where that is longer). Default: two minutes, so that neither a restarted
+    daemon nor a restarted proxy costs a place."""
 
     grace_s: Seconds = 5.0
     """Seconds beyond its planned gap that a job's turn is awaited before it is skipped."""
@@ -229,59 +211,63 @@ class MovesTable(_Table):
     """Whether jobs that allow it (``movable``) are moved to other nodes while they live, where the policy finds them
     better placed. Default: where there is more than one host."""
 
-    at_a_time: Annotated[int, Field(ge=1, le=1000)] = 4
-    """Moves at hand at the same time; in each group there is one."""
-
-    every_h: Annotated[float, Field(ge=0, le=8760)] = 1.0
+    min_interval_h: Annotated[float, Field(ge=0, le=8760)] = 1.0
     """Hours after which a job may be moved again. Default: one."""
 
-    takes_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
-    """Seconds that a move takes from its job, as this cluster measures it: what credit has to pay for it."""
-
-    relaunch_takes_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
-    """The same, of a job that is started again elsewhere."""
-
-    begins_s: Seconds = 7200.0
-    """Seconds within which a job that is to move has to come to the end of an iteration. Default: two hours."""
-
-    ends_s: Seconds = 600.0
-    """Seconds that parking what it had loaded may take then. Default: ten minutes."""
+    move_cost_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
+    """Seconds that a move takes from its job, as this cluster measures it. A move has to gain more, and credit has to
+    pay for it."""
 
 
 class EstimatesTable(_Table):
     drift: Annotated[float, Field(ge=0, le=10)] = 0.1
-    """The share of the time that plans reckon with by which a phase's recent mean has to be off, and by more than
-    chance would have it, before its group is planned anew. 0: never; plans go on as they were told."""
+    """A group is planned again when a phase's recent mean is off its plan by more than this share, and by more than
+    chance explains. 0: never; plans keep their times."""
+
+    plan: Literal["mean", "p90", "worst"] = "mean"
+    """What of the times that were seen plans reckon with. Promises are about the mean in any case. Default: the mean,
+    since the guard keeps promises with it, and plans with more than that cost more (docs/results.md)."""
 
     window: Annotated[int, Field(ge=2, le=64)] = 20
     """Iterations that this mean is of, at most."""
 
-    enough: Annotated[int, Field(ge=2, le=64)] = 8
+    min_samples: Annotated[int, Field(ge=2, le=64)] = 8
     """And at least, counted from when plans were made with the phase's times last: till then what a job states holds.
     Default: eight, as the guard, which judges from there on too, should find them true."""
 
     replan_every_s: Annotated[float, Field(ge=0, le=604_800)] = 900.0
-    """Seconds after which one job has plans made anew again, and a promise at risk is looked at again. Default: a
+    """The least seconds between two plans that one job causes; a promise at risk is tried again as often. Default: a
     quarter of an hour."""
 
     @model_validator(mode="after")
-    def _enough_in_window(self) -> "EstimatesTable":
-        if self.enough > self.window:
-            raise ValueError(f"enough is {self.enough}, and window {self.window}: make enough at most window")
+    def _samples_in_window(self) -> "EstimatesTable":
+        if self.min_samples > self.window:
+            raise ValueError(
+                f"min_samples is {self.min_samples}, and window {self.window}: make min_samples at most window"
+            )
         return self
 
 
-class OverstayTable(_Table):
-    least_s: Seconds = 600.0
-    """Seconds that a slot may run in any case; beyond that, and three times the p95 of its phase, it is warned about.
-    Default: ten minutes."""
-
+class OverrunTable(_Table):
     action: Literal["warn", "revoke"] = "warn"
-    """What follows: ``warn`` says it (log, metrics, ``slot list``, ``job explain``) and does nothing more; ``revoke``
-    ends the slot after a grace, if another job waits for its GPUs. Default: on one box the owner decides."""
+    """What follows when a slot runs for more than ten minutes and three times the p95 of its phase. ``warn`` says so
+    (log, metrics, ``slot list``, ``job explain``) and does nothing more. ``revoke`` ends the slot after a grace, if
+    another job waits for its GPUs. Default: on one box the owner decides."""
 
     grace_s: Seconds = 300.0
     """Seconds between the warning and the end, where ``action`` is ``revoke``."""
+
+
+class FillerTable(_Table):
+    enabled: bool = True
+    """Whether idle nodes are lent to fillers."""
+
+    max_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of its time alone by which loans may hold a job up, at most. A node is not lent where the longest wait that
+    a loan may cause would exceed it. Default: one per cent."""
+
+    margin_s: Seconds = 0.5
+    """Seconds by which a node is back before a job is expected there."""
 
 
 class LimitsTable(_Table):
@@ -289,12 +275,12 @@ class LimitsTable(_Table):
     """Seconds that a load or a park may take at least; three times what it took so far, where that is more. Default: a
     stuck engine is noticed, a slow one is not punished."""
 
-    clear_s: Seconds = 120.0
-    """Seconds that GPUs may take to come clear before their node is quarantined."""
+    clean_timeout_s: Seconds = 120.0
+    """Seconds that GPUs may take to become clean before their node is quarantined."""
 
-    clear_tolerance_gb: Annotated[float, Field(ge=0, le=1000)] = 0.3
-    """Gigabytes of used memory, above agreed left-overs, at which a GPU still counts as clear. Default: what a driver
-    keeps on an idle GPU."""
+    clean_tolerance_gb: Annotated[float, Field(ge=0, le=1000)] = 0.3
+    """Gigabytes of used memory, beyond agreed residual memory, at which a GPU still counts as clean. Default: what a
+    driver keeps on an idle GPU."""
 
     observe_s: Seconds = 15.0
     """Seconds between two looks at a host, where nothing else asks for one."""
@@ -306,31 +292,25 @@ class LimitsTable(_Table):
     """Waiting slot requests at most; more are answered with 429."""
 
     max_facts_waiting: Annotated[int, Field(ge=1)] = 100
-    """Calls of one owner that wait for facts at the same time, at most (each open dashboard is one, and each
-    ``rollmuxd facts --follow``); more are answered with 429. Default: more than a team looks at, and less than would
-    cost others something."""
+    """At most so many calls of one owner wait for facts at the same time (each open dashboard is one, and each
+    ``rollmuxd facts --follow``). More are answered with 429. Heartbeats that wait for directives take half of these
+    places at most; more of them are answered at once. Default: more than a team looks at, and less than would cost
+    others something."""
 
     max_body_mb: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Megabytes that the body of a call may have; larger ones are answered with 413."""
-
-    max_head_kb: Annotated[float, Field(ge=1, le=1000)] = 32.0
-    """Kilobytes that the head of a call (its address and headers) may have, and trailers and the marks of chunks with
-    it; larger ones are answered with 431. Each header counts 32 bytes more."""
 
     max_connections: Annotated[int, Field(ge=1)] = 20_000
     """Open TCP connections at most, TLS handshakes among them; more are answered with 503, or with TLS hung up on.
     Fewer where the process may have fewer files: some are left to the Unix socket, the journal and backends."""
 
-    max_connections_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Part of ``max_connections`` that one address may have, so that it cannot keep all others out; and of the Unix
-    socket's connections, that one user may have. Default: half, for clusters whose clients come through one address."""
-
     read_s: Seconds = 30.0
-    """Seconds in which a call must have arrived, from its first byte to its last, and in which a new connection must
-    bring one; a TLS handshake has 10 of them at most. Who is slower is hung up on: open connections cost something."""
+    """Seconds in which a call must have arrived, from its first byte to its last. A new connection must bring one as
+    soon; a TLS handshake has 10 of them at most. Slower connections are closed, since open connections cost
+    something."""
 
     calls_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2_000.0
-    """Calls a second that each API key, each user at the Unix socket and each address without a key may make; more are
+    """Calls a second that each API key, each user at the Unix socket and each address without a key may make. More are
     answered with 429. 0: any number. Default: what one client needs that stands for thousands of jobs."""
 
     calls_burst_s: Seconds = 5.0
@@ -339,8 +319,8 @@ class LimitsTable(_Table):
 
 class OwnerTable(_Table):
     share: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    """Its part, against other owners' parts: among waiting jobs of equal priority, the owner who has used least
-    relative to its share goes first. Default: 1, everybody the same."""
+    """Its part, against other owners' parts: among waiting jobs of equal priority, the owner that used least relative
+    to its share goes first. Default: 1, the same for all."""
 
     max_jobs: Annotated[int, Field(ge=0)] = 1_000
     """Its live jobs at most; more are answered with 429. 0: no limit. Default: more than a team runs, and few enough
@@ -359,28 +339,28 @@ class OwnerTable(_Table):
 
 class DefaultsTable(_Table):
     owner: OwnerTable = OwnerTable()
-    """Share and limits of every owner of whom ``[owners.NAME]`` does not say it: of those without a table, and of what
-    a table leaves out. Default: one share, 1,000 live jobs, and no other limit. Set it where several share."""
+    """Share and limits where ``[owners.NAME]`` does not give them: for owners without a table, and for keys that a
+    table leaves out. Default: one share, 1,000 live jobs, and no other limit. Set it where several share."""
 
     slo: Annotated[float, Field(ge=1, le=1000)] | None = None
     """Bound on a job's slowdown where its registration gives none. Default: none, best effort: the first hour must just
     work. Clusters set it."""
 
     on_loss: Literal["kill", "hold", "relaunch"] = "hold"
-    """What follows where a job's session is lost and its registration does not say: ``hold`` waits until its GPUs are
-    seen clear; ``kill`` ends its process, where the backend owns it; ``relaunch`` starts it again, where rollmuxd has
-    started it (others: ``hold``)."""
+    """What follows if a job's session is lost and its registration does not say. ``hold`` waits until its GPUs are
+    verified clean. ``kill`` ends its process, where the backend owns it. ``relaunch`` starts it again, where rollmuxd
+    has started it (others: ``hold``)."""
 
-    leftover_gb: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """Gigabytes that a parked state may leave on each GPU where its registration does not say (``leftover_gb``), and a
-    quarter of its ``gpu_gb`` at most, where that is known. Default: nothing. Real processes keep a CUDA context and
-    what libraries take, half a gigabyte to one and a half: ``rollmuxd init`` writes 1."""
+    residual_gb: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    """Gigabytes that a parked state may leave on each GPU if its registration does not say (``residual_gb``). At most a
+    quarter of its ``gpu_gb``, where that is known. Default: nothing. Real processes keep a CUDA context and what
+    libraries take, half a gigabyte to one and a half: ``rollmuxd init`` writes 1."""
 
 
 class JournalTable(_Table):
     keep_days: Annotated[int, Field(ge=1, le=36_500)] = 90
-    """Days for which every fact is kept. What they come to (state, daily books, who did what) is kept beyond that.
-    Default: a quarter of a year, to look into what happened."""
+    """Days for which every fact is kept. State, daily usage and the audit trail are kept longer. Default: a quarter of
+    a year, to look into what happened."""
 
     keep_gb: Annotated[float, Field(ge=0.001, le=100_000)] = 10.0
     """Gigabytes of journal above which the oldest days' facts go sooner; the last day's always stay. Default: what a
@@ -400,12 +380,12 @@ class LogTable(_Table):
 
 class AccessTable(_Table):
     require_keys: bool = True
-    """Ask for API keys over TCP. (Over the Unix socket the kernel says who calls, and no key is needed.) Without,
-    everybody who reaches the port is an operator."""
+    """Ask for API keys over TCP. (Over the Unix socket the kernel names the caller, and no key is needed.) Without,
+    every caller on the port is an operator."""
 
     insecure: bool = False
-    """Allow to listen beyond loopback without TLS, or without keys: then keys and answers can be read on the way, or
-    everybody who reaches the port is an operator. For what a proxy or a network of one's own protects."""
+    """Allow to listen beyond loopback without TLS, or without keys. Then keys and answers can be read on the way, or
+    every caller on the port is an operator. Use it behind a proxy, or in a network of your own."""
 
 
 class TlsTable(_Table):
@@ -501,12 +481,34 @@ class HostTable(_Table):
         return self
 
 
+class FabricTable(_Table):
+    name: Name
+    """The switch's name here."""
+
+    driver: Name
+    """What sets it, by the name of its entry point (``rollmuxd.fabric``): ``polatis``, or ``mock`` without hardware."""
+
+    options: dict[str, Any] = {}
+    """What the driver needs to know of the switch; its own documentation says what."""
+
+    ports: Annotated[dict[str, tuple[Annotated[int, Field(ge=1, le=100_000)], ...]], Field(min_length=1)]
+    """Ports of the switch that the cables of a node end at: ``"host1/gpu0-7" = [1, 2]``."""
+
+    @model_validator(mode="after")
+    def _a_cable_is_of_one_node(self) -> "FabricTable":
+        seen: dict[int, str] = {}
+        for node, ports in self.ports.items():
+            for port in ports:
+                if port in seen:
+                    raise ValueError(f"port {port} is of {seen[port]} and of {node}; a port is of one node")
+                seen[port] = node
+        return self
+
+
 class Settings(BaseSettings):
     """All settings. Make them with :func:`load_settings`, which says in words what is wrong."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, use_attribute_docstrings=True
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
 
     daemon: DaemonTable = Field(default_factory=DaemonTable)
     policy: PolicyTable = PolicyTable()
@@ -514,7 +516,8 @@ class Settings(BaseSettings):
     relaunch: RelaunchTable = RelaunchTable()
     moves: MovesTable = MovesTable()
     estimates: EstimatesTable = EstimatesTable()
-    overstay: OverstayTable = OverstayTable()
+    overrun: OverrunTable = OverrunTable()
+    filler: FillerTable = FillerTable()
     limits: LimitsTable = LimitsTable()
     defaults: DefaultsTable = DefaultsTable()
     journal: JournalTable = JournalTable()
@@ -526,6 +529,8 @@ class Settings(BaseSettings):
     ``defaults.owner`` says."""
     hosts: tuple[HostTable, ...] = ()
     """The machines: one ``[[hosts]]`` table each."""
+    fabric: tuple[FabricTable, ...] = ()
+    """Optical switches between nodes: one ``[[fabric]]`` table each."""
     backends: dict[Name, dict[str, Any]] = {}
     """Options of a backend for all its hosts: ``[backends.NAME]``; its own documentation says which."""
     residency: dict[Name, dict[str, Any]] = {}
@@ -560,7 +565,12 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment goes over the file, whose content comes as keyword arguments."""
+        """The environment goes over the file, whose content comes as keyword arguments.
+
+        ``ROLLMUX_LOG`` is the client's, and no table.
+        """
+        if isinstance(env_settings, EnvSettingsSource):
+            env_settings.env_vars = {k: v for k, v in env_settings.env_vars.items() if k.lower() != "rollmux_log"}
         return env_settings, init_settings
 
     @field_validator("owners", mode="before")
@@ -575,6 +585,16 @@ class Settings(BaseSettings):
         ids = [host.id for host in self.hosts]
         if twice := sorted({id_ for id_ in ids if ids.count(id_) > 1}):
             raise ValueError(f"hosts: {', '.join(twice)} is there twice; each host needs an id of its own")
+        switches = [switch.name for switch in self.fabric]
+        if twice := sorted({name for name in switches if switches.count(name) > 1}):
+            raise ValueError(f"fabric: {twice[0]} is there twice; each switch needs a name of its own")
+        nodes = [node_id(host.id, node.gpus) for host in self.hosts for node in host.nodes]
+        for switch in self.fabric:
+            for node in switch.ports:
+                if node not in nodes:
+                    meant = difflib.get_close_matches(node, nodes, 1)
+                    hint = f"did you mean {meant[0]}?" if meant else f"nodes are {', '.join(nodes) or 'none'}"
+                    raise ValueError(f"fabric {switch.name}: ports.{node} is not a node; {hint}")
         if self.daemon.listen and not self.access.insecure and not is_loopback(self.daemon.listen):
             open_to_all = f"daemon.listen: {self.daemon.listen} can be reached from other machines"
             if self.tls.mode == "off":
@@ -602,29 +622,28 @@ class Settings(BaseSettings):
             lease_ms=_ms(self.lease.lease_s),
             reattach_ms=_ms(self.lease.reattach_s),
             grace_ms=_ms(self.lease.grace_s),
-            overstay_ms=_ms(self.overstay.least_s),
-            overstay_revoke=self.overstay.action == "revoke",
-            overstay_grace_ms=_ms(self.overstay.grace_s),
-            clear_limit_ms=_ms(self.limits.clear_s),
-            clear_tolerance_mb=_mb(self.limits.clear_tolerance_gb),
+            overrun_revoke=self.overrun.action == "revoke",
+            overrun_grace_ms=_ms(self.overrun.grace_s),
+            clean_timeout_ms=_ms(self.limits.clean_timeout_s),
+            clean_tolerance_mb=_mb(self.limits.clean_tolerance_gb),
             max_jobs=self.limits.max_jobs,
             max_requests_waiting=self.limits.max_requests_waiting,
             launch_hosts=tuple(launch_hosts),
             relaunch_after_ms=_ms(self.relaunch.after_s),
             relaunch_limit=self.relaunch.limit,
             drift=self.estimates.drift,
+            plan=PlanWith(self.estimates.plan),
             drift_window=self.estimates.window,
-            drift_enough=self.estimates.enough,
+            min_samples=self.estimates.min_samples,
             replan_every_ms=_ms(self.estimates.replan_every_s),
             moves=Moves(self.moves.enabled),
-            moves_at_a_time=self.moves.at_a_time,
-            move_every_ms=_ms(self.moves.every_h * 3600),
-            move_takes_ms=_ms(self.moves.takes_s),
-            relaunch_takes_ms=_ms(self.moves.relaunch_takes_s),
-            move_begins_ms=_ms(self.moves.begins_s),
-            move_ends_ms=_ms(self.moves.ends_s),
+            move_interval_ms=_ms(self.moves.min_interval_h * 3600),
+            move_cost_ms=_ms(self.moves.move_cost_s),
             owners=ByOwner({name: self.owner_limits(name) for name in self.owners}, self.owner_limits("")),
             drivers=dict(drivers or {}),
+            fillers=self.filler.enabled and self.daemon.mode != "observe",
+            fillers_max_share=self.filler.max_share,
+            fillers_margin_ms=_ms(self.filler.margin_s),
         )
 
     def owner_limits(self, name: str) -> OwnerLimits:
@@ -669,8 +688,10 @@ class Settings(BaseSettings):
         """Keyword arguments for the policy that is chosen."""
         table = getattr(self.policy, self.daemon.policy, {})
         options = table.model_dump() if isinstance(table, BaseModel) else dict(table)
-        if isinstance(table, ThriftTable) and table.rounds is None:
-            options["rounds"] = 1 if table.uncertain else 4
+        if isinstance(table, ThriftTable):
+            # plans of more rounds leave nothing for phases that take longer
+            options["rounds"] = 1 if table.promise == "measured" else 4
+            options["warm_move_s"] = self.moves.move_cost_s
         return options
 
 
@@ -802,11 +823,11 @@ def _read(file: Path) -> dict[str, Any]:
 def _unknown_variables() -> Iterator[str]:
     """One line for each ``ROLLMUX_*`` variable that is no setting."""
     for variable in sorted(os.environ):
-        if not variable.startswith(PREFIX) or variable in NOT_SETTINGS:
+        if not variable.startswith(PREFIX) or variable in VARIABLES:
             continue
         path = variable[len(PREFIX) :].lower().split("__")
         if not _is_setting(path):
-            known = [*NOT_SETTINGS, *_variables()]
+            known = [*VARIABLES, *_variables()]
             meant = difflib.get_close_matches(variable, known, 1, 0.75)
             hint = f"did you mean {meant[0]}?" if meant else "unset it, or see rollmux.toml for what there is"
             yield f"environment: {variable} is not a setting; {hint}"

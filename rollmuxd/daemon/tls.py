@@ -12,29 +12,17 @@ import socket
 import ssl
 import subprocess
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
-
-import anyio
-import structlog
-from anyio import to_thread
+from typing import Final, NamedTuple
 
 from rollmuxd.daemon.settings import Settings, is_address, split_address
 
 #: the own certificate's life: nothing renews it
 DAYS: Final = 3650
 MAKE_S: Final = 30.0
-#: how often it is looked whether somebody has put another certificate in its place
-LOOK_S: Final = 30.0
-
-log: Final = structlog.get_logger(__name__)
 
 
 class NoTls(Exception):
     """TLS is asked for, and cannot be had as things are; says the remedy."""
-
-
-#: inode, time and size of each file; None: there is none
-Stamps: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 
 
 class Tls(NamedTuple):
@@ -42,9 +30,6 @@ class Tls(NamedTuple):
 
     context: ssl.SSLContext
     certificate: Path
-    key: Path
-    #: of both files, when they were read: what changes when others are put there, or written into them
-    stamps: Stamps
 
 
 def open_tls(settings: Settings) -> Tls | None:
@@ -68,51 +53,15 @@ def read_tls(certificate: Path, key: Path) -> Tls:
     """What is in these files. Raises NoTls."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    stamps = _stamps(certificate, key)
     try:
         context.load_cert_chain(certificate, key, password=_encrypted)
-        return Tls(context, certificate, key, stamps)
+        return Tls(context, certificate)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else error
         raise NoTls(
             f"tls: {certificate} with {key}: {why}; both have to be PEM files that the daemon's user can read, "
             "the key without a password"
         ) from error
-
-
-async def renew(tls: Tls, look_s: float | None = None) -> None:
-    """Show a certificate that was put in the place of the one at hand to whoever connects from then on, for ever.
-
-    Connections that are there stay as they are. Files that cannot be used (one is written, the other not yet) change
-    nothing: that is logged once, and they are looked at again.
-    """
-    seen, told = tls.stamps, ""
-    while True:
-        await anyio.sleep(LOOK_S if look_s is None else look_s)
-        if await to_thread.run_sync(_stamps, tls.certificate, tls.key) == seen:
-            continue
-        try:
-            fresh = await to_thread.run_sync(read_tls, tls.certificate, tls.key)
-            tls.context.load_cert_chain(tls.certificate, tls.key, password=_encrypted)
-        except (NoTls, OSError, ValueError) as error:
-            if told != str(error):
-                log.error("certificate_not_renewed", reason=str(error), remedy="the one before is shown until they fit")
-            told = str(error)
-            continue
-        seen, told = fresh.stamps, ""
-        log.info("certificate_renewed", certificate=str(tls.certificate))
-
-
-def _stamps(*paths: Path) -> Stamps:
-    found: list[tuple[int, int, int] | None] = []
-    for path in paths:
-        try:
-            at = path.stat()
-        except OSError:
-            found.append(None)
-        else:
-            found.append((at.st_ino, at.st_mtime_ns, at.st_size))
-    return tuple(found)
 
 
 def names_of(settings: Settings) -> list[str]:
@@ -146,7 +95,7 @@ def make_own(certificate: Path, key: Path, names: list[str]) -> None:
     beside = [path.with_suffix(".new") for path in (key, certificate)]
     try:
         key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The key belongs to nobody else, not for a moment: it is written into a file that is private already.
+        # No other user can read the key, not for a moment: it is written into a file that is private already.
         for path in beside:
             path.unlink(missing_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -169,4 +118,4 @@ def make_own(certificate: Path, key: Path, names: list[str]) -> None:
 
 
 def _encrypted() -> str:
-    raise ValueError("the key has a password, and nobody is there to give it")
+    raise ValueError("the key has a password, which the daemon cannot enter")

@@ -1,8 +1,8 @@
 """OpenTelemetry spans of what jobs do, beside the traces that their own code makes.
 
-A trace is one iteration of a job. In it is a span for each phase, from its request to its end, and in that its parts:
-``wait`` until the GPUs are claimed, ``load`` until the slot is granted, ``run`` until it is given back. Parking is a
-span of the iteration in whose time it falls. What was open when the daemon started is left out.
+A trace is one iteration of a job. In it is a span for each phase, from its request to its end. Its parts are ``wait``
+until the GPUs are claimed, ``load`` until the slot is granted, and ``run`` until it is given back. Parking is a span of
+the iteration in whose time it falls. What was open when the daemon started is left out.
 
 Configured as every OpenTelemetry program is, by its environment: ``OTEL_EXPORTER_OTLP_ENDPOINT`` turns it on,
 ``OTEL_SERVICE_NAME``, ``OTEL_EXPORTER_OTLP_HEADERS``, ``OTEL_TRACES_SAMPLER`` and the like mean what they mean
@@ -62,7 +62,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Tracing | N
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
-        log.warning("no_spans", reason=f"{error.name} is not installed; it comes with: pip install '.[otel]'")
+        log.warning("no_spans", reason=f"{error.name} is not installed; it comes with: pip install 'rollmuxd[otel]'")
         return None
     named = {} if environment.get("OTEL_SERVICE_NAME") else {"service.name": "rollmuxd"}
     provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
@@ -136,7 +136,7 @@ class Spans:
         span = self._span(fact.phase, who.iteration, fact.at, job=who.name, owner=who.owner, slot=fact.slot)
         self._phases[fact.slot] = _Phase(fact.job, span, self._span("wait", span, fact.at))
 
-    def _claimed(self, fact: f.SlotClaimed) -> None:
+    def _claimed(self, fact: f.SlotClaimed | f.NodeLent) -> None:
         if phase := self._phases.get(fact.slot):
             phase.span.set_attribute("rollmux.gpus", list(fact.gpus))
             self._next_part(phase, "load", fact.at)
@@ -176,11 +176,11 @@ class Spans:
 
     def _order_over(self, fact: f.OrderEnded | f.OrderFaulted | f.OrderContactLost) -> None:
         if span := self._orders.over(fact.order):
-            self._moved(span, fact.at, "" if isinstance(fact, f.OrderEnded) else fact.error)
+            self._moved(span, fact.at, "" if isinstance(fact, f.OrderEnded) else str(fact.error))
 
-    def _seen(self, fact: f.StateSeen) -> None:
+    def _seen(self, fact: f.StateObserved) -> None:
         if span := self._orders.seen(fact):
-            self._moved(span, fact.at, f"nobody told of its end; the state was seen: {fact.status}")
+            self._moved(span, fact.at, f"its end was not reported; the state was seen: {fact.status}")
 
     def _moved(self, span: Span, at: Millis, error: str) -> None:
         if error:
@@ -205,6 +205,7 @@ _SEES: Final[dict[type[f.Fact], Callable[..., None]]] = {
     f.JobLost: Spans._over,
     f.SlotQueued: Spans._queued,
     f.SlotClaimed: Spans._claimed,
+    f.NodeLent: Spans._claimed,
     f.SlotGranted: Spans._granted,
     f.SlotShrunk: Spans._shrunk,
     f.SlotReleased: Spans._ended,
@@ -216,7 +217,7 @@ _SEES: Final[dict[type[f.Fact], Callable[..., None]]] = {
     f.OrderEnded: Spans._order_over,
     f.OrderFaulted: Spans._order_over,
     f.OrderContactLost: Spans._order_over,
-    f.StateSeen: Spans._seen,
+    f.StateObserved: Spans._seen,
 }
 
 

@@ -1,23 +1,23 @@
 """The one writer: inputs go in here, and nothing that follows from them leaves before it is durable.
 
-An input is handled to its end in one turn of the event loop, in the task that brings it: the core computes, its facts
-are on their way to the journal, the caller waits. Since no turn is ever interrupted there is one writer, no lock and
-no queue of inputs: a queue, and a task that empties it, would cost two more turns of the loop for each hand-over of a
-GPU. Facts of many inputs share one fsync, because the journal's thread takes all that wait at once.
+An input is handled to its end in one turn of the event loop, in the task that brings it. The core computes, its facts
+are sent to the journal, and the caller waits. No turn is ever interrupted, so there is one writer, no lock and no queue
+of inputs. A queue, and a task that empties it, would cost two more turns of the loop for each hand-over of a GPU. Facts
+of many inputs share one fsync, because the journal's thread takes all that wait at once.
 
-When a commit returns, in this order: who waits for a slot is woken, the prompt sinks (channel, actuator) get the
-facts, effects begin, callers get their answers, who follows the facts is woken: all of it is durable alike, and those
-whom GPUs go to come first. (The channel thus knows of the end of a job before its discards are told.) The other sinks
-(logs, metrics) get the facts soon after.
+When a commit returns, this is the order. Calls that wait for a slot are woken, the prompt sinks (channel, actuator) get
+the facts, and effects begin. Then callers get their answers, and followers of the facts are woken. All of it is durable
+by then, and jobs that get GPUs come first. (The channel thus knows of the end of a job before it gets the discards.)
+The other sinks (logs, metrics) get the facts soon after.
 
 What would surprise:
 
 - The state in memory is ahead of the disk while a commit is under way. So a refusal, a repeat or a question is also
   answered only after all facts that it can have seen are durable. A heartbeat that finds no commit under way is
   answered at once.
-- A failed commit *ends the writer*: nobody knows what is on the disk, so memory is dropped, everybody who waits gets
-  :class:`Unavailable`, and the journal is replayed once a test write succeeds. Results of orders that come meanwhile
-  are kept for afterwards: a driver does what it was told only once.
+- A failed commit *ends the writer*. It is unknown what is on the disk, so memory is dropped, and every waiting call
+  gets :class:`Unavailable`. The journal is replayed once a test write succeeds. Results of orders that come meanwhile
+  are kept for afterwards: a driver carries out an order only once.
 - asyncio's own futures and timers are used for what happens on every input; anyio's are several times as dear.
 """
 
@@ -40,7 +40,7 @@ from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.facts import AnyFact, Fact, decode, encode
-from rollmuxd.core.ids import JobId, Millis, SlotId
+from rollmuxd.core.ids import GroupId, JobId, Millis, SlotId
 from rollmuxd.core.inputs import (
     Input,
     OpenSession,
@@ -63,12 +63,15 @@ from rollmuxd.daemon.journal.store import Journal, JournalFailed, Unreadable, un
 T = TypeVar("T")
 #: how often the writer looks whether a full disk has room again
 LOOK_AFTER_S: Final = 10.0
-#: durable facts that are kept in memory, so that who follows them reads the journal for older ones only
+#: durable facts that are kept in memory, so that a follower reads the journal for older ones only
 RECENT: Final = 1_000
 #: facts that are replayed in one turn of the loop: some ten milliseconds, after which a signal is heard
 REPLAYED_AT_ONCE: Final = 2_000
 #: how often a replay tells how far it is
 TOLD_EVERY_S: Final = 5.0
+#: after a tick the loop is left to others for so many times as long as that took, at most for so many seconds. The core
+#: has one deadline after the other while there are waiting jobs to be tried
+TICK_PAUSE, LONGEST_PAUSE_S = 10, 0.05
 #: sinks (logs, metrics) are shown facts so much later, many at once
 SINKS_AFTER_S: Final = 0.02
 log = structlog.get_logger("rollmuxd.driver")
@@ -79,7 +82,7 @@ Sink: TypeAlias = Callable[[Sequence[Numbered]], None]
 
 #: refused while the disk is full: what would make more work, which needs more space
 GROWING: Final = (RegisterJob, RequestSlot, OpenSession)
-#: kept while the writer is down: nobody will say it a second time
+#: kept while the writer is down: these are reported only once
 RESULTS: Final = (OrderDone, OrderFailed, OrderNotBegun, OrderLostContact)
 
 
@@ -92,7 +95,7 @@ class Unavailable(Exception):
 
 
 class Waiter:
-    """Somebody who waits for news of one slot. Leave it (``with`` or ``async with``) when done."""
+    """A call that waits for news of one slot. Leave it (``with`` or ``async with``) when done."""
 
     __slots__ = ("_draining", "_future", "_keys", "_news", "_waiters")
 
@@ -126,7 +129,7 @@ class Waiter:
             self._future.set_result(None)
 
     def close(self) -> None:
-        """Wait no more. May be called twice."""
+        """Stop waiting. May be called twice."""
         for key in self._keys:
             waiters = self._waiters.get(key)
             if waiters is not None:
@@ -150,7 +153,7 @@ class Waiter:
 
 
 class _Follower:
-    """One who waits for facts. Has news once the future is done; what it need not read, it is not shown."""
+    """A call that waits for facts. There is news once the future is done; it sees only facts that it has to read."""
 
     def __init__(self) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -169,9 +172,9 @@ class Driver:
     """Runs one scheduler on a clock, a journal and an actuator. Used from one event loop.
 
     ``make`` makes a scheduler around a state. ``perform`` takes effects and returns at once. ``start`` is the input
-    that begins every life of the writer, and ``lease_ms`` the lease by which lateness is judged. ``begun`` is shown
-    the state that a replay has given, before anything else happens: replayed facts are not told to sinks. ``replaying``
-    is told now and then how many facts of how many are replayed, if it takes long: after an upgrade it may be all.
+    that begins every life of the writer, and ``lease_ms`` the lease by which lateness is judged. ``begun`` gets the
+    state that a replay has given, before anything else happens: sinks do not get replayed facts. If a replay takes long
+    (after an upgrade it may be all facts), ``replaying`` gets now and then how many of how many are done.
     """
 
     def __init__(
@@ -206,7 +209,7 @@ class Driver:
         self._pulse_ms = max(1, lease_ms // 8)
         self._snapshot_every = snapshot_every
 
-        #: read by others through :meth:`read`, written by nobody but the core
+        #: read by others through :meth:`read`, written by the core only
         self.scheduler = make(State())
         #: the number of the last fact that is durable
         self.durable_seq = 0
@@ -236,6 +239,7 @@ class Driver:
         self._recent: deque[tuple[int, AnyFact]] = deque(maxlen=RECENT)
         self._timer: asyncio.TimerHandle | None = None
         self._due: Millis = 0
+        self._no_tick_before = 0.0  # by the loop's clock
 
     @property
     def last_seq(self) -> int:
@@ -248,7 +252,7 @@ class Driver:
         """Have the core decide. Returns when its facts, and all facts before them, are durable.
 
         ``then`` is asked for a second input once the first was decided: the facts of both are in one commit. That is
-        for what is written down of who asked (:class:`~rollmuxd.core.inputs.Audit`), which refuses nothing.
+        for the audit of the caller (:class:`~rollmuxd.core.inputs.Audit`), which refuses nothing.
 
         Raises:
             Rejected: the core refuses, and nothing has changed.
@@ -284,7 +288,7 @@ class Driver:
         return answer
 
     def post(self, given: Input) -> None:
-        """Tell the core something that nobody waits for: what backends and drivers report."""
+        """Tell the core something that no caller waits for: what backends and drivers report."""
         if not self._up:
             if isinstance(given, RESULTS):
                 self._results.append(given)
@@ -303,13 +307,25 @@ class Driver:
         keys = (slot,) if known is None else (slot, _job_key(known.job))
         return Waiter(self._waiters, keys, self.draining)
 
+    def subscribe_group(self, job: JobId) -> Waiter:
+        """Be told of news of a job, and of the jobs and nodes of its group: what decides what its slot is asked."""
+        known = self.scheduler.state.jobs.get(job)
+        keys = (_job_key(job),) if known is None or known.group is None else (_job_key(job), _group_key(known.group))
+        return Waiter(self._waiters, keys, self.draining)
+
+    def attended(self, job: JobId) -> None:
+        """A request of the job is waited for again. No fact says so, and others may make room for it."""
+        known = self.scheduler.state.jobs.get(job)
+        if known is not None and known.group is not None:
+            self._wake(_group_key(known.group))
+
     async def facts_after(
         self, seq: int, wait_ms: Millis, limit: int, topics: Collection[Topic] = (EVERYTHING,)
     ) -> tuple[list[tuple[int, AnyFact | Unreadable]], int]:
         """Durable facts with numbers above ``seq``, and the number to ask after next: fewer where they are large.
 
         Where there are none, waits up to ``wait_ms`` for one that has one of these ``topics``. What comes meanwhile and
-        has none of them is passed over, so that it costs those who wait for something else nothing.
+        has none of them is passed over, so that it costs other waiting calls nothing.
         """
         if self.durable_seq <= seq and wait_ms > 0 and not self.draining.is_set():
             seq = max(seq, await self._news_of(topics, wait_ms / 1000))
@@ -318,7 +334,7 @@ class Driver:
         most = min(limit, self.durable_seq - seq)
         if self._recent and self._recent[0][0] <= seq + 1:
             begins = seq + 1 - self._recent[0][0]
-            # As they will be read from the journal: what is told of a fact does not depend on when one asks.
+            # As they will be read from the journal: what a caller sees of a fact does not depend on when it asks.
             rows = ((at, encode(fact)) for at, fact in islice(self._recent, begins, begins + most))
             found: list[tuple[int, AnyFact | Unreadable]] = [(at, decode(body)) for at, body in until_large(rows)]
         else:
@@ -427,14 +443,14 @@ class Driver:
                     self._replaying(self._seq - past.seq, all_of_it)
         if told:
             self._replaying(all_of_it, all_of_it)
-        # What the life before did not know to be durable is not among the recent ones, and nobody was woken for it.
+        # Facts that the life before did not know to be durable are not among the recent ones, and woke no follower.
         self._recent.clear()
         self._wake_followers(self._followers, self.durable_seq)
         self.durable_seq = self._snapshot_seq = self._seq
         return state
 
     async def _recover(self) -> None:
-        """The writer has ended: try again until a test write succeeds, then begin anew."""
+        """The writer has ended: try again until a test write succeeds, then replay."""
         # Not at once, so that an error which comes back each time does not take the whole processor.
         delay_s = 0.1
         while True:
@@ -452,7 +468,7 @@ class Driver:
                 return
 
     def _end(self, why: Unavailable) -> None:
-        """Drop what is in memory: nobody is told anything that hangs on it."""
+        """Drop what is in memory: nothing that depends on it is sent."""
         self.tell_sinks()
         self._up = False
         self._why_down = why.why
@@ -477,8 +493,8 @@ class Driver:
         """Handle one input, in this turn of the loop: from core to journal."""
         self._check_up()
         now = self._clock.now()
-        if now > self._due + self._late_ms:
-            # Who could not be heard must not be held silent: first of all, every lease is renewed.
+        if now > self._due + self._late_ms and not self.draining.is_set():  # while stopping there is no pulse
+            # Clients could not be heard meanwhile, so none counts as silent: first of all, every lease is renewed.
             late_ms = now - self._due
             self._due = now + self._pulse_ms
             log.warning("loop_stalled", late_ms=late_ms)
@@ -511,7 +527,7 @@ class Driver:
             self._end(Unavailable("the daemon found a fault of its own, and stops", retry_after_s=5))
             raise
         except Exception as error:
-            # Half-handled: memory can no more be trusted than after a failed commit, the journal can.
+            # Half-handled: memory cannot be trusted, as after a failed commit; the journal can.
             log.exception("input_crashed", given=type(given).__name__)
             self._end(Unavailable(f"the daemon starts over after an error ({type(error).__name__})"))
             raise
@@ -581,13 +597,17 @@ class Driver:
             return
         state = self.scheduler.state
         for _, fact in facts:
-            job: JobId | None = getattr(fact, "job", None)
-            session = state.sessions.get(getattr(fact, "session", ""))
-            if job is None and session is not None:
-                job = session.job
-            for key in (getattr(fact, "slot", None), job and _job_key(job)):
-                for waiter in self._waiters.get(key or "", ()):
-                    waiter.wake()
+            slot: SlotId | None = getattr(fact, "slot", None)
+            of = state.slots.get(slot or "") or state.sessions.get(getattr(fact, "session", ""))
+            job: JobId | None = getattr(fact, "job", None) or (None if of is None else of.job)
+            at = state.jobs.get(job or "") or state.nodes.get(getattr(fact, "node", ""))
+            group: GroupId | None = getattr(fact, "group", None) or (None if at is None else at.group)
+            for key in (slot, job and _job_key(job), group and _group_key(group)):
+                self._wake(key)
+
+    def _wake(self, key: str | None) -> None:
+        for waiter in self._waiters.get(key or "", ()):
+            waiter.wake()
 
     def _wake_followers(self, topics: Iterable[Topic], after: int) -> None:
         for topic in topics:
@@ -601,7 +621,7 @@ class Driver:
                 waiter.wake()
 
     def tell_sinks(self) -> None:
-        """Let the sinks have what they were not told yet: soon after a commit, and whenever somebody wants to know."""
+        """Give the sinks the facts that they do not have yet: soon after a commit, and whenever a call reads them."""
         facts, self._untold = self._untold, []
         if facts:
             for sink in self._sinks:
@@ -622,29 +642,43 @@ class Driver:
     def _arm(self, now: Millis) -> None:
         """See to it that the core is called by its deadline, and that the loop shows a pulse."""
         deadline = self.scheduler.deadline()
-        due = now + self._pulse_ms if deadline is None else min(deadline, now + self._pulse_ms)
+        # Not before now: what was due in a stall says nothing of the inputs that are handled before the timer comes.
+        due = now + self._pulse_ms if deadline is None else max(now, min(deadline, now + self._pulse_ms))
         if self._timer is not None:
             if due >= self._due:
                 return  # the timer comes first, and arms the next
             self._timer.cancel()
         self._due = due
-        # At least a millisecond: a core that is never content must not starve everybody else.
-        self._timer = asyncio.get_running_loop().call_later(max(1, due - now) / 1000, self._on_time)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(max(loop.time() + max(1, due - now) / 1000, self._no_tick_before), self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None
         if not self._up or self.draining.is_set():
-            return  # while stopping, nobody can renew a lease, so none may run out; the next start renews them all
+            return  # while stopping, no client can renew a lease, so none may run out; the next start renews them all
+        began = self._clock.now()
         try:
             self._decide(Tick())
         except Rejected:
             log.exception("tick_refused")
         except Exception:
             return  # the writer has ended, which is on record
+        self._pause_ticks(min(LONGEST_PAUSE_S, TICK_PAUSE * (self._clock.now() - began) / 1000))
+
+    def _pause_ticks(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._no_tick_before = loop.time() + seconds
+        if self._timer is not None and self._timer.when() < self._no_tick_before:
+            self._timer.cancel()
+            self._timer = loop.call_at(self._no_tick_before, self._on_time)
 
 
 def _job_key(job: JobId) -> str:
     return f"job {job}"
+
+
+def _group_key(group: GroupId) -> str:
+    return f"group {group}"
 
 
 def _tell(sink: Sink, facts: Sequence[Numbered]) -> None:

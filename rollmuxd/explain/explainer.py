@@ -6,17 +6,21 @@ from itertools import islice
 from math import ceil
 from typing import Final, NamedTuple
 
+from rollmuxd.core.causes import Cause, sentence
+from rollmuxd.core.clean import is_dirty_by, is_given_back, is_tails
 from rollmuxd.core.context import PLACED, Context
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import (
     ahead_ms,
     by_work_ms,
     credit_ms,
+    estimate_samples,
     iteration_ms,
     likely_ms,
+    pace_ms,
     phase_ms,
     quantile_ms,
-    reckoned_from,
+    rollouts_rest_ms,
     slowdown,
     solo_ms,
 )
@@ -39,10 +43,11 @@ from rollmuxd.core.model import (
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.policy import Refusal, SaysWhatBinds, SpendsCredit
 from rollmuxd.core.spec import Movable
-from rollmuxd.core.steps import drain
+from rollmuxd.core.steps import drain, lend
 from rollmuxd.core.steps.admit import limits_of, over_its_nodes, waiting_order
+from rollmuxd.core.steps.dispatch import absent, yields_to
 from rollmuxd.core.steps.locality import bound_to, limited_to_locality, place
-from rollmuxd.core.steps.reclaim import given_back, is_dirty_by, must_be_cleaned, nodes_of, shrunk
+from rollmuxd.core.steps.reclaim import must_be_cleaned, nodes_of
 from rollmuxd.explain import forecast
 from rollmuxd.explain.what_if import WhatIf
 
@@ -55,7 +60,7 @@ _ADMITTED = {
 
 
 DAY_MS: Final = 86_400_000
-#: of how many nodes a job that has none is told that nothing is learnt of them
+#: for a job without a placement: of how many nodes it hears that nothing is learnt of them
 SILENT_TOLD: Final = 3
 
 #: what a state is while it is, or may be, on its node's GPUs by right
@@ -69,7 +74,7 @@ class Story(NamedTuple):
 
     reasons: tuple[Reason, ...]
     sentences: tuple[str, ...]
-    wishes: tuple[Reason, ...] = ()
+    what_ifs: tuple[Reason, ...] = ()
 
 
 class Explainer:
@@ -88,11 +93,13 @@ class Explainer:
             return Refusal(())
         if known.pins:
             nodes = sorted({name for names in known.pins.values() for name in names})
-            stained = any(gpu.dirty_by == job for name in nodes for gpu in state.nodes[name].gpus.values())
-            what = "GPUs of its run before are not seen clear yet" if stained else "its state is not discarded yet"
+            dirty = any(gpu.dirty_by == job for name in nodes for gpu in state.nodes[name].gpus.values())
+            what = "GPUs of its run before are not verified clean yet" if dirty else "its state is not discarded yet"
             text = f"{what} ({', '.join(nodes)})"
             silent = self._no_word(nodes_of(self._c, known), known, now)
             return Refusal((Reason("old_run", text, {"nodes": nodes}), *silent))
+        if known.spec.filler is not None:
+            return Refusal(tuple(lend.why_no_home(self._c, known)))
         if limits_of(self._c, known.owner).max_nodes:
             placed = place(self._c, known, state)
             over = "" if placed is None else over_its_nodes(self._c, known, placed)
@@ -104,7 +111,7 @@ class Explainer:
         wanted = (node for node in state.nodes.values() if not pools.isdisjoint(node.pools))
         reasons = (*refusal.reasons, *islice(self._no_word(wanted, known, now), SILENT_TOLD))
         for pool, hosts in bound_to(self._c, known).items():
-            text = f"its {pool} state is parked on {', '.join(hosts)}, and its driver cannot fetch it: it goes on there"
+            text = f"its {pool} state is parked on {', '.join(hosts)}, and its driver cannot fetch it: it stays there"
             reasons = (Reason("parked", text, {"pool": pool, "hosts": [*hosts]}), *reasons)
         if unseen:
             text = f"{len(unseen)} of {len(state.nodes)} nodes have not been seen yet"
@@ -118,16 +125,19 @@ class Explainer:
         name = known.spec.name
         if known.status is JobStatus.WAITING:
             return self._waits(known, now)
-        sentences = [f"Job {name} is {known.status}{f': {known.reason}' if known.reason else ''}."]
+        sentences = [f"Job {name} is {known.status}{f': {self._words(known.reason)}' if known.reason else ''}."]
         if not known.has_place:
             sentences += [_sentence(reason.text) for reason in self._no_word(nodes_of(self._c, known), known, now)]
         if known.relaunch_at is not None:
-            often = f"lost {len(known.losses)} times of late"
+            often = f"lost {len(known.losses)} times recently"
             sentences.append(f"It is started again in {max(0, known.relaunch_at - now) // 1000} s ({often}).")
         if known.group is not None:
             sentences += self._seat(known, now)
+        if known.spec.filler is not None and known.pins:
+            (node,) = {name for names in known.pins.values() for name in names}
+            sentences.append(f"It is a filler: it works on {node} while no other job is due there.")
         if known.move is not None:
-            sentences.append(_on_the_move(known, known.move))
+            sentences.append(_on_the_move(known, known.move, self._words(known.move.why)))
         sentences += self._drained(known)
         if known.guarded:
             sentences.append(_guarded(state.groups.get(known.group or "")))
@@ -144,38 +154,43 @@ class Explainer:
             where = f" on {', '.join(slot.gpus)}" if slot.gpus else ""
             sentences.append(f"Its {slot.phase} slot {slot.id} is {slot.status}{where}.")
             sentences += self._how_long(slot, now)
-            sentences += [_sentence(reason.text) for reason in _overstays(slot, now)]
+            sentences += [_sentence(reason.text) for reason in _overrun(slot, now)]
         return Story(reasons, tuple(sentences))
 
     def _waits(self, job: Job, now: Millis) -> Story:
         """The story of a job without a placement."""
         refusal = self.why_job_waits(job.id, now)
+        if job.spec.filler is not None:
+            sentences = [f"Filler {job.spec.name} has no node yet."]
+            return Story(refusal.reasons, (*sentences, *(_sentence(reason.text) for reason in refusal.reasons)))
         order = waiting_order(self._c, now)
         position = order.index(job.id) + 1
         name, waited = job.spec.name, now - job.registered_at
         ahead = "" if position == 1 else f", behind {_names(self._c, order[: position - 1])}"
         sentences = [f"Job {name} has waited {waited // 1000} s for a placement, at position {position}{ahead}."]
         sentences += [_sentence(reason.text) for reason in refusal.reasons]
-        wishes = self.wishes(job.id)
-        for wish in wishes:
-            if wish.code == "departure":
-                sentences.append(f"It would start once {wish.text} has ended.")
+        what_ifs = self.what_ifs(job.id)
+        for what_if in what_ifs:
+            if what_if.code == "departure":
+                sentences.append(f"It would start once {what_if.text} has ended.")
             else:
-                sentences.append(f"It would start now with {wish.text}.")
+                sentences.append(f"It would start now with {what_if.text}.")
         bounded = self._c.config.bounded_wait_ms
         if job.fell_back:
-            return Story(refusal.reasons, tuple(sentences), wishes)  # nothing is kept for it, however long it waits
+            return Story(refusal.reasons, tuple(sentences), what_ifs)  # nothing is kept for it, however long it waits
         if waited < bounded:
-            sentences.append(f"Nobody overtakes it any more once it has waited {_span(bounded)}.")
+            sentences.append(f"No job overtakes it once it has waited {_span(bounded)}.")
         else:
-            sentences.append(f"It has waited for more than {_span(bounded)}, and nobody overtakes it any more.")
-        return Story(refusal.reasons, tuple(sentences), wishes)
+            sentences.append(f"It has waited for more than {_span(bounded)}, and no job overtakes it.")
+        return Story(refusal.reasons, tuple(sentences), what_ifs)
 
-    def wishes(self, job: JobId) -> tuple[Reason, ...]:
+    def what_ifs(self, job: JobId) -> tuple[Reason, ...]:
         """What would let a waiting job in, tried on the policy itself; of one that its own past keeps out, nothing."""
         state = self._c.state
         known = state.job(job)
-        if known.status is not JobStatus.WAITING or known.pins or bound_to(self._c, known):
+        if known.status is not JobStatus.WAITING or known.spec.filler is not None:
+            return ()
+        if known.pins or bound_to(self._c, known):
             return ()  # it waits for certain nodes: what would do is no matter of how many
         return WhatIf(self._c.policy, state, known).all()
 
@@ -184,7 +199,7 @@ class Explainer:
         if slot.granted_at is None:
             return []
         ran, left = now - slot.granted_at, forecast.left_ms(self._c.state, slot, now)
-        if left is None or slot.overstays_at is not None:
+        if left is None or slot.overrun_at is not None:
             return []
         return [f"It has run for {_span(ran)}, and usually needs {_span(ran + left)}."] if left else []
 
@@ -224,9 +239,9 @@ class Explainer:
         helps = ["more nodes"]
         if job.spec.movable is Movable.NO:
             helps.append('movable="warm", with which it can move to nodes that become free')
-        why, solo, turn = "", solo_ms(job), self._c.policy.period_ms(self._c.state, group.id)
-        if solo and turn:
-            took = iteration_ms(turn, group, job)
+        why, solo, period = "", solo_ms(job), self._c.policy.period_ms(self._c.state, group.id)
+        if solo and period:
+            took = iteration_ms(period, group, job)
             if took <= job.spec.slo * solo and job.promised:
                 return ""
             others = "another job" if len(group.jobs) == 2 else f"{len(group.jobs) - 1} other jobs"
@@ -246,14 +261,16 @@ class Explainer:
 
     def _turns(self, job: Job, group: Group, now: Millis) -> list[str]:
         """What its iteration takes in the group, against what it takes alone, and what it was promised."""
-        turn, solo = self._c.policy.period_ms(self._c.state, group.id), solo_ms(job)
-        if turn is None:
+        period, solo = self._c.policy.period_ms(self._c.state, group.id), solo_ms(job)
+        if period is None:
             return ["The group's period is not planned yet: a member's times are still being measured."]
-        if not turn:  # nobody is left who takes a turn
+        if not period:  # no member is left that takes a turn
             return []
-        took = iteration_ms(turn, group, job)
-        often = "" if took in (0, turn) else f", and it goes round {turn // took} times in that"
-        said = [f"The group turns once in {_s(turn)} s{often}."]
+        took = iteration_ms(period, group, job)
+        often = "" if took in (0, period) else f", and it goes round {period // took} times in that"
+        said = [f"A rotation of the group takes {_s(period)} s{often}."]
+        if pace := pace_ms(job):
+            said.append(f"It is asynchronous: its rollouts need {_s(pace)} s for a batch, {_slack(job)}.")
         if solo:
             said.append(f"So its iteration takes {took / solo:.2f} times the {_s(solo)} s that it takes alone.")
         if unmet := self.unmet(job.id):
@@ -270,11 +287,14 @@ class Explainer:
             ahead = f"{_span(ahead_ms(job, job.spec.slo, now))} ahead of its promise of {job.spec.slo:g}"
             slower = f"It runs {took / solo:.2g} times slower than alone until about {clock} UTC"
             return [*said, f"{slower}, because it is {ahead}."]
+        if took > bound and not job.at_risk and group.dispatch is Dispatch.CREDIT:
+            yields = "jobs that were promised nothing leave it the nodes where it is short of that"
+            return [*said, f"It is promised {job.spec.slo:g} times, {_s(bound)} s: {yields}."]
         spare = f"{_s(abs(bound - took))} s {'to spare' if bound >= took else 'too little'}"
         return [*said, f"It is promised {job.spec.slo:g} times, {_s(bound)} s: {spare}."]
 
     def _binds(self, group: Group) -> list[str]:
-        """Why the group turns no faster, where its policy says it: who waits for whom, round and round."""
+        """Why a rotation takes no less, where its policy says it: which job waits for which, round and round."""
         policy = self._c.policy
         found = policy.binding(self._c.state, group.id) if isinstance(policy, SaysWhatBinds) else None
         if found is None or len(group.jobs) < 2:
@@ -283,8 +303,8 @@ class Explainer:
             f"{self._c.state.jobs[link.leg.job].spec.name} on {', '.join(link.leg.nodes)} ({_s(link.leg.busy_ms)} s)"
             for link in found.links
         ]
-        turns = "" if found.turns == 1 else f", {_s(found.took_ms)} s in {found.turns} turns"
-        return [f"It turns no faster, as each of these waits for the one before: {', then '.join(legs)}{turns}."]
+        rotations = "" if found.rotations == 1 else f", {_s(found.took_ms)} s in {found.rotations} rotations"
+        return [f"It takes no less, as each of these waits for the one before: {', then '.join(legs)}{rotations}."]
 
     # ---- slots -----------------------------------------------------------------------------------------------------
 
@@ -297,39 +317,46 @@ class Explainer:
             loading = Reason("loading", "its state is being loaded")
             return (loading, _NOBODY) if slot in self._c.timers.detached else (loading,)
         if known.status is not SlotStatus.QUEUED:
-            return _overstays(known, now)
+            return _overrun(known, now)
         if job.status is JobStatus.WAITING:
             refusal = self.why_job_waits(job.id, now)
             return (Reason("no_placement", "its job has no placement yet"), *refusal.reasons)
         if job.status is JobStatus.PAUSED:
-            return (Reason("paused", f"its job is {job.reason}"),)
+            return (Reason("paused", f"its job is {self._words(job.reason)}"),)
+        if job.spec.filler is not None:
+            detached = (_NOBODY,) if slot in self._c.timers.detached else ()
+            return (*detached, *lend.why_not_lent(self._c, job))
         group = state.groups.get(job.group or "")
         if group is None:
             return (Reason("no_placement", "its job has no placement"),)
         reasons = []
         if slot in self._c.timers.detached:
             reasons.append(_NOBODY)
-        reasons += self._visits_before(group, known)
+        reasons += self._turns_before(group, known)
+        if (yields := yields_to(self._c, group, known)) is not None:
+            other = yields[0].spec.name
+            text = f"job {other} is short of its promise, and this one was promised nothing: it begins no iteration yet"
+            reasons.append(Reason("yields", text, {"job": yields[0].id}))
         for name in self._c.rotation.nodes_of(state, group, job.id, known.phase):
             node = state.nodes[name]
             reasons += [*self._node_in_the_way(node, job), *self._no_word([node], job, now)]
         return tuple(reasons) or (Reason("next", "it is next"),)
 
-    def _visits_before(self, group: Group, slot: Slot) -> list[Reason]:
+    def _turns_before(self, group: Group, slot: Slot) -> list[Reason]:
         state = self._c.state
         names = [f"{state.jobs[v.job].spec.name} ({v.phase})" for v in self._before(group, slot)]
         if not names:
             return []
-        count = "1 visit comes" if len(names) == 1 else f"{len(names)} visits come"
+        count = "1 turn comes" if len(names) == 1 else f"{len(names)} turns come"
         return [Reason("turn", f"{count} first: {', '.join(names)}", {"before": names})]
 
     def _before(self, group: Group, slot: Slot) -> list[ScheduledTurn | Slot]:
-        """What comes before a queued request on its nodes: visits of the wheel, or requests that came earlier."""
+        """What comes before a queued request on its nodes: turns of the schedule, or requests that came earlier."""
         state, rotation = self._c.state, self._c.rotation
         if group.dispatch is not Dispatch.SCHEDULE:
             ahead: dict[SlotId, Slot] = {}
             for node in rotation.nodes_of(state, group, slot.job, slot.phase):
-                for other in rotation.line(state, group, node, self._c.timers.awaited, self._c.now):
+                for other in rotation.line(state, group, node, absent(self._c, group), self._c.now):
                     if other.id == slot.id:
                         break
                     ahead[other.id] = other
@@ -337,10 +364,13 @@ class Explainer:
         index = rotation.turn_of(state, group, slot.job, slot.phase)
         return [] if index is None else list(rotation.before(state, group, index))
 
+    def _words(self, cause: Cause | None) -> str:
+        return sentence(cause, lambda job: self._c.state.jobs[job].spec.name if job in self._c.state.jobs else job)
+
     def _node_in_the_way(self, node: Node, job: Job) -> list[Reason]:
         state = self._c.state
         if node.status is not NodeStatus.UP:
-            text = f"node {node.id} is {node.status}{f' ({node.reason})' if node.reason else ''}"
+            text = f"node {node.id} is {node.status}{f' ({self._words(node.reason)})' if node.reason else ''}"
             return [Reason("node", text, {"node": node.id, "status": str(node.status)})]
         for gpu, it in node.gpus.items():
             if it.holder is not None:
@@ -354,11 +384,15 @@ class Explainer:
         for gpu, it in node.gpus.items():
             if it.dirty_by is not None and it.dirty_by != job.id:
                 name = state.jobs[it.dirty_by].spec.name
-                return [Reason("unclear", f"{gpu} has not been seen clear of {name}", {"gpu": gpu, "job": it.dirty_by})]
+                return [
+                    Reason(
+                        "not_clean", f"{gpu} has not been verified clean of {name}", {"gpu": gpu, "job": it.dirty_by}
+                    )
+                ]
         for key in job.states:
             kept = state.states[key]
             if kept.node == node.id and kept.status in (StateStatus.DISCARDING, StateStatus.UNKNOWN):
-                text = f"its {kept.pool} state on {node.id} is {kept.status}: it is loaded anew when that has gone"
+                text = f"its {kept.pool} state on {node.id} is {kept.status}: it is loaded again when that has gone"
                 return [Reason("own_state", text, {"node": node.id})]
         return []
 
@@ -369,14 +403,14 @@ class Explainer:
         for node in nodes:
             if node.status is not NodeStatus.LOST and node.id not in silent:
                 continue
-            # what others have had there is in nobody's way once the GPUs were seen clear of it
+            # what others have had there is in no job's way once the GPUs were verified clean of it
             kept = [it for key in node.states if (it := state.states[key]).job == job.id or is_dirty_by(node, it.job)]
             orders = [state.orders.get(it.order or "") for it in kept]
             lost = next((it for it in orders if it is not None and it.status is OrderStatus.LOST_CONTACT), None)
             if lost is not None:
                 theirs = f"{state.jobs[lost.job].spec.name}'s"
                 whose = "its" if lost.job == job.id else theirs
-                what = f"the {lost.kind} of {whose} {lost.pool} state on {node.id} since it was told"
+                what = f"the {lost.kind} of {whose} {lost.pool} state on {node.id} since it was sent"
                 otherwise = f"the first look at it after {theirs} process has ended settles it"
                 yield self._silent(node, what, now - lost.issued_at, otherwise)
             elif node.status is NodeStatus.LOST and must_be_cleaned(self._c, node):
@@ -387,26 +421,26 @@ class Explainer:
     def _silent(self, node: Node, what: str, silent_ms: Millis | None, otherwise: str) -> Reason:
         """That nothing is learnt of something on a node any more, for how long if that is known, and what ends it.
 
-        An operator's word can stand for it. That is given for all that is there, so it is not to be asked for where
-        somebody uses the node by right: ``otherwise`` says what else ends it.
+        An operator's word can stand for it. It covers all that is there, so it is not asked for where a job uses the
+        node by right. ``otherwise`` says what else ends it.
         """
         ago = "" if silent_ms is None else f", {_span(silent_ms)} ago"
         data = {"node": node.id} | ({} if silent_ms is None else {"silent_s": silent_ms // 1000})
-        command, user = f"rollmuxd node declare-clear {node.id}", self._user(node)
+        command, user = f"rollmuxd node declare-clean {node.id}", self._user(node)
         ends = f"an operator who knows that nothing is left there can say so ({command})"
         if user is not None:
-            ends = f"{node.id} is not to be declared clear while {user} runs or is loaded there; {otherwise}"
+            ends = f"{node.id} is not to be declared clean while {user} runs or is loaded there; {otherwise}"
         return Reason("no_word", f"there has been no word of {what}{ago}: {ends}", data)
 
     def _user(self, node: Node) -> str | None:
         """The name of a job that runs or has a state on a node's GPUs by right, if any."""
         state = self._c.state
         for gpu in node.gpus.values():
-            if gpu.holder is not None and not given_back(self._c, gpu):
+            if gpu.holder is not None and not is_given_back(self._c.state, gpu):
                 return state.jobs[state.slots[gpu.holder].job].spec.name
         for key in node.states:
             kept = state.states[key]
-            if kept.status in ON_GPUS and not shrunk(self._c, kept):
+            if kept.status in ON_GPUS and not is_tails(self._c.state, kept):
                 return state.jobs[kept.job].spec.name
         return None
 
@@ -419,13 +453,13 @@ class Explainer:
             pid = session.pid if session is not None else 0
             what = "lost" if holder.status is JobStatus.LOST else str(holder.status)
             which = f", pid {pid}" if pid else ""
-            text = f"{gpu} is held by {what} job {holder.spec.name}{which}, until it was seen clear"
+            text = f"{gpu} is held by {what} job {holder.spec.name}{which}, until it was verified clean"
             return Reason("held_by_lost", text, {**data, "pid": pid} if pid else data)
-        late = ", for longer than it should" if slot.overstays_at is not None else ""
+        late = ", for longer than it should" if slot.overrun_at is not None else ""
         return Reason("held", f"{gpu} is held by {holder.spec.name} ({slot.phase}, {slot.status}{late})", data)
 
     def slot_position(self, slot: SlotId) -> int:
-        """How many visits come before it on its nodes; 0: it is next."""
+        """How many turns come before it on its nodes; 0: it is next."""
         state = self._c.state
         known = state.slot(slot)
         job = state.jobs[known.job]
@@ -439,8 +473,9 @@ class Explainer:
     def expected_wait_ms(self, slot: SlotId, now: Millis) -> Millis | None:
         """How long until it is likely granted; None where a time is not known.
 
-        In a wheel's order that is played on from now; in a line the requests before it are added up. Of a node that
-        is not in service, or of which there is no word, nobody can tell when it is back.
+        In a schedule's order that is played on from now; in a line the requests before it are added up. Of a node that
+        is not in service, or of which there is no word, it is not known when it is back. The same holds for the credit
+        that a job yields to.
         """
         state, rotation = self._c.state, self._c.rotation
         known = state.slot(slot)
@@ -451,12 +486,14 @@ class Explainer:
         nodes = [state.nodes[name] for name in rotation.nodes_of(state, group, job.id, known.phase)]
         if any(node.status is not NodeStatus.UP for node in nodes) or any(self._no_word(nodes, job, now)):
             return None
+        if yields_to(self._c, group, known) is not None:
+            return None
         if group.dispatch is Dispatch.SCHEDULE:
             return forecast.wait_ms(state, rotation, group, known, now)
         total = 0
-        for visit in self._before(group, known):
-            phase = find_phase(state, visit.job, visit.phase)
-            took = None if phase is None else likely_ms(state.jobs[visit.job], phase)
+        for turn in self._before(group, known):
+            phase = find_phase(state, turn.job, turn.phase)
+            took = None if phase is None else likely_ms(state.jobs[turn.job], phase)
             if took is None:
                 return None
             total += took
@@ -466,17 +503,24 @@ class Explainer:
         return total + max(known_left, default=0) if len(known_left) == len(left) else None
 
 
+def _slack(job: Job) -> str:
+    """What a wait costs an asynchronous job."""
+    if job.spec.asynchronous is not None and not job.spec.asynchronous.ahead:
+        return "and begin the next when its slot is granted, so each wait delays them"
+    return f"so a wait of {_s(rollouts_rest_ms(job))} s in each iteration costs it nothing"
+
+
 def _reckoned(job: Job) -> list[str]:
     """Which times plans reckon with, by phase, and what they were made of."""
     said = []
-    for phase in job.spec.phases:
+    for phase in job.spec.timed:
         times, took = job.times.get(phase.name, PhaseTimes()), phase_ms(job, phase)
         if took is None:
             continue
-        count = reckoned_from(job, phase)
+        count = estimate_samples(job, phase)
         stated = "" if phase.planned_ms is None else f"; {_s(phase.planned_ms)} s were stated"
         whence = f"the mean of {count} observations{stated}" if count else "as stated"
-        text = f"Plans reckon with {_s(took)} s for its {phase.name}, {whence}."
+        text = f"Plans use {_s(took)} s for its {phase.name}, {whence}."
         middle, late = quantile_ms(times, 0.5), quantile_ms(times, 0.95)
         if middle is not None and late is not None:
             text += f" Half of the last {len(times.recent_ms)} took {_s(middle)} s at most, 95 % {_s(late)} s."
@@ -494,21 +538,21 @@ def _guarded(group: Group | None) -> str:
     return f"It ran short of credit, and {how} until it has earned some."
 
 
-def _on_the_move(job: Job, move: JobMove) -> str:
+def _on_the_move(job: Job, move: JobMove, why: str) -> str:
     """From where to where, why, and what it waits for."""
-    seats = [dict.fromkeys(name for names in pins.values() for name in names) for pins in (job.pins, move.pins)]
-    here, there = map(", ".join, seats)
+    placed = [dict.fromkeys(name for names in pins.values() for name in names) for pins in (job.pins, move.pins)]
+    here, there = map(", ".join, placed)
     waits = "at the end of its iteration" if move.began_at is None else "as soon as what it has loaded is parked"
-    return f"It moves from {here} to {there} (group {move.group}), {waits}: {move.why}."
+    return f"It moves from {here} to {there} (group {move.group}), {waits}: {why}."
 
 
-def _overstays(slot: Slot, now: Millis) -> tuple[Reason, ...]:
+def _overrun(slot: Slot, now: Millis) -> tuple[Reason, ...]:
     """That a slot runs for longer than it should, if it does."""
-    if slot.overstays_at is None or slot.ended is not None or slot.granted_at is None:
+    if slot.overrun_at is None or slot.ended is not None or slot.granted_at is None:
         return ()
     ran = (now - slot.granted_at) // 1000
     text = f"it has run for {ran} s, far longer than its phase takes; look whether it hangs, or revoke it"
-    return (Reason("overstays", text, {"ran_s": ran, "slot": slot.id}),)
+    return (Reason("overran", text, {"ran_s": ran, "slot": slot.id}),)
 
 
 def _sentence(text: str) -> str:

@@ -1,4 +1,4 @@
-"""When a queued request is likely to have its turn: the group's wheel played on from now, at the likely times.
+"""When a queued request is likely to have its turn: the group's schedule played on from now, at the likely times.
 
 A guess for people, from what phases took so far: no certificate, and nothing is decided by it.
 """
@@ -12,12 +12,12 @@ from rollmuxd.core.model import Group, Job, Slot, StateStatus
 from rollmuxd.core.order import Rotation, find_phase
 from rollmuxd.core.state import State
 
-#: visits that are played, at most
-_VISITS = 2_000
+#: turns that are played, at most
+_TURNS = 2_000
 
 
 def wait_ms(state: State, rotation: Rotation, group: Group, slot: Slot, now: Millis) -> Millis | None:
-    """From now until the queued slot is likely granted in the wheel's order; None where a time is not known."""
+    """From now until the queued slot is likely granted in the schedule's order; None where a time is not known."""
     mine = rotation.turn_of(state, group, slot.job, slot.phase)
     if mine is None:
         return None
@@ -32,26 +32,26 @@ def wait_ms(state: State, rotation: Rotation, group: Group, slot: Slot, now: Mil
         holders = {gpu.holder for gpu in state.nodes[node].gpus.values() if gpu.holder is not None}
         held = [jobs[state.slots[holder].job] for holder in sorted(holders) if state.slots[holder].job in jobs]
         nodes[node] = max(held, default=0)
-    line = [(visit.turn, index) for index, visit in enumerate(group.schedule)]
+    line = [(turn.rotation, index) for index, turn in enumerate(group.schedule)]
     heapify(line)
-    for _ in range(_VISITS):
-        turn, index = heappop(line)
-        visit = group.schedule[index]
-        job = state.jobs[visit.job]
-        claims = rotation.nodes_of(state, group, visit.job, visit.phase)
+    for _ in range(_TURNS):
+        passed, index = heappop(line)
+        turn = group.schedule[index]
+        job = state.jobs[turn.job]
+        claims = rotation.nodes_of(state, group, turn.job, turn.phase)
         if index == mine:
             start = max([jobs.get(slot.job, 0), *(nodes.get(node, 0) for node in claims)])
-            return start + _moves_ms(state, job, visit.phase)
-        heappush(line, (turn + 1, index))
+            return start + _moves_ms(state, job, turn.phase)
+        heappush(line, (passed + 1, index))
         if job.status not in SERVED or job.group != group.id:
             continue  # it is passed at once
-        phase = find_phase(state, visit.job, visit.phase)
+        phase = find_phase(state, turn.job, turn.phase)
         took = None if phase is None else likely_ms(job, phase)
         if phase is None or took is None:
             return None
-        start = max([jobs.get(visit.job, 0) + phase.gap_ms, *(nodes.get(node, 0) for node in claims)])
-        jobs[visit.job] = start + took + _moves_ms(state, job, visit.phase)
-        nodes.update(dict.fromkeys(claims, jobs[visit.job]))
+        start = max([jobs.get(turn.job, 0) + phase.gap_ms, *(nodes.get(node, 0) for node in claims)])
+        jobs[turn.job] = start + took + _moves_ms(state, job, turn.phase)
+        nodes.update(dict.fromkeys(claims, jobs[turn.job]))
     return None
 
 

@@ -1,8 +1,8 @@
-"""What would let a waiting job in: each wish is tried on a copy of what matters of the state, by the policy itself.
+"""What would let a waiting job in: each change is tried on a copy of what matters of the state, by the policy itself.
 
-So a wish is no guess, and it holds for any policy: with it, :meth:`~rollmuxd.core.policy.Policy.place` finds a place
-now. Nothing is written. A policy may keep what it derives of a group under the group's version; a group that is changed
-here gets a version that no group ever has, so nothing of these trials is taken for the truth later.
+So a what-if is no guess, and it holds for any policy: with it, :meth:`~rollmuxd.core.policy.Policy.place` finds a place
+now. Nothing is written. A policy may keep what it derives of a group under the group's version. A group that is changed
+here gets a version that no real group has, so no trial is taken for the truth later.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ from rollmuxd.core.trial import without
 K = TypeVar("K")
 V = TypeVar("V")
 
-#: placements that are tried for one job, at most: each takes a millisecond or so, and somebody waits for the answer
+#: placements that are tried for one job, at most: each takes a millisecond or so, and a user waits for the answer
 TRIES: Final = 120
 #: the loosest SLO that is thought of, in hundredths
 _LOOSEST: Final = 3200
@@ -31,7 +31,7 @@ _LEAVERS, _NAMED = 32, 5
 
 
 class WhatIf:
-    """The wishes of one waiting job."""
+    """What would let one waiting job in."""
 
     def __init__(self, policy: Policy, state: State, job: Job) -> None:
         self._policy, self._state, self._job = policy, state, job
@@ -40,7 +40,7 @@ class WhatIf:
     def all(self) -> tuple[Reason, ...]:
         """What would let it in, by itself: a looser SLO, more nodes, less RAM, the end of another job. Perhaps none."""
         found = (self._looser(), *self._more_nodes(), self._less_ram(), self._departures())
-        return tuple(wish for wish in found if wish is not None)
+        return tuple(what_if for what_if in found if what_if is not None)
 
     def _fits(self, state: State | None = None, job: Job | None = None) -> bool:
         if self._left <= 0:
@@ -86,14 +86,14 @@ class WhatIf:
                 grown = self._grown({want.pool: more})
                 if grown is not None and self._fits(grown):
                     found = True
-                    yield _nodes_wish({want.pool: more})
+                    yield _more_nodes({want.pool: more})
                     break
         if found or len(wants) == 1:
             return
         most = {want.pool: self._nodes_for(want.pool, max(want.nodes, 1), want.gpus) for want in wants}
         grown = self._grown(most)
         if grown is not None and self._fits(grown):
-            yield _nodes_wish(most)
+            yield _more_nodes(most)
 
     def _nodes_for(self, pool: PoolName, nodes: int, gpus: int) -> int:
         like = self._like(pool)
@@ -154,7 +154,7 @@ class WhatIf:
     def _departures(self) -> Reason | None:
         """The placed jobs of which any one's end would do."""
         placed = [job for job in self._state.jobs.values() if job.group is not None and job.pins and job.move is None]
-        # Who was placed last is the likeliest to be in the way, and leaving the fewest others as they are.
+        # The job placed last is the likeliest to be in the way, and leaving the fewest others as they are.
         leavers = []
         for job in sorted(placed, key=lambda job: -(job.placed_at or 0))[:_LEAVERS]:
             if self._fits(without(self._state, job)):
@@ -178,6 +178,6 @@ def _least(low: int, high: int, does: Callable[[int], bool]) -> int:
     return high
 
 
-def _nodes_wish(more: Mapping[PoolName, int]) -> Reason:
+def _more_nodes(more: Mapping[PoolName, int]) -> Reason:
     said = " and ".join(f"{number} more free {pool} node{'' if number == 1 else 's'}" for pool, number in more.items())
     return Reason("nodes", said, {"nodes": dict(more)})

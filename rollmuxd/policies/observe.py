@@ -1,8 +1,8 @@
 """The policy of a daemon that only watches (mode ``observe``): each job by itself, on no nodes of ours.
 
-A job has a group of its own and no pins. So nobody waits for anybody, no state is moved, no GPU is held, and what is
-learnt is the truth of the day before: when each phase began and ended. What sharing would have made of it is for the
-simulator to say (``rollmuxd report``, ``rollmuxd estimate --observed``).
+A job has a group of its own and no pins. So no job waits for another, no state is moved and no GPU is held. What is
+learnt is when each phase began and ended without sharing. What sharing would have made of it is for the simulator to
+say (``rollmuxd report``, ``rollmuxd estimate --observed``).
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.ids import GroupId, Millis
 from rollmuxd.core.model import Job, JobStatus
-from rollmuxd.core.policy import Move, Placed, Refusal, Reorder, Replan, Verdict
+from rollmuxd.core.policy import Move, Placed, Refusal, Replan, Verdict
 from rollmuxd.core.state import State
 
 
@@ -49,11 +49,11 @@ class Watch:
         return Verdict(promised=False, period_ms=solo_ms(job))
 
     def replan(self, state: State, group: GroupId) -> Replan:
-        """Nobody is promised anything."""
+        """No job is promised anything."""
         return Replan(self.period_ms(state, group))
 
-    def regroup(self, state: State, now: Millis) -> Iterator[Move | Reorder | None]:
-        """Nobody is moved."""
+    def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
+        """No job is moved."""
         del state, now
         return iter(())
 

@@ -1,9 +1,9 @@
 """RollMux's placement (paper, Algorithm 1): pack, else scale the rollout pool, else a group of one's own.
 
-For a job and every group in turn: put it on nodes that the group has (*direct packing*, price 0), or on further
-rollout nodes beside the group's training nodes (*rollout scaling*); or give it nodes of its own (*isolated*). Kept is
-what every member's promise, every host's RAM and every GPU's memory allow; taken is the strictly least price, and a
-tie keeps an existing group. What the paper leaves open and we had to choose:
+A job is tried on each group in turn: on its nodes (*direct packing*, price 0), or with more rollout nodes (*rollout
+scaling*). Or the job gets nodes of its own (*isolated*). Candidates are kept if every member's promise, every host's
+RAM and every GPU's memory allow them. The strictly least price is taken, and a tie keeps an existing group. What the
+paper leaves open and we had to choose:
 
 - A pool in ``whole_pools`` (``train``) is used whole by every job of a group; the others by subsets of the job's width.
 - With a fixed inventory nothing is bought: scaling and isolation take free nodes, and a job that fits nowhere waits.
@@ -15,29 +15,33 @@ tie keeps an existing group. What the paper leaves open and we had to choose:
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations, islice
 from math import ceil
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.estimates import phase_ms, solo_ms
+from rollmuxd.core.estimates import moves_ms, phase_ms, rollouts_rest_ms, solo_ms
 from rollmuxd.core.facts import PlannedTurn
-from rollmuxd.core.feasible import check, ram_mb_on, short_of_memory, short_of_ram
+from rollmuxd.core.feasible import check, ram_mb_on, short_of_memory, short_of_ram, short_of_time
 from rollmuxd.core.ids import GroupId, HostId, JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Node, NodeStatus
-from rollmuxd.core.policy import Leg, Move, Placed, Refusal, Reorder, Replan, Verdict
+from rollmuxd.core.order import PROMISED_NOTHING, gives_way
+from rollmuxd.core.policy import Leg, Move, Placed, Refusal, Replan, Verdict
 from rollmuxd.core.shares import over_its_nodes
 from rollmuxd.core.spec import Park, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
-from rollmuxd.policies.schedule import certified, closed_form_is_exact, period_ms, pipelined, spanning
+from rollmuxd.policies.schedule import certified, closed_form_is_exact, period_ms, pipelined
 
+#: how promises are kept
+Promise: TypeAlias = Literal["measured", "certified"]
 #: subsets of a group's rollout nodes that are tried for one job, at most
 SUBSETS_TRIED = 64
-#: where durations are uncertain, a job with a tighter bound than this shares nothing
+#: where promises are measured, a job with a tighter bound than this shares nothing
 TIGHT_SLO = 1.1
 #: how long until moves are looked for again
 LOOK_AGAIN_MS = 7_200_000
-#: groups whose refusals are told, at most
+#: groups whose refusals are reported, at most
 GROUPS_TOLD = 8
 
 
@@ -46,17 +50,17 @@ class Summary(Struct, frozen=True):
 
     version: int
     legs: tuple[Leg, ...]
-    #: each member's cycle, in the order in which they begin; none where a member goes round several times in a turn.
-    #: A phase whose time is not known takes no time here
+    #: each member's cycle, in the order in which they begin; none where a member goes round several times in a
+    #: rotation. A phase whose time is not known takes no time here
     cycles: tuple[tuple[Leg, ...], ...]
-    #: load per node and turn
+    #: load per node and rotation
     load: dict[NodeId, Millis]
-    #: the longest job alone (T_cycle), and the load of the busiest node (T_load), per turn
+    #: the longest job alone (T_cycle), and the load of the busiest node (T_load), per rotation
     longest_ms: Millis
     busiest_ms: Millis
-    #: iterations of each member in a turn
+    #: iterations of each member in a rotation
     rates: dict[JobId, int]
-    #: the longest turn with which every promise is kept, and whose allows no longer; None: nobody was promised anything
+    #: the longest rotation with which every promise is kept, and the job that sets it; None: no promise was made
     limit_ms: Millis | None
     limit_job: JobId | None
     #: a member's times are not known yet
@@ -88,16 +92,16 @@ class RollMux:
     """The paper's policy.
 
     Args:
-        prune: skip groups that are saturated (T_load >= T_cycle), as Algorithm 1 does; the published artifact and we,
-            by default, do not: it costs 3 to 26 % and only saves time.
+        prune: skip groups that are saturated (T_load >= T_cycle), as Algorithm 1 does. The published artifact does not,
+            and we do not by default: it costs 3 to 26 % and only saves time.
         max_group: jobs in a group at most (the paper's residency cap, 2 to 5).
         whole_pools: pools that every job of a group uses whole.
-        uncertain: nobody knows how long phases take: groups go by credit, with the guard, and tight bounds share
-            nothing (:mod:`~rollmuxd.core.steps.guard`).
+        promise: how promises are kept. ``certified``: by a proven order, if no phase takes longer than planned.
+            ``measured``: by credit and the guard, and tight bounds share nothing (:mod:`~rollmuxd.core.steps.guard`).
     """
 
     name = "rollmux"
-    #: its certificate is that of the wheel's order
+    #: its certificate is that of the schedule's order
     dispatch = Dispatch.SCHEDULE
 
     def __init__(
@@ -106,12 +110,12 @@ class RollMux:
         prune: bool = False,
         max_group: int = 5,
         whole_pools: Sequence[PoolName] = ("train",),
-        uncertain: bool = False,
+        promise: Promise = "certified",
     ) -> None:
         if max_group < 1:
             raise ValueError(f"max_group is {max_group}, and a group has at least one job")
         self.prune, self.max_group, self.whole_pools = prune, max_group, tuple(whole_pools)
-        if uncertain:
+        if promise == "measured":
             self.dispatch = Dispatch.CREDIT
         self.max_nodes: Mapping[str, int] = {}
         self._summaries: dict[GroupId, Summary] = {}
@@ -176,8 +180,20 @@ class RollMux:
             return Verdict(promised=False, period_ms=None)
         period = self._period_ms(summary.legs)
         rate, bound = summary.rates.get(job.id, 1), self.bound_ms(job)
-        promised = bound is not None and period <= rate * bound
+        promised = bound is not None and self._promised_ms(state, summary, period, job.id) <= rate * bound
         return Verdict(promised=promised, period_ms=period)
+
+    def _promised_ms(self, state: State, summary: Summary, period: Millis, job: JobId = "") -> Millis:
+        """What a rotation takes for those that were promised something, and for this job.
+
+        By credit the others yield (:func:`~rollmuxd.core.steps.dispatch.yields_to`): each is let in for an iteration
+        in ten of its own at most.
+        """
+        yields = [name for name in summary.rates if name != job and gives_way(state.jobs[name])]
+        if self.dispatch is not Dispatch.CREDIT or not yields or len(yields) >= PROMISED_NOTHING:
+            return period
+        legs = tuple(leg for leg in summary.legs if leg.job not in yields)
+        return min(period, round(self._period_ms(legs) / (1 - len(yields) / PROMISED_NOTHING)))
 
     def replan(self, state: State, group: GroupId) -> Replan:
         """The paper's own test of admission, with the times that are known now; its order within groups is one."""
@@ -189,7 +205,8 @@ class RollMux:
             return Replan(solo_ms(state.jobs[(*known.jobs, *known.coming)[0]]))
         period = self._period_ms(summary.legs)
         limits = {name: self.bound_ms(state.jobs[name]) for name in summary.rates if state.jobs[name].promised}
-        short = (name for name, limit in limits.items() if limit is not None and period > summary.rates[name] * limit)
+        takes = self._promised_ms(state, summary, period)
+        short = (name for name, limit in limits.items() if limit is not None and takes > summary.rates[name] * limit)
         return Replan(period, tuple(short))
 
     def bound_ms(self, job: Job) -> Millis | None:
@@ -202,11 +219,11 @@ class RollMux:
         return LOOK_AGAIN_MS
 
     def _moves_alone(self, state: State, group: Group) -> bool:
-        """Whether who is alone in a group moves states all the same."""
+        """Whether a job that is alone in a group moves states all the same."""
         job = state.jobs[(*group.jobs, *group.coming)[0]]
         return job.spec.park is Park.AT_RELEASE or job.spec.colocate
 
-    def regroup(self, state: State, now: Millis) -> Iterator[Move | Reorder | None]:
+    def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
         """The paper's jobs stay where they were put."""
         del state, now
         return iter(())
@@ -233,13 +250,17 @@ class RollMux:
             if len(free) >= want.nodes and sum(len(node.gpus) for node in free) >= want.gpus:
                 others.append(want)
                 continue
-            needed = f"{want.gpus} GPUs" if want.gpus else f"{want.nodes} nodes"
+            needed = f"{want.gpus} GPUs" if want.gpus else f"{want.nodes} node{'' if want.nodes == 1 else 's'}"
             text = f"pool {want.pool} has {len(free)} free nodes, and a group of its own needs {needed} there"
             reasons.append(Reason("no_free_nodes", text, {"pool": want.pool, "free": len(free)}))
             wishes.append("" if want.gpus else f"{want.nodes - len(free)} more free {want.pool} node(s)")
         if free_nodes(state, job, others) is None:
+            all_free = {
+                want.pool: [node.id for node in state.nodes.values() if want.pool in node.pools and _free(node)]
+                for want in others
+            }
             text = "of the free nodes, not enough have the RAM for its parked states on their hosts, or they overlap"
-            reasons.append(Reason("no_ram", text))
+            reasons.append(short_of_time(state, job, all_free) or Reason("no_ram", text))
         elif wishes and all(wishes) and not any(want.named for want in job.spec.wants):
             if self._owner_is_full(state, job):
                 return reasons
@@ -387,7 +408,7 @@ class RollMux:
         return None if short is None else Miss(short)
 
     def _too_slow_ms(self, state: State, shape: "Shape", candidate: Candidate) -> Millis | None:
-        """The group's period with the job, if it is more than somebody's SLO x T_solo; None: it is not.
+        """The group's period with the job, if it is more than a member's SLO x T_solo; None: it is not.
 
         Most candidates fail by the load of one node, so that is looked at first.
         """
@@ -414,23 +435,20 @@ class RollMux:
         """Whether everybody's iteration stays within the limit when these legs join a group that has room for them."""
         if summary.exact and _joins_exactly(summary, legs):
             return True
-        if certified((*summary.legs, *legs), limit):
-            return True
-        other = self._pipelined(summary, legs)
-        return bool(other) and certified(other, limit)
+        return any(certified(schedule, limit) for schedule in self._schedules(summary, legs))
 
     def _joined(self, summary: Summary, legs: tuple[Leg, ...]) -> tuple[Leg, ...]:
-        """The group's wheel with a newcomer: its legs at the end, or all legs pipelined where that turn is shorter."""
-        last, other = (*summary.legs, *legs), self._pipelined(summary, legs)
-        return other if other and self._period_ms(other) < self._period_ms(last) else last
+        """The group's schedule with a newcomer: of its ways the shortest."""
+        schedules = self._schedules(summary, legs)
+        return min(schedules, key=self._period_ms) if len(schedules) > 1 else schedules[0]
 
-    def _pipelined(self, summary: Summary, legs: tuple[Leg, ...]) -> tuple[Leg, ...]:
-        """All legs in the pipelined order; none where there is no such order, or where requests go as they come."""
-        cycles = (*summary.cycles, legs)
+    def _schedules(self, summary: Summary, legs: tuple[Leg, ...]) -> list[tuple[Leg, ...]]:
+        """The newcomer's legs at the end; then all legs pipelined, unless requests go as they come."""
+        last, cycles = (*summary.legs, *legs), (*summary.cycles, legs)
         if self.dispatch is Dispatch.READY or len(cycles) < 2:
-            return ()
-        order = pipelined(range(len(cycles)), [spanning([leg.nodes for leg in cycle]) for cycle in cycles])
-        return tuple(cycles[job][phase] for job, phase in order)
+            return [last]
+        orders = pipelined(range(len(cycles)), [[leg.nodes for leg in cycle] for cycle in cycles])
+        return [last, *(tuple(cycles[job][phase] for job, phase in order) for order in orders)]
 
     def _period_ms(self, legs: tuple[Leg, ...]) -> Millis:
         """What everybody's iteration takes in a group of these legs. Another order within groups has another."""
@@ -484,24 +502,24 @@ class RollMux:
     def _placed(self, state: State, shape: "Shape", candidate: Candidate) -> Placed:
         group, job = candidate.group, shape.job
         legs = shape.legs(candidate.pins)
-        wheel = [PlannedTurn(job.id, phase.name) for phase in job.spec.phases]
+        schedule = [PlannedTurn(job.id, phase.name) for phase in job.spec.phases]
         unknown = shape.solo_ms is None
         if group is not None:
             summary = self._summary(state, group)
             unknown = unknown or summary.unknown
-            there = [PlannedTurn(visit.job, visit.phase, visit.once) for visit in group.schedule]
-            other = self._pipelined(summary, legs)
+            there = [PlannedTurn(turn.job, turn.phase, turn.once) for turn in group.schedule]
+            last, *others = self._schedules(summary, legs)
             # without everybody's times nothing is certified, and what is pipelined is hardly ever slower
-            legs = other if unknown else self._joined(summary, legs)
-            if other and legs == other:
-                there = [visit for visit in there if visit.once]
+            legs = (*others, last)[0] if unknown else self._joined(summary, legs)
+            if legs != last:
+                there = [turn for turn in there if turn.once]
                 jobs = {**state.jobs, job.id: job}
-                wheel = [PlannedTurn(leg.job, jobs[leg.job].spec.phases[leg.phase].name) for leg in legs]
-            wheel = [*there, *wheel]
+                schedule = [PlannedTurn(leg.job, jobs[leg.job].spec.phases[leg.phase].name) for leg in legs]
+            schedule = [*there, *schedule]
         return Placed(
             group=None if group is None else group.id,
             pins={want.pool: candidate.pins[want.pool] for want in job.spec.wants},
-            schedule=tuple(wheel),
+            schedule=tuple(schedule),
             admission=candidate.admission,
             status=JobStatus.PROBING if shape.solo_ms is None else JobStatus.ADMITTED,
             promised=job.spec.slo is not None and shape.solo_ms is not None,
@@ -547,7 +565,15 @@ class Shape:
         made = []
         for number, (phase, busy) in enumerate(self.busy):
             nodes = tuple(dict.fromkeys(node for pool in phase.pools for node in pins.get(pool, ())))
-            made.append(Leg(self.job.id, nodes, self.scaled(phase, busy, len(nodes)), phase.gap_ms, number))
+            made.append(
+                Leg(
+                    self.job.id,
+                    nodes,
+                    self.scaled(phase, busy, len(nodes)),
+                    phase.gap_ms + rollouts_rest_ms(self.job),
+                    number,
+                )
+            )
         return tuple(made)
 
 
@@ -558,9 +584,9 @@ def limit_of(job: Job) -> Millis | None:
 
 
 def rate_of(group: Group, job: Job) -> int:
-    """How many iterations the job goes round in one turn of its group's wheel."""
+    """How many iterations the job goes round in one rotation of its group."""
     first = job.spec.phases[0].name
-    return sum(visit.job == job.id and visit.phase == first for visit in group.schedule)
+    return sum(turn.job == job.id and turn.phase == first for turn in group.schedule)
 
 
 def may_share(state: State, job: Job, group: Group) -> bool:
@@ -569,14 +595,14 @@ def may_share(state: State, job: Job, group: Group) -> bool:
 
 
 def shares_not(state: State, job: Job, group: Group) -> str:
-    """Why nobody may join: beside who is guarded, unsaid side phases and promises, and by credit bounds too tight."""
+    """Why no job may join: a guarded member, unstated side phases beside promises, or by credit too tight bounds."""
     everybody = (job, *(state.jobs[name] for name in (*group.jobs, *group.coming)))
     for one in everybody[1:]:
         if one.guarded:
             return f"job {one.spec.name} is short of credit, and has it to itself until it has earned some"
     unsaid = next((one for one in everybody if _comes_unsaid(one)), None)
     if unsaid is not None and any(one.spec.slo is not None for one in everybody):
-        return f"nobody said how often side phases of job {unsaid.spec.name} come, so it stands beside no promise"
+        return f"job {unsaid.spec.name} does not say how often its side phases come, so it stands beside no promise"
     for one in everybody if group.dispatch is Dispatch.CREDIT else ():
         if one.spec.slo is not None and one.spec.slo < TIGHT_SLO:
             return f"job {one.spec.name} is promised {one.spec.slo:g} times, too little to share by credit"
@@ -584,7 +610,7 @@ def shares_not(state: State, job: Job, group: Group) -> str:
 
 
 def _comes_unsaid(job: Job) -> bool:
-    """Whether the job has side phases of which nobody said how often they come, and for how long."""
+    """Whether the job has side phases without a stated frequency and length."""
     return any(phase.name != "init" and not phase.every for phase in job.spec.side)
 
 
@@ -593,16 +619,12 @@ def _besides_ms(job: Job, phase: PhaseSpec) -> Millis:
 
     A side phase that comes once in so many iterations is load on the first phase that has its pools, by as much.
     """
-    load = _moves_ms(job, phase)
+    load = moves_ms(job, phase.pools)
     for side in job.spec.side:
         bearer = next((it for it in job.spec.phases if set(side.pools) & set(it.pools)), job.spec.phases[0])
         if side.every and bearer is phase:
-            load += -(-((side.planned_ms or 0) + _moves_ms(job, side)) // side.every)
+            load += -(-((side.planned_ms or 0) + moves_ms(job, side.pools)) // side.every)
     return load
-
-
-def _moves_ms(job: Job, phase: PhaseSpec) -> Millis:
-    return sum(spec.load_ms + spec.park_ms for spec in job.spec.states if spec.pool in phase.pools)
 
 
 def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) -> Summary:
@@ -612,9 +634,9 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
     own: dict[JobId, dict[str, Leg]] = {}
     cycles: dict[JobId, tuple[Leg, ...]] = {}
     unknown = False
-    for visit in group.schedule:  # who has left the wheel takes no time any more, and was promised nothing that counts
-        if visit.job not in own:
-            job = state.jobs[visit.job]
+    for turn in group.schedule:  # a job that left the schedule takes no time in it, and has no promise
+        if turn.job not in own:
+            job = state.jobs[turn.job]
             pins = state.pins_in(job, group.id)
             for pool, nodes in pins.items():
                 used.setdefault(pool, {}).update(dict.fromkeys(nodes))
@@ -623,14 +645,14 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
             unknown = unknown or not known
             names = [phase.name for phase in job.spec.phases]
             cycle = shape.legs(pins)
-            cycles[visit.job] = cycle
-            own[visit.job] = dict(zip(names, cycle, strict=True)) if known else {}
-        leg = own[visit.job].get(visit.phase)
+            cycles[turn.job] = cycle
+            own[turn.job] = dict(zip(names, cycle, strict=True)) if known else {}
+        leg = own[turn.job].get(turn.phase)
         if leg is not None:  # a side phase comes once, and is in no plan
             legs.append(leg)
             for node in leg.nodes:
                 load[node] = load.get(node, 0) + leg.busy_ms
-    begins = [visit.job for visit in group.schedule if visit.phase == state.jobs[visit.job].spec.phases[0].name]
+    begins = [turn.job for turn in group.schedule if turn.phase == state.jobs[turn.job].spec.phases[0].name]
     limit: Millis | None = None
     limit_job, longest = None, 0
     rates = {name: rate_of(group, state.jobs[name]) for name, mine in own.items() if mine}
@@ -759,6 +781,8 @@ def free_nodes(
             ram = ram_mb_on(state, job, want.pool, node)
             if node.id in used or host.reserved_mb + taken + ram > host.ram_mb:
                 continue
+            if short_of_time(state, job, {want.pool: (node.id,)}):
+                continue
             names.append(node.id)
             gpus += len(node.gpus)
             ram_taken[node.host] = taken + ram
@@ -800,7 +824,7 @@ def _node_price(node: Node) -> float:
 
 
 def price_of_pins(state: State, pins: dict[PoolName, tuple[NodeId, ...]]) -> float:
-    """Per hour, of the nodes among the pins that nobody uses yet."""
+    """Per hour, of the nodes among the pins that no job uses yet."""
     names = dict.fromkeys(name for nodes in pins.values() for name in nodes)
     return sum(_node_price(state.nodes[name]) for name in names if state.nodes[name].group is None)
 

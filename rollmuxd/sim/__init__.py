@@ -6,6 +6,7 @@
 :mod:`.kernel`       the heap of events and the clock
 :mod:`.world`        fidelity ``phase``: each request, grant, load, park and release passes through the scheduler
 :mod:`.fluid`        fidelity ``cost``: only arrivals and departures are events; an iteration takes what the plan says
+:mod:`.execution`    what a phase does between grant and end; ``executions/`` has the answers, one for each fidelity
 :mod:`.machines`     what is on GPUs and in RAM; :mod:`.inventory` names the nodes, :mod:`.meter` charges for them
 :mod:`.outcome`      what one run came to; :mod:`.compare` makes many runs, :mod:`.tables` and ``report/`` show them
 :mod:`.history`      from facts, a daemon's too, to spans of slots and orders; :mod:`.perfetto` draws them
@@ -16,8 +17,8 @@ The paper's baselines and workloads are in ``plugins/evaluation``, found by entr
 hold a run to all promises, are test code: ``tests/simkit``. A run itself checks the core's invariants now and then, and
 at each grant and load that no other job is on the GPUs.
 
-A run has one of two **accountings**: ``paper`` (a job ends when its trace says, however slow it was) and ``work`` (a
-job ends when it has done its iterations).
+A run has one of two **accountings**. In ``paper`` a job ends when its trace says, however slow it was. In ``work`` it
+ends when it has done its iterations.
 
 Time is integer milliseconds from 0. There is one heap and one seeded source of randomness per purpose, and no clock:
 the same seed gives the same bytes of facts. Nothing in the core knows that it is simulated.

@@ -1,7 +1,7 @@
-"""Several contenders on the same workloads: which runs there are, and one of them."""
+"""Several policies on the same workloads: which runs there are, and one of them."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,13 +11,13 @@ from rollmuxd.core.ids import GroupId, JobId, Millis
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.state import State
 from rollmuxd.sim import fluid, world
-from rollmuxd.sim.outcome import Outcome
+from rollmuxd.sim.outcome import PAPER, WORK, Outcome
 from rollmuxd.sim.policies import MAX_GROUP, Moving, PolicyUnderTest, bound, policy_under_test
 from rollmuxd.sim.workload import Options, SimJob, Workload
 from rollmuxd.sim.workloads import read
 
-FIDELITIES: Final = ("cost", "phase")
-ACCOUNTINGS: Final = (fluid.PAPER, fluid.WORK)
+FIDELITIES: Final = ("cost", "phase", "engine", "network")
+ACCOUNTINGS: Final = (PAPER, WORK)
 
 
 class Task(Struct, frozen=True):
@@ -36,16 +36,16 @@ class Task(Struct, frozen=True):
 
 
 class Capped:
-    """A contender whose groups have so many jobs at most."""
+    """A policy whose groups have so many jobs at most."""
 
-    def __init__(self, contender: PolicyUnderTest, max_group: int) -> None:
-        self._of, self._max_group = contender, max_group
-        self.name, self.summary = contender.name, contender.summary
-        self.estimates, self.move_every_ms = contender.estimates, contender.move_every_ms
+    def __init__(self, under_test: PolicyUnderTest, max_group: int) -> None:
+        self._of, self._max_group = under_test, max_group
+        self.name, self.summary = under_test.name, under_test.summary
+        self.estimates, self.move_interval_ms = under_test.estimates, under_test.move_interval_ms
 
-    def within(self, workload: Workload, fidelity: str) -> PolicyUnderTest:
+    def within(self, workload: Workload, fidelity: str, accounting: str) -> PolicyUnderTest:
         """The same, with another cap."""
-        return Capped(self._of.within(workload, fidelity), self._max_group)
+        return Capped(self._of.within(workload, fidelity, accounting), self._max_group)
 
     def policy(self, seed: int) -> Policy:
         """The same, with another cap."""
@@ -86,7 +86,7 @@ def tasks(
     for name in names:
         if bound(name) is None:
             policy_under_test(name)
-        elif fidelity == "phase":
+        elif fidelity != "cost":
             raise ValueError(f"{name} is computed beside the scheduler, and has no phases to run; use cost")
     return [
         Task(workload, options, name, fidelity, accounting, seed, max_group, move_s)
@@ -116,7 +116,13 @@ def has_facts(task: Task) -> bool:
 
 def draw(task: Task) -> Workload:
     """The workload of a task."""
-    return read(task.workload, task.options).draw(task.seed)
+    options = task.options
+    drawn = replace(read(task.workload, options).draw(task.seed), fillers=options.fillers)
+    if not options.gpus:
+        return drawn
+    from rollmuxd.sim import other_gpus  # needs numpy
+
+    return other_gpus.on(drawn, options.gpus, options.prices if isinstance(options.prices, dict) else {})
 
 
 def perform(
@@ -126,10 +132,11 @@ def perform(
     hear: Callable[[Fact], None] | None = None,
     progress: Callable[[int], None] | None = None,
     play: Callable[..., Outcome] = world.run,
+    lit: Callable[[Sequence[Any]], None] | None = None,
 ) -> Outcome:
     """One run. ``hear`` gets every fact (a bound has none), ``progress`` the number of jobs that have ended.
 
-    ``play`` runs phase fidelity.
+    ``play`` runs all fidelities but ``cost``. ``lit`` gets the circuits of fidelity ``network`` when the run has ended.
     """
     drawn = drawn or draw(task)
     if (least := bound(task.policy)) is not None:
@@ -141,7 +148,31 @@ def perform(
         found = Capped(found, task.max_group)
     if task.fidelity == "cost":
         return fluid.run(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress)
-    return play(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress)
+    how: dict[str, Any] = {}
+    networks: list[Any] = []
+    if task.fidelity == "engine":
+        from rollmuxd.sim.executions.engines import Engines  # needs numpy, which cost and phase do not
+
+        how["executions"] = Engines
+    if task.fidelity == "network":
+        from rollmuxd.sim.executions.network import Networks
+
+        def made() -> Any:
+            networks.append(Networks(task.options.topology, task.options.t_ocs_ms))
+            return networks[-1]
+
+        how["executions"] = made
+    outcome = play(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress, **how)
+    outcome.fidelity = task.fidelity
+    if networks:  # the last attempt is the one that counts
+        of = networks[-1].network
+        outcome.network = {
+            "phases": of.phases, "between_racks": of.between_racks, "circuits_changed": of.changed,
+            "circuits_kept": of.kept,
+        }  # fmt: skip
+        if lit is not None:
+            lit(of.history)
+    return outcome
 
 
 def in_order(some: Sequence[Task], found: Sequence[tuple[Task, Outcome]]) -> list[Outcome]:

@@ -1,12 +1,12 @@
 """Is sharing worth it? Logged steps of one's own jobs, played by the scheduler itself, against two ways without it.
 
 The jobs begin together, each somewhere else in its log, and share a rollout pool and a train pool of one node each.
-Their wall time is set against the same jobs one after the other on these pools, and one after the other with both
-phases on all the GPUs (*co-located*). How much faster a phase gets on more GPUs is not in a log, so each figure is a
-range: from phases that lose nothing by being spread to phases that speed up with the GPUs' number to the power of 0.7.
+Their wall time is compared with the same jobs one after the other, on these pools and with both phases on all the GPUs
+(*co-located*). How much faster a phase gets on more GPUs is not in a log, so each figure is a range. It goes from
+phases that lose nothing by being spread to a speed-up by the GPUs' number to the power of 0.7.
 
 A log *drifts* if its fifths differ by more than its noise. Then each fifth is also played by itself, and so is a run
-that drifts on as in the second half of the log; the ranges cover all of these.
+that continues the drift of the log's second half. The ranges cover all of these.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,8 @@ from typing import Final
 from msgspec import Struct
 
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.sim import fluid, world
+from rollmuxd.sim import world
+from rollmuxd.sim.outcome import WORK
 from rollmuxd.sim.policies import MAX_GROUP, RollMuxPaper
 from rollmuxd.sim.training_logs import Step
 from rollmuxd.sim.workload import Pool, SimJob, Workload
@@ -132,7 +133,7 @@ def estimate(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs, *, seed: 
             series = [_drawn(log, count, seed, number, who) for who, log in enumerate(mine_of)]
             split = [[_on(step, gpus, gpus.rollout, gpus.train, scaling) for step in mine] for mine in series]
             whole = [[_on(step, gpus, gpus.all, gpus.all, scaling) for step in mine] for mine in series]
-            played = world.run(_workload(split, gpus, costs), RollMuxPaper(), seed=number, accounting=fluid.WORK)
+            played = world.run(_workload(split, gpus, costs), RollMuxPaper(), seed=number, accounting=WORK)
             shared.append(played.span_ms / 1000)
             slowdowns.append(fmean(job.slowdown or 1.0 for job in played.jobs))
             in_turn.append(sum(step.total_s for mine in split for step in mine))
@@ -219,10 +220,13 @@ def _workload(jobs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs) -> Workl
         Pool("rollout", "GPU", 0.0, gpus_per_node=gpus.rollout, nodes=1, ram_mb=10**9),
         Pool("train", "GPU", 0.0, gpus_per_node=gpus.train, nodes=1, ram_mb=10**9),
     )
-    return Workload("estimate", tuple(_job(f"job{number}", mine, costs) for number, mine in enumerate(jobs)), pools)
+    return Workload(
+        "estimate", tuple(played_job(f"job{number}", mine, costs) for number, mine in enumerate(jobs)), pools
+    )
 
 
-def _job(name: str, steps: Sequence[Step], costs: Costs) -> SimJob:
+def played_job(name: str, steps: Sequence[Step], costs: Costs) -> SimJob:
+    """A job of these iterations over one node each of pools ``rollout`` and ``train``."""
     sync = any(step.sync_s for step in steps)
     both = ("rollout", "train")
     series = tuple((_ms(step.rollout_s), _ms(step.train_s), *([_ms(step.sync_s)] if sync else [])) for step in steps)

@@ -1,7 +1,7 @@
 """Cost fidelity: only arrivals and departures are events; between them iterations take what the plan says.
 
-The scheduler decides on every registration and end as it does live. Nobody requests a slot: a job's progress flows at
-one iteration per pace, which its contender reads from the group's plan (for the wheel's order: the period).
+The scheduler decides on every registration and end as it does live. No job requests a slot. A job's progress flows at
+one iteration per pace, which its policy reads from the group's plan (for the schedule's order: the period).
 """
 
 import hashlib
@@ -19,32 +19,31 @@ from rollmuxd.explain.explainer import Explainer
 from rollmuxd.sim.inventory import Inventory, Told, TooFewNodes, with_enough
 from rollmuxd.sim.kernel import Kernel
 from rollmuxd.sim.meter import Meter
-from rollmuxd.sim.outcome import JobOutcome, Outcome
+from rollmuxd.sim.outcome import WORK, JobOutcome, Outcome
 from rollmuxd.sim.policies import PolicyUnderTest
 from rollmuxd.sim.workload import SimJob, Workload, by_arrival
 
-PAPER, WORK = "paper", "work"
-#: nobody has a session here, and none is waited for
+#: no job has a session here, and none is waited for
 NEVER: Millis = 1 << 50
-#: progress is counted no more often
+#: progress is counted at most so often
 COUNTED_MS: Millis = 100
 
 
 def run(
     workload: Workload,
-    contender: PolicyUnderTest,
+    under_test: PolicyUnderTest,
     *,
     seed: int,
     accounting: str,
     hear: Callable[[f.Fact], None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
-    """One contender on one workload. ``hear`` is told every fact, ``progress`` how many jobs have ended."""
+    """One policy on one workload. ``hear`` gets every fact, ``progress`` how many jobs have ended."""
     workload.check()
-    contender = contender.within(workload, "cost")
+    under_test = under_test.within(workload, "cost", accounting)
 
     def attempt(stretch: float, told: Told) -> Outcome:
-        return _Fluid(workload, contender, seed, accounting, stretch, told, progress).run()
+        return _Fluid(workload, under_test, seed, accounting, stretch, told, progress).run()
 
     return with_enough(workload, attempt, hear)
 
@@ -67,7 +66,7 @@ class _Fluid:
     def __init__(
         self,
         workload: Workload,
-        contender: PolicyUnderTest,
+        under_test: PolicyUnderTest,
         seed: int,
         accounting: str,
         stretch: float,
@@ -75,19 +74,19 @@ class _Fluid:
         progress: Callable[[int], None] | None,
     ) -> None:
         self.began = time.perf_counter()
-        self.jobs = by_arrival([contender.adapt(job) for job in workload.jobs])
-        self.policy_under_test, self.workload = contender, workload
+        self.jobs = by_arrival([under_test.adapt(job) for job in workload.jobs])
+        self.policy_under_test, self.workload = under_test, workload
         self.by_work = accounting == WORK
         self.inventory = Inventory(workload, self.jobs, stretch=stretch)
-        self.policy = contender.policy(seed)
+        self.policy = under_test.policy(seed)
         config = Config(
             max_jobs=len(self.jobs) + 1,
             lease_ms=NEVER,
             drivers={kept.driver: DriverTraits(copies=True) for job in self.jobs for kept in job.spec.states},
             moves=Moves.ON,
-            moves_at_a_time=len(self.jobs),
-            move_every_ms=0,
-            move_takes_ms=contender.move_ms(),
+            max_concurrent_moves=len(self.jobs),
+            move_interval_ms=0,
+            move_cost_ms=under_test.move_ms(),
         )
         self.core = Scheduler(config, self.policy)
         self.kernel = Kernel()
@@ -96,7 +95,7 @@ class _Fluid:
         self.hear, self.progress = hear, progress
         self.courses: dict[JobId, Course] = {}
         self.group_of: dict[JobId, GroupId] = {}
-        self.outcome = Outcome(contender.name, workload.name, seed, "cost", accounting)
+        self.outcome = Outcome(under_test.name, workload.name, seed, "cost", accounting)
         self.fines = Fines()
         self.ended = 0
         #: when progress was counted last
@@ -149,7 +148,7 @@ class _Fluid:
             self.progress(self.ended)
 
     def tick(self, at: Millis) -> None:
-        """Have the scheduler go on looking for moves."""
+        """Let the scheduler continue its search for moves."""
         if at != self.ticks_at:
             return
         self.ticks_at = None
@@ -220,6 +219,7 @@ class _Fluid:
         self.flow(course)
         course.pace_ms, course.resumes = 0, max(self.kernel.now, course.resumes) + takes
         course.outcome.moves += 1
+        self.counted_ms = None  # it is paid for before anything else is
         self.group_of[name] = self.core.state.jobs[name].group or ""
         self.meter.charge_move(course.job.footprint, takes)
 

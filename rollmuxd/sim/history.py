@@ -1,11 +1,10 @@
-"""What happened, as spans of time: who ran where and when, what was moved, what a job was waiting for.
+"""What happened, as spans of time: what ran where and when, what was moved, what a job was waiting for.
 
-A fold over facts, one at a time, of a simulated or a live history. A span is handed out when it is over, so that memory
-holds what is open and nothing else; :meth:`History.close` hands out what has not ended. Spans come by the time of their
-end.
+A fold over facts, one at a time, of a simulated or a live history. A span is handed out when it is over, so memory
+holds only what is open. :meth:`History.close` hands out what has not ended. Spans come by the time of their end.
 
 It is lenient, as its facts may be a part of the story: those that one owner may see, or those after a compaction. What
-a fact speaks of and nobody introduced goes by its id. (A :class:`~rollmuxd.core.state.State` would refuse such facts,
+a fact speaks of and no fact introduced goes by its id. (A :class:`~rollmuxd.core.state.State` would refuse such facts,
 and rightly: it has to decide on them.) A span that takes no time is left out, but for phases, which are the point, and
 orders that failed.
 """
@@ -17,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.causes import Cause, sentence
 from rollmuxd.core.facts import AnyFact as AnyFact  # noqa: PLC0414 handed on: the command line knows facts by us
 from rollmuxd.core.ids import Fence, GpuId, GroupId, HostId, JobId, Millis, NodeId, OrderId, PoolName, SlotId
 from rollmuxd.core.model import JobStatus
@@ -47,8 +47,8 @@ class Span(Struct, kw_only=True):
 class SlotSpan(Span, kw_only=True):
     """A part of a slot's life.
 
-    ``kind`` is ``queued`` (asked for, not claimed), ``loading`` (claimed, not granted), ``running``, ``tail`` (running
-    on fewer GPUs), or what still holds GPUs afterwards: ``released`` by its job, ``reclaiming`` from it.
+    ``kind`` is ``queued`` (asked for, not claimed), ``loading`` (claimed, not granted), ``running``, or ``tail``
+    (running on fewer GPUs). GPUs that are still held afterwards are ``released`` by the job, or ``reclaiming`` from it.
     """
 
     kind: str
@@ -309,7 +309,8 @@ class History:
         self._node_part(fact.node, fact.at, found)
         kind = _NOT_UP.get(type(fact))
         if kind is not None:
-            reason = getattr(fact, "reason", "") or (f"by {fact.by}" if hasattr(fact, "by") else "")
+            cause = getattr(fact, "reason", None)
+            reason = self._words(cause) if cause else f"by {fact.by}" if hasattr(fact, "by") else ""
             self._not_up[fact.node] = _NodeNow(kind, fact.at, reason)
 
     def _node_part(self, node: NodeId, at: Millis, found: list[Item]) -> None:
@@ -332,7 +333,7 @@ class History:
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
     def _job(self, job: JobId, at: Millis) -> _Job:
-        """The job; of one that nobody introduced we know that it is there, and nothing else."""
+        """The job; of one that no fact introduced we know that it is there, and nothing else."""
         known = self._jobs.get(job)
         if known is None:
             known = self._jobs[job] = _Job(Who(job, job), 1, None, at)
@@ -370,36 +371,42 @@ class History:
         if job.status is JobStatus.PAUSED:
             job.resume_to = JobStatus.WAITING
         else:
-            self._turn(job, JobStatus.WAITING, fact.at, found, fact.reason)
+            self._turn(job, JobStatus.WAITING, fact.at, found, self._words(fact.reason))
 
     def _paused(self, fact: f.JobPaused, found: list[Item]) -> None:
         job = self._job(fact.job, fact.at)
         job.resume_to = job.status
         self._turn(job, JobStatus.PAUSED, fact.at, found, f"by {fact.by}")
 
+    def _filler_placed(self, fact: f.FillerPlaced, found: list[Item]) -> None:
+        self._turn(self._job(fact.job, fact.at), JobStatus.ADMITTED, fact.at, found)
+
     def _resumed(self, fact: f.JobResumed, found: list[Item]) -> None:
         job = self._job(fact.job, fact.at)
         self._turn(job, job.resume_to, fact.at, found)
 
     def _quarantined(self, fact: f.JobQuarantined, found: list[Item]) -> None:
-        self._turn(self._job(fact.job, fact.at), JobStatus.QUARANTINED, fact.at, found, fact.reason)
+        self._turn(self._job(fact.job, fact.at), JobStatus.QUARANTINED, fact.at, found, self._words(fact.reason))
 
     def _reinstated(self, fact: f.JobReinstated, found: list[Item]) -> None:
         self._turn(self._job(fact.job, fact.at), JobStatus.WAITING, fact.at, found, f"reinstated by {fact.by}")
 
     def _lost(self, fact: f.JobLost, found: list[Item]) -> None:
-        self._turn(self._job(fact.job, fact.at), JobStatus.LOST, fact.at, found, fact.reason)
+        self._turn(self._job(fact.job, fact.at), JobStatus.LOST, fact.at, found, self._words(fact.reason))
 
     def _ended(self, fact: f.JobEnded, found: list[Item]) -> None:
         job = self._job(fact.job, fact.at)
-        self._turn(job, JobStatus.ENDED, fact.at, found, fact.reason)
-        found.append(Moment(at=fact.at, what=f"ended: {fact.reason}", who=job.who))
+        self._turn(job, JobStatus.ENDED, fact.at, found, self._words(fact.reason))
+        found.append(Moment(at=fact.at, what=f"ended: {self._words(fact.reason)}", who=job.who))
         self._forget(job)
 
     def _placement_ended(self, fact: f.PlacementEnded, found: list[Item]) -> None:
         job = self._job(fact.job, fact.at)
         self._leave(job, fact.at, found)
         self._forget(job)
+
+    def _words(self, cause: Cause | None) -> str:
+        return sentence(cause, lambda job: self._jobs[job].who.name if job in self._jobs else job)
 
     def _forget(self, job: _Job) -> None:
         if job.status is JobStatus.ENDED and job.group is None:
@@ -472,20 +479,14 @@ class History:
         return slot
 
     def _withdrawn(self, fact: f.SlotWithdrawn, found: list[Item]) -> None:
-        self._next(fact, "", f"withdrawn: {fact.reason}", found)
+        self._next(fact, "", f"withdrawn: {self._words(fact.reason)}", found)
         del self._slots[fact.slot]
 
-    def _claimed(self, fact: f.SlotClaimed, found: list[Item]) -> None:
+    def _claimed(self, fact: f.SlotClaimed | f.NodeLent, found: list[Item]) -> None:
         self._next(fact, "loading", "claimed", found).gpus = fact.gpus
 
     def _granted(self, fact: f.SlotGranted, found: list[Item]) -> None:
         self._next(fact, "running", "granted", found).fence = fact.fence
-
-    def _taken_over(self, fact: f.SlotTakenOver, found: list[Item]) -> None:
-        slot = self._slots.get(fact.slot)
-        if slot is not None:
-            slot.fence = fact.fence or slot.fence
-            found.append(Moment(at=fact.at, what=f"slot {slot.id} taken over by session {fact.session}", who=slot.who))
 
     def _shrunk(self, fact: f.SlotShrunk, found: list[Item]) -> None:
         self._next(fact, "tail", "shrunk", found).gpus = fact.kept
@@ -498,7 +499,7 @@ class History:
 
     def _taken_away(self, fact: Any, found: list[Item]) -> None:
         by = f" by {fact.by}" if isinstance(fact, f.SlotRevoked) else ""
-        self._next(fact, "reclaiming", f"{_TAKEN[type(fact)]}{by}: {fact.reason}", found)
+        self._next(fact, "reclaiming", f"{_TAKEN[type(fact)]}{by}: {self._words(fact.reason)}", found)
 
     def _reclaiming(self, fact: f.SlotReclaiming, found: list[Item]) -> None:
         slot = self._slots.get(fact.slot)
@@ -514,7 +515,7 @@ class History:
             return
         nodes: dict[NodeId, int] = {}
         for gpu in slot.gpus:
-            # `host1/gpu0` is on the host's one node, as far as anybody knows
+            # `host1/gpu0` is on the host's one node, as far as is known
             node = self._node_of.get(gpu) or gpu.rpartition("/")[0] or gpu
             nodes[node] = nodes.get(node, 0) + 1
         for node in nodes:
@@ -549,9 +550,9 @@ class History:
     def _contact_lost(self, fact: f.OrderContactLost, found: list[Item]) -> None:
         self._order_over(fact.order, fact.at, f"contact lost: {fact.error}", found)
 
-    def _state_seen(self, fact: Any, found: list[Item]) -> None:
+    def _state_observed(self, fact: Any, found: list[Item]) -> None:
         """Nothing is left to be learnt of an order that was to move this state."""
-        status = f"seen {fact.status}" if isinstance(fact, f.StateSeen) else "not known"
+        status = f"seen {fact.status}" if isinstance(fact, f.StateObserved) else "not known"
         state = (fact.job, fact.pool, fact.node)
         for order in [o for o, _ in self._orders.values() if (o.job, o.pool, o.node) == state]:
             self._order_over(order.order, fact.at, status, found)
@@ -602,7 +603,7 @@ _SEE: Final[dict[type[f.Fact], Any]] = {
     f.NodeRemoved: History._node_removed,
     f.NodeUp: History._node_moved,
     f.NodeOccupied: History._node_moved,
-    f.NodeUnseen: History._node_moved,
+    f.NodeUnknown: History._node_moved,
     f.NodeLost: History._node_moved,
     f.NodeQuarantined: History._node_moved,
     f.NodeDraining: History._node_moved,
@@ -610,6 +611,7 @@ _SEE: Final[dict[type[f.Fact], Any]] = {
     f.NodeUndrained: History._node_moved,
     f.JobRegistered: History._registered,
     f.JobPlaced: History._placed,
+    f.FillerPlaced: History._filler_placed,
     f.JobPromised: History._promised,
     f.PlacementEnded: History._placement_ended,
     f.JobUnplaced: History._unplaced,
@@ -622,8 +624,8 @@ _SEE: Final[dict[type[f.Fact], Any]] = {
     f.SlotQueued: History._queued,
     f.SlotWithdrawn: History._withdrawn,
     f.SlotClaimed: History._claimed,
+    f.NodeLent: History._claimed,
     f.SlotGranted: History._granted,
-    f.SlotTakenOver: History._taken_over,
     f.SlotShrunk: History._shrunk,
     f.SlotGrown: History._grown,
     f.SlotReleased: History._released,
@@ -636,6 +638,6 @@ _SEE: Final[dict[type[f.Fact], Any]] = {
     f.OrderEnded: History._order_ended,
     f.OrderFaulted: History._order_faulted,
     f.OrderContactLost: History._contact_lost,
-    f.StateUnknown: History._state_seen,
-    f.StateSeen: History._state_seen,
+    f.StateUnknown: History._state_observed,
+    f.StateObserved: History._state_observed,
 }

@@ -16,7 +16,7 @@ BACKEND = "sim"
 BOOT = "boot-1"
 
 
-#: up to so many jobs, nodes are there for all of them at once: nobody can be short
+#: up to so many jobs, nodes are there for all of them at once: no job can be short
 ALL_AT_ONCE: Final = 1_000
 
 
@@ -29,11 +29,11 @@ class TooFewNodes(Exception):
 
 
 def with_enough(workload: Workload, attempt: Callable[[float, Told], Outcome], hear: Told) -> Outcome:
-    """Run with so many nodes that nobody waits for one to be bought. ``hear`` is told of the run that counts only.
+    """Run with so many nodes that no job waits for one to be bought. ``hear`` hears of the run that counts only.
 
-    How long slowed jobs stay is known afterwards. Few jobs get nodes for all of them; of many it is guessed how many
-    are there at once, and what was too little is doubled. (Where some pools are of so many nodes and others are bought,
-    who waits may wait for either: there are nodes for all.)
+    How long slowed jobs stay is known afterwards. Few jobs get nodes for all of them. For many, it is guessed how many
+    are there at once, and too low a guess is doubled. (Where some pools are of so many nodes and others are bought, a
+    waiting job may wait for either: there are nodes for all.)
 
     Raises:
         Impossible: a job waits though there are nodes for all: its policy will not have it.
@@ -47,7 +47,7 @@ def with_enough(workload: Workload, attempt: Callable[[float, Told], Outcome], h
     try:
         return attempt(float("inf"), hear)
     except TooFewNodes as waits:
-        raise Impossible(f"{waits}, though as many nodes can be bought as anybody wants") from waits
+        raise Impossible(f"{waits}, though any number of nodes can be bought") from waits
 
 
 class Inventory:

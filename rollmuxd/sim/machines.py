@@ -29,7 +29,7 @@ class Move(Struct, gc=False):
     host: HostId
     gpus: tuple[GpuId, ...]
     gpu_mb: int
-    left_mb: int
+    residual_mb: int
 
 
 def key_of(job: JobId, run: int, pool: PoolName, node: str) -> str:
@@ -51,25 +51,25 @@ class Machines:
             self.on_gpu[gpu][move.key] = move.gpu_mb
             self.on_gpu[gpu].pop(move.key + LEFT, None)
 
-    def take(self, move: Move, *, left_mb: int = 0) -> None:
+    def take(self, move: Move, *, residual_mb: int = 0) -> None:
         """The state leaves wherever it is on its host, but for what is agreed to stay of it."""
         for gpu in self.gpus_of[move.host]:
             there = self.on_gpu[gpu]
             used = there.pop(move.key, None)
             if used is None:
-                if not left_mb:
+                if not residual_mb:
                     there.pop(move.key + LEFT, None)
-            elif left_mb:
-                there[move.key + LEFT] = left_mb
+            elif residual_mb:
+                there[move.key + LEFT] = residual_mb
 
-    def give_back(self, job: JobId, run: int, gpus: Iterable[GpuId], left_mb: dict[PoolName, int]) -> None:
+    def give_back(self, job: JobId, run: int, gpus: Iterable[GpuId], residual_mb: dict[PoolName, int]) -> None:
         """The process has nothing on these GPUs any more but what its engines leave there."""
         mine = f"{job}|{run}|"
         for gpu in gpus:
             there = self.on_gpu[gpu]
             for key in [key for key in there if key.startswith(mine) and not key.endswith(LEFT)]:
                 del there[key]
-                left = left_mb.get(key.split("|")[2], 0)
+                left = residual_mb.get(key.split("|")[2], 0)
                 if left:
                     there[key + LEFT] = left
 
@@ -79,7 +79,7 @@ class Machines:
             self.on_gpu[gpu].pop(key + LEFT, None)
             self.on_gpu[gpu][key] = gpu_mb
 
-    def sights(self, gpus: Sequence[GpuId]) -> tuple[GpuObservation, ...]:
+    def observe(self, gpus: Sequence[GpuId]) -> tuple[GpuObservation, ...]:
         """What a backend sees on GPUs."""
         on_gpu = self.on_gpu
         return tuple([GpuObservation(gpu, sum(on_gpu[gpu].values())) for gpu in gpus])
@@ -91,4 +91,4 @@ class Machines:
             for key in on_gpu[gpu]:
                 if not key.startswith(mine) and not key.endswith(LEFT):
                     found = f"{gpu} is given to run {run} of {job}, and has {key} on it"
-                    raise BrokenInvariant(f"a_gpu_is_given_on_only_when_seen_clear: {found}")
+                    raise BrokenInvariant(f"a_gpu_is_given_on_only_when_verified_clean: {found}")

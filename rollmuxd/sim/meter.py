@@ -7,7 +7,7 @@ from rollmuxd.sim.workload import Workload
 
 
 class Meter:
-    """Nodes are paid for from the placement that brings them into a group until nobody is placed on them any more."""
+    """Nodes are paid for from the placement that brings them into a group until no job is placed on them."""
 
     def __init__(self, workload: Workload, pool_of: dict[NodeId, PoolName]) -> None:
         self.pools = {

@@ -49,7 +49,7 @@ def observed(facts: Iterable[Fact]) -> dict[str, Seen]:
 def as_registered(
     facts: Iterable[AnyFact], jobs: Iterable[tuple[JobId, str, int, Mapping[str, Iterable[str]]]]
 ) -> list[AnyFact]:
-    """The facts, and before them registrations of jobs (id, name, run, pools by phase) that they only go on with."""
+    """The facts, and before them registrations of jobs (id, name, run, pools by phase) that they only continue."""
     told = list(facts)
     begun = {fact.job for fact in told if isinstance(fact, JobRegistered)}
     at = told[0].at if told else 0

@@ -4,6 +4,8 @@ from msgspec import Struct, field
 
 from rollmuxd.core.ids import Millis, PoolName
 
+#: the accountings: a job ends when its trace says, or when its work is done
+PAPER, WORK = "paper", "work"
 #: finished iterations from which on a job's mean is judged: before, its first wait for a turn decides
 JUDGED_FROM = 8
 
@@ -72,8 +74,21 @@ class PoolOutcome(Struct):
         return (self.bought_node_ms + self.moving_node_ms) / 3_600_000 * self.gpus_per_node * self.price_per_gpu_hour
 
 
+class Harvest(Struct):
+    """What fillers had of idle nodes, and what that took from jobs."""
+
+    loans: int = 0
+    #: by reason
+    yields: dict[str, int] = field(default_factory=dict)
+    #: by pool, node-milliseconds that fillers worked in the idle time of groups, and on nodes of no group
+    in_groups_ms: dict[PoolName, int] = field(default_factory=dict)
+    free_ms: dict[PoolName, int] = field(default_factory=dict)
+    #: each wait of a job for a filler, at most
+    held_up_ms: list[int] = field(default_factory=list)
+
+
 class Outcome(Struct):
-    """What came of one run of one contender."""
+    """What came of one run of one policy."""
 
     policy_under_test: str
     workload: str
@@ -93,6 +108,11 @@ class Outcome(Struct):
     #: SHA-256 of the encoded facts, in order
     facts_digest: str = ""
     facts: int = 0
+    #: fidelity ``network``: ``phases`` that sent between hosts, and ``between_racks``; for how many circuits were
+    #: changed (``circuits_changed``), and were not though others were wanted (``circuits_kept``)
+    network: dict[str, int] | None = None
+    #: None: there were no fillers
+    harvest: Harvest | None = None
     #: optimal only: every instance was solved exactly; otherwise it is the best found within the budget
     exact: bool | None = None
     # what follows depends on the machine, and is no part of determinism

@@ -1,20 +1,21 @@
 """A history as a trace that Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
 
-The format is Chrome's trace events, as JSON: complete events (``X``) for spans, counters (``C``), instants (``i``), and
-metadata (``M``) that names and sorts the tracks. Times are microseconds. Three of its rules shape what is here:
+The format is Chrome's trace events, as JSON. It has complete events (``X``) for spans, counters (``C``), instants
+(``i``), and metadata (``M``) that names and sorts the tracks. Times are microseconds. Three of its rules shape what is
+here:
 
 - Slices on one track must nest, and which of two that begin together is the outer one is decided by chance. So slices
-  on a track of ours never overlap at all; what would goes on a further track of the same name (``r1 +1``).
+  on a track of ours never overlap at all; what would is put on a further track of the same name (``r1 +1``).
 - Perfetto names threads by their id, whatever process they are in: no two tracks share one.
 - Complete events may come in any order. So each is written when its span is over, and nothing is kept.
 
-Where a node goes from one job to the next a flow (``s`` and ``f`` of one name, category and id) points from the phase
-that ended to the one that began. Its ends are bound to the slices that enclose them (``bp``: ``e``), so it starts a
-microsecond before the first of them is over.
+Where a node changes its job, a flow points from the old phase to the new (``s`` and ``f`` of one name, category and
+id). Its ends are bound to the slices that enclose them (``bp``: ``e``), so it starts a microsecond before the first of
+them is over.
 
-On the screen: a process per pool, with three kinds of track per node (who runs there, what is moved there, and when it
-was not simply up); one of jobs, each with what it does and what its status is; one of groups with their members; and
-one of the daemon itself, with the dollars per hour.
+The screen has a process per pool, with three tracks per node: what runs there, what is moved there, and when it was not
+up. One process is for jobs, each with its phases and its status, and one for groups with their members. One is the
+daemon itself, with the dollars per hour. A simulated network adds one of circuits, with a track per pair of racks.
 """
 
 import gzip
@@ -38,10 +39,11 @@ from rollmuxd.sim.history import (
     NodeSpan,
     OrderSpan,
     SlotSpan,
+    Span,
     Who,
 )
 
-_DAEMON, _JOBS, _GROUPS, _FIRST_POOL = 1, 2, 3, 10
+_DAEMON, _JOBS, _GROUPS, _CIRCUITS, _FIRST_POOL = 1, 2, 3, 4, 10
 #: above all process ids, as a thread with its process's id would be taken for the main one
 _FIRST_THREAD: Final = 1_000
 #: tracks of one node or job, before its neighbour's begin
@@ -59,7 +61,14 @@ class Written(NamedTuple):
     end: Millis
 
 
-def write(path: Path, items: Iterable[Item]) -> Written:
+class CircuitSpan(Span, kw_only=True):
+    """So many circuits from one rack to another, lit for one phase (fidelity ``network``)."""
+
+    racks: tuple[int, int]
+    count: int
+
+
+def write(path: Path, items: Iterable[Item | CircuitSpan]) -> Written:
     """Write a trace, gzipped if the name ends in ``.gz``. Equal histories, equal bytes.
 
     Until all is written there is no file of that name, or the one that was there. A pipe or a device is written to.
@@ -124,7 +133,7 @@ class _Writer:
         #: per track its threads: id, and when the last slice on it ended
         self._lanes: dict[tuple[int, int], list[tuple[int, Millis]]] = {}
 
-    def write(self, items: Iterable[Item]) -> Written:
+    def write(self, items: Iterable[Item | CircuitSpan]) -> Written:
         self._out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         self._process(_DAEMON, "daemon", 0)
         self._process(_JOBS, "jobs", 1_000_000)
@@ -134,7 +143,7 @@ class _Writer:
         self._out.write(b"\n]}\n")
         return Written(self._slices, self._start or 0, self._end)
 
-    def _item(self, item: Item) -> None:
+    def _item(self, item: Item | CircuitSpan) -> None:
         match item:
             case SlotSpan():
                 self._slot(item)
@@ -152,6 +161,13 @@ class _Writer:
                 args = {f"nodes {pool}": ", ".join(nodes) for pool, nodes in item.pins.items()}
                 args["admission"] = item.admission
                 self._slice(track, item, item.who.name, "member", _job(item.who) | args)
+            case CircuitSpan():
+                a, b = item.racks
+                if (_CIRCUITS, "") not in self._places:
+                    self._places[_CIRCUITS, ""] = 0
+                    self._process(_CIRCUITS, "circuits", 3_000_000)
+                track = self._track(_CIRCUITS, f"{a:06} {b:06}", 0, f"rack {a} to rack {b}")
+                self._slice(track, item, f"{item.count} circuits", "circuit", {"circuits": item.count})
             case NodeSpan():
                 self._slice(self._node(item.node, 2, "state"), item, item.kind, item.kind, {"reason": item.reason})
             case Moment():
@@ -192,7 +208,7 @@ class _Writer:
                 before.append(now)
 
     def _handed_on(self, before: list[_Ran], now: _Ran) -> None:
-        """An arrow from one job's phase (from its tail, if nobody went on beside that) to the next's."""
+        """An arrow from one job's phase (from its tail, if no job continued beside that) to the next's."""
         over = [part for part in before if part.start < part.end <= now.start]
         if not over or over[-1].job == now.job or now.start == now.end:
             return  # a phase that took no time encloses nothing
@@ -235,7 +251,7 @@ class _Writer:
     def _lane(self, track: _Track, start: Millis, end: Millis) -> int:
         """The thread of the first of the track's lanes that is free by then.
 
-        Spans come by their end, so that whatever is on a lane ended no later than this one does: where the last of it
+        Spans come by their end, so that whatever is on a lane ended no later than this one does. If the last one there
         ended by our start, nothing overlaps.
         """
         lanes = self._lanes.setdefault((track.pid, track.place), [])

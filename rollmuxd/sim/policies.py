@@ -23,7 +23,7 @@ from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import RollMux, rate_of
 from rollmuxd.policies.thrift.policy import Objective, Thrift
-from rollmuxd.sim.outcome import Outcome
+from rollmuxd.sim.outcome import WORK, Outcome
 from rollmuxd.sim.workload import SimJob, Workload
 from rollmuxd.spi import discovery
 
@@ -45,9 +45,9 @@ class PolicyUnderTest(Protocol):
     #: fields of the core's :class:`~rollmuxd.core.config.Config` about observed times (phase fidelity)
     estimates: Mapping[str, Any]
     #: a job is moved again after this time; 0: the world's own (phase fidelity)
-    move_every_ms: Millis
+    move_interval_ms: Millis
 
-    def within(self, workload: Workload, fidelity: str) -> "PolicyUnderTest":
+    def within(self, workload: Workload, fidelity: str, accounting: str) -> "PolicyUnderTest":
         """The same, set for the world that it is to run in."""
         ...
 
@@ -56,7 +56,7 @@ class PolicyUnderTest(Protocol):
         ...
 
     def adapt(self, job: SimJob) -> SimJob:
-        """The job as this contender registers and runs it. Raises ``Impossible`` where it cannot."""
+        """The job as this policy registers and runs it. Raises ``Impossible`` where it cannot."""
         ...
 
     def paces(self, policy: Policy, state: State, group: GroupId) -> dict[JobId, Millis]:
@@ -86,13 +86,13 @@ def that_moves(job: SimJob) -> SimJob:
     return replace(job, spec=replace(job.spec, movable=Movable.WARM))
 
 
-class InWheelOrder:
-    """What contenders in wheel order have in common: everybody's iteration takes the group's period."""
+class InScheduleOrder:
+    """What policies in schedule order have in common: everybody's iteration takes the group's period."""
 
     estimates: Mapping[str, Any] = AS_STATED
-    move_every_ms: Millis = 0
+    move_interval_ms: Millis = 0
 
-    def within(self, workload: Workload, fidelity: str) -> Self:
+    def within(self, workload: Workload, fidelity: str, accounting: str) -> Self:
         """The same in every world."""
         return self
 
@@ -113,7 +113,7 @@ class InWheelOrder:
         return 0
 
 
-class RollMuxPaper(InWheelOrder):
+class RollMuxPaper(InScheduleOrder):
     """Algorithm 1 as the paper has it.
 
     Args:
@@ -131,7 +131,7 @@ class RollMuxPaper(InWheelOrder):
         return RollMux(prune=self._prune)
 
 
-class Moving(InWheelOrder):
+class Moving(InScheduleOrder):
     """A policy that moves jobs. Every job may be moved, and what a move takes is charged.
 
     Args:
@@ -180,16 +180,17 @@ class Default(Moving):
         super().__init__(
             "default",
             "what a daemon runs by default: thrift; least $/h where nodes are bought on demand, else least waiting",
-            lambda move_s: Thrift(objective="throughput", warm_s=move_s, rounds=1, uncertain=True),
+            lambda move_s: Thrift(objective="throughput", warm_move_s=move_s, rounds=1, promise="measured"),
             estimates=AS_OBSERVED,
         )
 
-    def within(self, workload: Workload, fidelity: str) -> Self:
-        """The objective follows the inventory. With cost fidelity nothing varies, so orders are certified."""
-        objective: Objective = "cost" if workload.on_demand else "throughput"
-        varies: dict[str, Any] = {"rounds": 1, "uncertain": True} if fidelity == "phase" else {}
+    def within(self, workload: Workload, fidelity: str, accounting: str) -> Self:
+        """The objective is the bill where nodes are bought on demand. With cost fidelity orders are certified."""
+        bill: Objective = "work" if accounting == WORK else "cost"
+        objective: Objective = bill if workload.on_demand else "throughput"
+        varies: dict[str, Any] = {"rounds": 1, "promise": "measured"} if fidelity == "phase" else {}
         other = copy.copy(self)
-        other.made = lambda move_s: Thrift(objective=objective, warm_s=move_s, **varies)
+        other.made = lambda move_s: Thrift(objective=objective, warm_move_s=move_s, **varies)
         return other
 
 
@@ -202,7 +203,7 @@ class Isolated(RollMux):
         super().__init__(max_group=1)
 
 
-class Solo(InWheelOrder):
+class Solo(InScheduleOrder):
     """Dedicated disaggregation."""
 
     name = "solo"
@@ -221,8 +222,8 @@ class Solo(InWheelOrder):
 # ---- by name ---------------------------------------------------------------------------------------------------------
 
 
-class Plugged(InWheelOrder):
-    """A policy of an installed package (entry point group ``rollmuxd.policies``), taken to keep wheel order.
+class Plugged(InScheduleOrder):
+    """A policy of an installed package (entry point group ``rollmuxd.policies``), taken to keep schedule order.
 
     Its class is made without arguments, once for each run.
     """

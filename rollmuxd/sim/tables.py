@@ -5,7 +5,7 @@ Pure functions. What one reads in a row:
 - A **spread** is over seeds: mean, sample standard deviation (0 for one seed), least, most.
 - Slowdowns are of jobs, all seeds together; so is the latency of decisions. Counts (admissions, switches) are means
   over seeds. Peaks are the largest over the seeds.
-- What cannot be judged is None, never 0: the attainment where no job has an SLO, the use of a pool that nobody bought.
+- What cannot be judged is None, never 0: the attainment where no job has an SLO, the use of a pool that was not bought.
 - Policies are compared **paired**: seed by seed on the same workload, then averaged. The spread of a difference is that
   of the per-seed differences, which is far smaller than the spreads of both sides let one think. ``ci95`` is half of
   the 95 % confidence interval of the mean difference, by Student's t; None for one seed.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final, TypeAlias
 
-from rollmuxd.sim.outcome import Outcome
+from rollmuxd.sim.outcome import Harvest, Outcome
 
 #: one row, as ``--json`` has it
 Row: TypeAlias = dict[str, Any]
@@ -25,7 +25,7 @@ Row: TypeAlias = dict[str, Any]
 Table: TypeAlias = tuple[Sequence[str], list[list[Any]]]
 
 ACCOUNTINGS: Final = ("paper", "work")
-#: whom costs are told relative to, where it ran
+#: the policy that costs are relative to, where it ran
 BASELINE: Final = "solo"
 #: what the two accountings mean, one sentence each
 MEANING: Final = {
@@ -37,6 +37,11 @@ UTILISATION: Final = (
     "loading and parking is not running."
 )
 BUBBLE: Final = "The bubble is the rest: 1 - utilisation."
+#: of :func:`sent`
+SENT: Final = (
+    "Phases that sent between hosts, and those of them that sent from rack to rack: only these differ by the network. "
+    "Not changed for: phases that wanted other circuits, and would have gained less than changing them takes."
+)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -60,8 +65,8 @@ def confidence(values: Sequence[float]) -> float | None:
 def _student(freedom: int) -> float:
     """What Student's t with so many degrees of freedom stays within 95 times of 100.
 
-    With t = sqrt(freedom) tan(angle) the density is proportional to cos(angle) ** (freedom - 1), which has no long tail
-    to integrate: by Simpson's rule on a fixed grid, then halving.
+    With t = sqrt(freedom) tan(angle) the density is proportional to cos(angle) ** (freedom - 1). That has no long tail
+    to integrate, so Simpson's rule on a fixed grid and halving will do.
     """
     steps = 2_000
 
@@ -87,7 +92,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def policies(outcomes: Sequence[Outcome]) -> list[str]:
-    """Who ran, in the order in which they were asked for."""
+    """The policies that ran, in the order in which they were asked for."""
     return list(dict.fromkeys(outcome.policy_under_test for outcome in outcomes))
 
 
@@ -121,11 +126,50 @@ def summary(outcomes: Sequence[Outcome]) -> list[Row]:
     return rows
 
 
+def harvest(found: Harvest) -> Row:
+    """What fillers had: node-hours by pool, in the idle time of groups and on free nodes, and what jobs waited."""
+    waits = sorted(found.held_up_ms)
+    return {
+        "in_groups_node_h": {pool: took / 3_600_000 for pool, took in sorted(found.in_groups_ms.items())},
+        "free_node_h": {pool: took / 3_600_000 for pool, took in sorted(found.free_ms.items())},
+        "loans": found.loans,
+        "yields": found.yields,
+        "waits": len(waits),
+        "waited_s": sum(waits) / 1000,
+        "waited_p95_s": waits[int(0.95 * len(waits))] / 1000 if waits else 0.0,
+    }
+
+
+def harvest_line(found: Harvest) -> str:
+    """The same in one line, for people."""
+    row = harvest(found)
+    groups, free = sum(row["in_groups_node_h"].values()), sum(row["free_node_h"].values())
+    return (
+        f"Fillers had {groups:,.1f} node-hours within groups and {free:,.1f} on free nodes, in {row['loans']:,} loans; "
+        f"jobs waited for them {row['waits']:,} times, {row['waited_s']:,.0f} s in all."
+    )
+
+
+def each(outcomes: Sequence[Outcome]) -> list[Row]:
+    """One row per run: the digest of its facts, which the same seed gives again, and how long it took."""
+    return [
+        {
+            "policy": it.policy_under_test,
+            "accounting": it.accounting,
+            "seed": it.seed,
+            "facts_digest": it.facts_digest,
+            "wall_s": it.wall_s,
+            **({} if it.network is None else {"network": it.network}),
+        }
+        for it in outcomes
+    ]
+
+
 def paired(outcomes: Sequence[Outcome], against: str) -> list[Row]:
     """How each other policy differs from ``against``: a row per policy and accounting, over the seeds that both ran.
 
-    Each figure is a spread of differences, theirs minus that of ``against`` on the same seed; None where one of the
-    two has no such figure.
+    Each figure is a spread of differences: theirs minus that of ``against`` on the same seed. It is None where one of
+    the two has no such figure.
     """
     rows: list[Row] = []
     for accounting in ACCOUNTINGS:
@@ -205,7 +249,16 @@ def _figures(mine: Sequence[Outcome], solo: Sequence[Outcome]) -> Row:
         "jobs": _mean([len(outcome.jobs) for outcome in mine]),
         "never_placed": _mean([sum(job.placed_ms is None for job in outcome.jobs) for outcome in mine]),
         "decision_ms": {"p50": quantile(decided, 0.5), "p99": quantile(decided, 0.99)} if decided else None,
+        "mean_iteration_s": _iteration_s(mine),
+        "network": _mean_counts([outcome.network for outcome in mine if outcome.network is not None]) or None,
     }
+
+
+def _iteration_s(mine: Sequence[Outcome]) -> float | None:
+    """Of all finished iterations of all jobs."""
+    jobs = [job for outcome in mine for job in outcome.jobs]
+    count = math.fsum(job.iterations for job in jobs)
+    return math.fsum(job.elapsed_ms for job in jobs) / count / 1000 if count else None
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -346,6 +399,27 @@ def how(shown: Sequence[tuple[str, Row]]) -> Table:
             number(of["decision_ms"] and of["decision_ms"]["p99"]),
         ]
         for name, of in shown
+    ]
+
+
+def sent(shown: Sequence[tuple[str, Row]]) -> Table:
+    """Fidelity ``network``: what went over it. No rows in another fidelity."""
+    heads = [
+        "POLICY",
+        "#PHASES THAT SENT",
+        "#BETWEEN RACKS",
+        "#CIRCUITS CHANGED FOR",
+        "#NOT CHANGED FOR",
+        "#ITERATION s",
+    ]
+    return heads, [
+        [
+            name,
+            *(number(of["network"][key]) for key in ("phases", "between_racks", "circuits_changed", "circuits_kept")),
+            number(of["mean_iteration_s"]),
+        ]
+        for name, of in shown
+        if of["network"]
     ]
 
 

@@ -1,10 +1,10 @@
 """What the steps of a training run took, from the log that its framework writes.
 
-Known are verl and EasyR1 (``timing_s/gen:12.3 - ...`` on the console, or one JSON object a step), NeMo-RL (``Total step
-time: 44.7s`` and the lines below it, or JSON), OpenRLHF (a dict a step with ``timing/...``), TRL (``step_time`` in a
-dict, with ``profiling/Time taken: ...`` where it reports to wandb, trackio or mlflow and these are exported as JSON
-lines), and a CSV with ``gen_s`` and ``train_s``. Keys may have ``_`` for ``/`` (``timing_s_gen``). What a line says of
-anything else is passed over. The log of an asynchronous run is refused: its times do not add up to a turn.
+These formats are known. verl and EasyR1: ``timing_s/gen:12.3 - ...`` on the console, or one JSON object a step.
+NeMo-RL: ``Total step time: 44.7s`` and the lines below it, or JSON. OpenRLHF: a dict a step with ``timing/...``. TRL:
+``step_time`` in a dict, with ``profiling/Time taken: ...`` in JSON lines that wandb, trackio or mlflow export. Any: a
+CSV with ``gen_s`` and ``train_s``. Keys may have ``_`` for ``/`` (``timing_s_gen``). What a line says of anything else
+is passed over. The log of an asynchronous run is refused: its times do not add up to a turn.
 """
 
 import ast
@@ -132,7 +132,7 @@ def _rollout(times: Mapping[str, float]) -> float:
 
 
 def _records(path: Path) -> Iterator[dict[str, float]]:
-    """What is told of each step, by the last words of the keys."""
+    """What each step reports, by the last words of the keys."""
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         if path.suffix == ".csv":
             yield from (_times(row) for row in csv.DictReader(file))
@@ -229,7 +229,7 @@ def _gathered(records: Iterable[dict[str, float]]) -> Iterator[dict[str, float]]
 
 
 def _step(times: Mapping[str, float]) -> Step | None:
-    """A step, if its rollout and its training are told, or follow from what is."""
+    """A step, if its rollout and its training are reported, or follow from the rest."""
     rollout = _sum(times, ROLLOUT) or _sum(times, ROLLOUT_TOO)
     sync, gap, train = _sum(times, SYNC), _sum(times, GAP), _sum(times, TRAIN)
     whole = _most(times, WHOLE)

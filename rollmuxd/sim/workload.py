@@ -1,12 +1,16 @@
 """What a simulated world is given: jobs, the pools they run on, and what their phases take."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
+from rollmuxd.core.config import PlanWith
 from rollmuxd.core.ids import Millis, PoolName
 from rollmuxd.core.spec import JobSpec
+from rollmuxd.sim.inside import Inside
 
 #: what each cycle phase of one iteration takes, in the order of the job's cycle
 Durations: TypeAlias = tuple[Millis, ...]
@@ -25,6 +29,22 @@ class Malformed(ValueError):
 
     def __str__(self) -> str:
         return f"{self.file}, line {self.line}, column {self.column!r}: {self.problem}"
+
+
+def find(relative: str, data: str, origin: str) -> Path:
+    """A file or folder of the data sets that do not come with rollmuxd.
+
+    Looked for under ``data`` if given, else under ``$ROLLMUX_DATA``. ``origin`` says how to get it.
+
+    Raises:
+        FileNotFoundError: it is not there; says where was looked.
+    """
+    folder = data or os.environ.get("ROLLMUX_DATA", "")
+    wanted = Path(folder).expanduser() / relative
+    if folder and wanted.exists():
+        return wanted
+    looked = f"looked for {wanted}" if folder else "neither --data nor $ROLLMUX_DATA names a data folder"
+    raise FileNotFoundError(f"{relative} is not there: {looked}; it does not come with rollmuxd: {origin}")
 
 
 class Pool(Struct, frozen=True):
@@ -84,15 +104,19 @@ class SimJob(Struct, frozen=True):
     colocated: Alone | None = None
     #: per pool
     starts: dict[PoolName, Starts] = {}
-    #: for each element of ``series``, after what share of the *first* phase 80 % of its responses are done (0 to 1);
-    #: empty: not known, no tail is released
+    #: for each element of ``series``, the share of the *first* phase (0 to 1) after which 80 % of its responses are
+    #: done. Empty: not known, no tail is released
     tail_from: tuple[float, ...] = ()
-    #: whether a tail takes GPUs back that nobody else can use
+    #: whether a tail takes GPUs back that no other job can use
     grows: bool = False
     #: iterations it has to do; 0: as many as fit in ``lasts_ms`` if alone
     iterations: int = 0
     #: per pool, what share of a phase that holds its nodes they work; a pool that is not named works throughout
     busy_share: dict[PoolName, float] = {}
+    #: of an asynchronous job: what its rollouts really take for each batch, the first again after the last
+    batches: tuple[Millis, ...] = ()
+    #: fidelity ``engine``: what happens inside its first phase; None: its durations say how long that takes
+    inside: Inside | None = None
 
     @property
     def planned(self) -> Durations:
@@ -101,8 +125,10 @@ class SimJob(Struct, frozen=True):
 
     @property
     def solo_ms(self) -> Millis:
-        """One iteration alone, by the means; own gaps included."""
-        return sum(self.planned) + sum(phase.gap_ms for phase in self.spec.phases)
+        """One iteration alone, by the means; own gaps included. An asynchronous job's takes its pace at least."""
+        asynchronous = self.spec.asynchronous
+        pace = 0 if asynchronous is None else asynchronous.pace_ms or 0
+        return max(pace, sum(self.planned) + sum(phase.gap_ms for phase in self.spec.phases))
 
     @property
     def work(self) -> int:
@@ -118,6 +144,10 @@ class Workload(Struct, frozen=True):
     pools: tuple[Pool, ...]
     #: where it is from and what was made of it, for the report
     source: str = ""
+    #: what of the times that are seen plans reckon with, where a policy follows them (phase fidelity)
+    plan: PlanWith = PlanWith.MEAN
+    #: jobs beside these that work on idle nodes, and give way
+    fillers: int = 0
 
     @property
     def on_demand(self) -> bool:
@@ -125,7 +155,7 @@ class Workload(Struct, frozen=True):
         return all(pool.nodes is None for pool in self.pools)
 
     def check(self) -> None:
-        """Raise :class:`Impossible` for a job too wide or too large for the inventory, whoever else is there."""
+        """Raise :class:`Impossible` for a job too wide or too large for the inventory, whatever else is there."""
         pools = {pool.name: pool for pool in self.pools}
         for job in self.jobs:
             called = f"job {job.name} ({job.kind})"
@@ -161,20 +191,30 @@ def by_arrival(jobs: Sequence[SimJob]) -> tuple[SimJob, ...]:
 class Options(Struct, frozen=True):
     """What a user may say about a workload, whichever it is."""
 
-    #: SLOs are drawn uniformly between these, one per job and seed; None: nobody has one (best effort)
+    #: SLOs are drawn uniformly between these, one per job and seed; None: no job has one (best effort)
     slo: tuple[float, float] | None = (1.0, 2.0)
     #: ``artifact`` (H20 at a third of an H800's 5.28 $), ``table1`` (1.85 $ and 5.28 $), or $ per GPU-hour by type
     prices: str | dict[str, float] = "artifact"
-    #: ``none``: nothing to load, park or build, as the paper plans; ``table``: warm and cold starts by model size;
-    #: a number: so many milliseconds of load on every switch, and no cold start
+    #: ``none``: nothing to load, park or build, as the paper plans. ``table``: warm and cold starts by model size. A
+    #: number: so many milliseconds of load on every switch, and no cold start
     switch: str | Millis = "none"
-    #: ``none``: handing new weights to the rollout is a part of training, as the artifact measured it. ``table``,
-    #: ``flat``: a phase of its own on both pools, as long as the paper's scatter and broadcast, or a flat all-gather
+    #: ``none``: handing new weights to the rollout is a part of training, as the artifact measured it. ``table``: as
+    #: long as the paper's table says; ``flat``, ``two``, ``rails``: as long as `rollmuxd.fabric.sync` computes
     sync: str = "none"
+    #: what is held meanwhile, where ``sync`` says how long: ``phase``: both pools, in a phase of its own; ``within``:
+    #: the training slot; ``between``: no GPU
+    sync_place: str = "phase"
+    #: other GPU types by pool: what phases take there is computed (``sim.other_gpus``)
+    gpus: dict[PoolName, str] = {}
+    #: fidelity ``network``: the fabric between hosts, and milliseconds in which its circuits change
+    topology: str = "fat-tree"
+    t_ocs_ms: float = 20.0
     #: host RAM per node, GB
     ram_gb: float = 2000.0
     #: nodes per pool; empty: bought on demand
     nodes: dict[PoolName, int] = {}
+    #: fillers that work on idle nodes (phase fidelity)
+    fillers: int = 0
     #: as many jobs at most; 0: as many as the workload has
     jobs: int = 0
     #: where the data files lie that are too large to come with us; "": ``ROLLMUX_DATA``
@@ -184,7 +224,7 @@ class Options(Struct, frozen=True):
 
 
 class Recipe(Protocol):
-    """A workload that is read, and drawn anew for each seed."""
+    """A workload that is read, and drawn again for each seed."""
 
     name: str
     #: one line for ``sim workloads``

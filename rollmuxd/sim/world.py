@@ -1,10 +1,9 @@
 """Phase fidelity: every request, grant, load, park and release of every iteration, through the scheduler as live.
 
-The world plays all that the daemon talks to: the jobs' processes (which ask, work, release, and ask again), the
-residency drivers (which take the time that moving a state takes) and the backends (which see what is on the GPUs).
-It believes nothing that the scheduler says about GPUs: what is on them is its own book
-(:mod:`~rollmuxd.sim.machines`), and backends report from that. Every call is answered, and every order is
-carried out; a subclass that overrides public methods of :class:`World` may change that.
+The world plays all that the daemon talks to. Jobs' processes ask, work, release, and ask again. Residency drivers take
+the time that moving a state takes. Backends see what is on the GPUs. The world believes nothing that the scheduler says
+about GPUs. It keeps a book of its own (:mod:`~rollmuxd.sim.machines`), and backends report from that. Every call is
+answered, and every order is carried out; a subclass that overrides public methods of :class:`World` may change that.
 """
 
 import hashlib
@@ -23,19 +22,22 @@ from rollmuxd.core.config import Config, DriverTraits, Moves
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Observe, Perform
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.ids import Fence, GpuId, HostId, JobId, LaunchId, Millis, PoolName, SessionId, SlotId
+from rollmuxd.core.ids import Fence, GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName, SessionId, SlotId
 from rollmuxd.core.model import OrderKind, Slot, SlotStatus
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import Movable, PhaseSpec, StateSpec
 from rollmuxd.core.state import State, state_key
 from rollmuxd.explain.explainer import Explainer
-from rollmuxd.sim.fluid import WORK
+from rollmuxd.sim.execution import INIT, NEVER, Begun, Execution, Executions
+from rollmuxd.sim.executions.durations import Durations
+from rollmuxd.sim.fillers import DRIVER as FILLER_DRIVER
+from rollmuxd.sim.fillers import Fillers
 from rollmuxd.sim.inventory import Inventory, Told, TooFewNodes, with_enough
 from rollmuxd.sim.kernel import Kernel
 from rollmuxd.sim.machines import Machines, Move, key_of
 from rollmuxd.sim.meter import Meter
-from rollmuxd.sim.outcome import JobOutcome, Outcome
+from rollmuxd.sim.outcome import WORK, JobOutcome, Outcome
 from rollmuxd.sim.policies import PolicyUnderTest
 from rollmuxd.sim.workload import Impossible, SimJob, Workload, by_arrival
 
@@ -43,17 +45,11 @@ from rollmuxd.sim.workload import Impossible, SimJob, Workload, by_arrival
 LEASE_MS = 3_600_000
 #: a state that says nothing of its size on a GPU has this much there, so that it can be seen
 UNSAID_MB = 40_000
-#: how often a process whose tail nobody could use says again how far it is
+#: how often a process whose tail no job could use says again how far it is
 TAIL_ASKED_MS = 5_000
-#: moving the unfinished responses of a tail onto the GPUs that it keeps (research 2.5: at most 3 s)
-TAIL_MOVED_MS = 3_000
-#: the side phase that comes first, and once
-INIT = "init"
-#: another that nobody said the length of takes this
-ASIDE_MS = 5_000
-#: and comes once in so many iterations where nobody said how often
+#: a side phase comes once in so many iterations where the job did not say how often
 ASIDE_EVERY = 2
-#: who is started again by every move has to come to the end of an iteration between two
+#: a job that every move starts again has to come to the end of an iteration between two
 MOVE_RELAUNCHED_MS = 900_000
 #: inputs between two checks of every invariant over the whole state
 CHECK_EVERY = 2_000
@@ -102,13 +98,20 @@ class Process(Struct):
     fence: Fence = Fence(0, 0)
     #: since when its phase runs, and on how many nodes of each pool
     running: tuple[Millis, dict[PoolName, float]] | None = None
-    #: when the phase at hand ends
+    #: the phase at hand; when its end and the beginning of its tail are planned
+    execution: Execution | None = None
     ends_ms: Millis = 0
+    tail_ms: Millis | None = None
     #: the iteration at hand: when it began (None: not yet), and what it would have taken alone
     began_ms: Millis | None = None
     solo_ms: Millis = 0
     #: its tail was consolidated
     shrunk: bool = False
+    #: of an asynchronous job: batches that were begun and made, grants of its phase, whether it waits for a batch
+    begun: int = 0
+    made: int = 0
+    granted: int = 0
+    awaits: bool = False
     #: the job has ended
     gone: bool = False
 
@@ -131,7 +134,7 @@ Then: TypeAlias = Callable[[Process, Answer], None]
 
 def run(
     workload: Workload,
-    contender: PolicyUnderTest,
+    under_test: PolicyUnderTest,
     *,
     seed: int,
     accounting: str,
@@ -139,8 +142,11 @@ def run(
     hear: Callable[[f.Fact], None] | None = None,
     progress: Callable[[int], None] | None = None,
     make: "Callable[..., World] | None" = None,
+    executions: Callable[[], Executions] = Durations,
 ) -> Outcome:
-    """One contender on one workload, to its end. ``make``: a world, from what :class:`World` takes.
+    """One policy on one workload, to its end. ``make``: a world, from what :class:`World` takes.
+
+    ``executions``: what a phase does, made for each attempt.
 
     Raises:
         BrokenInvariant: a promise was broken, or a job waits for ever; the message has the seed and the last facts.
@@ -149,7 +155,8 @@ def run(
     workload.check()
 
     def attempt(stretch: float, told: Told) -> Outcome:
-        return (make or World)(workload, contender, seed, accounting, stretch, listeners, told, progress).run()
+        of = executions()
+        return (make or World)(workload, under_test, seed, accounting, stretch, listeners, told, progress, of).run()
 
     return with_enough(workload, attempt, hear)
 
@@ -160,29 +167,35 @@ class World:
     def __init__(
         self,
         workload: Workload,
-        contender: PolicyUnderTest,
+        under_test: PolicyUnderTest,
         seed: int,
         accounting: str,
         stretch: float = 1.2,
         listeners: Sequence[Listener] = (),
         hear: Callable[[f.Fact], None] | None = None,
         progress: Callable[[int], None] | None = None,
+        executions: Executions | None = None,
     ) -> None:
         self.began = time.perf_counter()
-        contender = contender.within(workload, "phase")
-        self.workload, self.policy_under_test, self.seed = workload, contender, seed
+        under_test = under_test.within(workload, "phase", accounting)
+        self.workload, self.policy_under_test, self.seed = workload, under_test, seed
         self.by_work = accounting == WORK
-        self.jobs = by_arrival([contender.adapt(job) for job in workload.jobs])
+        self.jobs = by_arrival([under_test.adapt(job) for job in workload.jobs])
         self.inventory = Inventory(workload, self.jobs, stretch=stretch)
         self.machines = Machines(self.inventory)
         self.kernel = Kernel()
+        self.executions = executions or Durations()
+        self.executions.attach(self.kernel, self.inventory, self.jobs)
         self.config = self.make_config()
-        self.core = Scheduler(self.config, contender.policy(seed))
+        self.core = Scheduler(self.config, under_test.policy(seed))
         self.meter = Meter(workload, self.inventory.pool_of)
         self.listeners, self.hear, self.progress = list(listeners), hear, progress
-        self.outcome = Outcome(contender.name, workload.name, seed, "phase", accounting)
+        self.outcome = Outcome(under_test.name, workload.name, seed, "phase", accounting)
         self.digest = hashlib.sha256()
         self.processes: dict[JobId, Process] = {}
+        #: loads for slots that grow: the job and the slot of each
+        self.growing: dict[OrderId, tuple[JobId, SlotId]] = {}
+        self.fillers = Fillers(self, workload.fillers)
         self.waiting_to_end = 0
         #: the last facts, for the message about a broken promise
         self.last: deque[f.Fact] = deque(maxlen=20)
@@ -192,13 +205,16 @@ class World:
         names = {kept.driver: None for job in self.jobs for kept in job.spec.states}
         again = any(job.spec.movable is Movable.RELAUNCH for job in self.jobs)
         config = Config(
-            max_jobs=len(self.jobs) + 1,
+            max_jobs=len(self.jobs) + self.workload.fillers + 1,
             moves=Moves.ON,
-            moves_at_a_time=len(self.jobs) + 1,
-            move_every_ms=self.policy_under_test.move_every_ms or (MOVE_RELAUNCHED_MS if again else 0),
-            move_takes_ms=self.policy_under_test.move_ms(),
+            max_concurrent_moves=len(self.jobs) + 1,
+            move_interval_ms=self.policy_under_test.move_interval_ms or (MOVE_RELAUNCHED_MS if again else 0),
+            move_cost_ms=self.policy_under_test.move_ms(),
+            plan=self.workload.plan,
         )
         config = replace(config, **self.policy_under_test.estimates)
+        if self.workload.fillers:
+            names[FILLER_DRIVER] = None
         drivers = dict.fromkeys(names, DriverTraits(idempotent=True, copies=True))
         return replace(config, lease_ms=LEASE_MS, drivers=drivers)
 
@@ -223,11 +239,13 @@ class World:
             if not self._step(latest):
                 self._stuck()
         self.outcome.span_ms = self.kernel.now - (self.jobs[0].arrives_ms if self.jobs else 0)
+        self.fillers.end()
         until = self.kernel.now + self.settle_ms()
         while self._step(until):
             pass
         self.meter.until(self.kernel.now)
         self.outcome.pools, self.outcome.cost_curve = list(self.meter.pools.values()), self.meter.curve
+        self.outcome.harvest = self.fillers.harvest if self.workload.fillers else None
         self.outcome.facts_digest = self.digest.hexdigest()
         invariants.check(self.core.state)
         for listener in self.listeners:
@@ -237,6 +255,7 @@ class World:
     def begin(self) -> None:
         """The daemon starts; arrivals and heartbeats are planned."""
         self.tell(self.inventory.start)
+        self.kernel.at(1, self.fillers.begin)  # every node was seen by then
         for job in self.jobs:
             self.kernel.at(job.arrives_ms, self.arrive, job)
         self.waiting_to_end = len(self.jobs)
@@ -314,6 +333,7 @@ class World:
         for fact in facts:
             if type(fact) in METERED:
                 self.meter.hear(fact)
+                self.fillers.placed()
         if self.hear is not None:
             for fact in facts:
                 self.hear(fact)
@@ -383,6 +403,8 @@ class World:
     def rewind(self, process: Process) -> None:
         """A process begins with its engines, and with the first phase of an iteration."""
         process.at, process.aside = -1 if _init_of(process.job) is not None else 0, []
+        process.begun = process.made = process.granted = process.step
+        process.awaits = False
 
     def registered(self, process: Process, answer: Answer) -> None:
         """The job is known; its process opens a session, unless a backend is to start it."""
@@ -405,7 +427,35 @@ class World:
         """The process has its session, and asks for its first phase."""
         assert answer.session is not None
         process.session = answer.session
-        self.ask(process)
+        if self._has_to_wait_for_a_batch(process):
+            process.began_ms, process.awaits = self.kernel.now, True
+            self.roll_out(process)
+        else:
+            self.ask(process)
+
+    # ---- rollouts of asynchronous jobs -------------------------------------------------------------------------------
+
+    def _has_to_wait_for_a_batch(self, process: Process) -> bool:
+        """Whether an asynchronous job's next step of training has no batch yet."""
+        return bool(process.job.batches) and process.at == 0 and not process.aside and process.made <= process.step
+
+    def roll_out(self, process: Process) -> None:
+        """Begin the next batch, unless one is in the making or as many were begun as may be."""
+        asynchronous = process.job.spec.asynchronous
+        if asynchronous is None or process.begun > process.made or process.gone:
+            return
+        ahead = asynchronous.ahead
+        if process.begun <= (process.step + ahead if ahead else process.granted):
+            took = process.job.batches[process.begun % len(process.job.batches)]
+            process.begun += 1
+            self.later(process, took, self._batch_made)
+
+    def _batch_made(self, process: Process) -> None:
+        process.made += 1
+        if process.awaits:
+            process.awaits = False
+            self.ask(process)
+        self.roll_out(process)
 
     def _placed(self, fact: f.JobPlaced) -> None:
         process = self.processes.get(fact.job)
@@ -416,7 +466,7 @@ class World:
         if process.outcome.placed_ms is None:
             process.outcome.placed_ms = self.kernel.now
             process.outcome.admission = self.core.state.jobs[process.name].admission
-            if process.began_ms is not None:  # waiting for admission is nobody's slowdown
+            if process.began_ms is not None:  # waiting for admission is no slowdown
                 process.began_ms = self.kernel.now
 
     def ask(self, process: Process) -> None:
@@ -440,13 +490,16 @@ class World:
             return i.NextRequest(INIT, f"{INIT}-{process.requests}")
         if process.aside:
             return i.NextRequest(process.aside[0].name, f"aside-{process.requests}")
-        if process.at == 0 and process.request is None:
+        if process.at == 0 and process.request is None and not process.job.batches:
             process.began_ms, process.solo_ms = self.kernel.now, 0
         return i.NextRequest(process.job.spec.phases[process.at].name, str(process.requests))
 
     def _granted(self, fact: f.SlotGranted) -> None:
         slot = self.core.state.slots[fact.slot]
         self.machines.nobody_else_is_on(slot.gpus, slot.job, slot.run)
+        if self.fillers.has(slot.job):
+            self.fillers.granted(slot)
+            return
         process = self.processes[slot.job]
         if self.hears(process, slot):
             self.begin_phase(process, slot)
@@ -458,53 +511,99 @@ class World:
     def begin_phase(self, process: Process, slot: Slot) -> None:
         """The phase runs, for as long as it takes on the GPUs that it got."""
         assert slot.fence is not None
-        now = self.kernel.now
+        now, life = self.kernel.now, process.life
         process.request, process.slot, process.fence, process.shrunk = None, slot.id, slot.fence, False
-        if process.at < 0:
-            init = _init_of(process.job)
-            took = 0 if init is None else init.planned_ms or 0
-        elif process.aside:
-            planned = process.aside[0].planned_ms
-            took = ASIDE_MS if planned is None else planned
-        else:
-            took = process.job.series[process.step % len(process.job.series)][process.at]
-            process.solo_ms += took
-            took = self._spread(process, took)
         process.running = (now, self._nodes_of(slot))
-        tail = None
-        if process.at == 0 and process.job.tail_from and slot.gpus and not process.aside:
-            took, tail = self._on_a_part(process, slot, took)
-        process.ends_ms = now + took
-        self.kernel.at(process.ends_ms, self.phase_over, process, slot.id)
-        if tail is not None:
-            self.kernel.at(now + tail, self.tail_begins, process, slot.id)
 
-    def _spread(self, process: Process, took: Millis) -> Millis:
-        """What the phase takes where its job sits on a wider pool than it wants: less by as much (data parallel)."""
-        spec = process.job.spec
-        pools = spec.phases[process.at].pools
-        wanted = sum(want.nodes for want in spec.wants if want.pool in pools)
-        has = len(self.core.state.jobs[process.name].pins[pools[0]])
-        return took * wanted // has if len(pools) == 1 and has > wanted else took
+        def changed() -> None:
+            if process.life == life and process.slot == slot.id:
+                self._plan_phase(process)
 
-    def _on_a_part(self, process: Process, slot: Slot, took: Millis) -> tuple[Millis, Millis | None]:
-        """What the phase takes on its GPUs, and after what time its tail begins; None: nothing can be given back.
+        process.ends_ms, process.tail_ms = NEVER, None
+        if process.job.batches and process.at == 0 and not process.aside:
+            process.granted += 1
+            self.roll_out(process)
+        begun = self._begun(process, slot)
+        process.execution = self.executions.begin(begun, changed)
+        process.solo_ms += process.execution.solo_ms
+        self._plan_phase(process)
+        if 0 < len(slot.gpus) < begun.whole:
+            self.kernel.after(TAIL_ASKED_MS, self.ask_for_the_rest, process, slot.id)
 
-        Until 80 % of the responses are done the work is spread over the GPUs, so on fewer it takes longer by as much;
-        the rest waits for the longest responses, whatever the GPUs.
-        """
-        state = self.core.state
-        job, phase = state.jobs[slot.job], find_phase(state, slot.job, slot.phase)
+    def _begun(self, process: Process, slot: Slot) -> Begun:
+        state, job = self.core.state, process.job
+        phase, at = find_phase(state, slot.job, slot.phase), -1 if process.aside else process.at
         assert phase is not None
-        whole = sum(len(state.nodes[node].gpus) for node in state.phase_nodes(job, phase))
-        body = round(took * process.job.tail_from[process.step % len(process.job.tail_from)])
-        slower = body * whole // len(slot.gpus)
-        has_all = len(slot.gpus) == whole or process.job.grows  # what is scored begins its tails on all
-        return slower + took - body, slower if has_all and 0 < phase.min_gpus < len(slot.gpus) else None
+        of = state.jobs[slot.job]
+        whole = sum(len(state.nodes[node].gpus) for node in state.phase_nodes(of, phase))
+        nodes = len(of.pins.get(phase.pools[0], ()))
+        return Begun(job, phase, at, process.step, slot.gpus, whole, nodes)
+
+    def _plan_phase(self, process: Process) -> None:
+        """Plan the end of the phase at hand and the beginning of its tail, where they are not planned yet.
+
+        What was planned before is void: it comes too early, or to a slot that is over.
+        """
+        execution = self._of(process)
+        if execution.ends_ms != process.ends_ms:
+            process.ends_ms = execution.ends_ms
+            if process.ends_ms < NEVER:
+                self.kernel.at(process.ends_ms, self.phase_over, process, process.slot)
+        if execution.tail_ms is not None and execution.tail_ms != process.tail_ms:
+            process.tail_ms = execution.tail_ms
+            self.kernel.at(execution.tail_ms, self.tail_begins, process, process.slot)
+
+    @staticmethod
+    def _of(process: Process) -> Execution:
+        assert process.execution is not None
+        return process.execution
+
+    def ask_for_the_rest(self, process: Process, slot: SlotId) -> None:
+        """A phase that began on a part of its GPUs takes the others when they are offered."""
+        if process.slot == slot and not process.shrunk and self.kernel.now < (process.tail_ms or process.ends_ms):
+            self.call(process, i.Heartbeat(process.session, slot, 1, 100), self._rest_offered)
+
+    def _rest_offered(self, process: Process, answer: Answer) -> None:
+        slot = process.slot
+        if not slot or process.shrunk:
+            return
+        if any(it.kind == "grow" for it in answer.directives):
+            self.call(process, i.GrowSlot(slot, process.fence), self._rest_taken)
+        self.kernel.after(TAIL_ASKED_MS, self.ask_for_the_rest, process, slot)
+
+    def _rest_taken(self, process: Process, answer: Answer) -> None:
+        """What is loaded onto it is there by a fact; of a job without states nothing is."""
+        if not process.job.spec.states:
+            self._has_more(process, process.slot)
+
+    def _holds_more(self, fact: f.SlotGrown) -> None:
+        slot = self.core.state.slots[fact.slot]
+        process = self.processes.get(slot.job)
+        if process is not None and process.slot == slot.id and process.running is not None and not process.shrunk:
+            self.charge(process)
+            process.running = (self.kernel.now, self._nodes_of(slot))
+
+    def _loads_more(self, fact: f.OrderIssued) -> None:
+        if fact.gpus and fact.slot is not None:
+            self.growing[fact.order] = fact.job, fact.slot
+
+    def _loaded(self, fact: f.OrderEnded) -> None:
+        job, slot = self.growing.pop(fact.order, ("", ""))
+        if job in self.processes and slot not in [slot for _, slot in self.growing.values()]:
+            self._has_more(self.processes[job], slot)
+
+    def _has_more(self, process: Process, name: SlotId) -> None:
+        """The phase continues on all GPUs of its slot."""
+        slot = self.core.state.slots.get(name)
+        if slot is None or process.slot != name or process.running is None:
+            return
+        self.machines.nobody_else_is_on(slot.gpus, slot.job, slot.run)
+        self._of(process).grow(slot.gpus, self.kernel.now)
+        self._plan_phase(process)
 
     def tail_begins(self, process: Process, slot: SlotId) -> None:
         """The process says how far it is; asked to, it consolidates its tail and gives GPUs back."""
-        if process.slot != slot or process.shrunk:
+        if process.slot != slot or process.shrunk or self.kernel.now < (process.tail_ms or 0):
             return
         self.call(process, i.Heartbeat(process.session, slot, 80, 100), self._tail_told)
 
@@ -514,25 +613,28 @@ class World:
             return  # the answer was long in coming
         if wish is not None:
             process.shrunk = True
-            self.kernel.after(TAIL_MOVED_MS, self.shrink, process, process.slot, wish.keep)
+            moved = self._of(process).move_ms(wish.keep, self.kernel.now)
+            self.kernel.after(moved, self.shrink, process, process.slot, wish.keep)
             if process.job.grows:
-                self.kernel.after(TAIL_MOVED_MS + TAIL_ASKED_MS, self.tail_goes_on, process, process.slot)
+                self.kernel.after(moved + TAIL_ASKED_MS, self.tail_goes_on, process, process.slot)
         elif self.kernel.now + TAIL_ASKED_MS < process.ends_ms:
             self.kernel.after(TAIL_ASKED_MS, self.tail_begins, process, process.slot)
 
     def shrink(self, process: Process, slot: SlotId, keep: tuple[GpuId, ...]) -> None:
-        """GPUs that are given back are empty; those that are kept go on."""
+        """GPUs that are given back are empty; those that are kept stay in use."""
         if process.slot != slot:
             return
         held = self.core.state.slots[slot].gpus
         freed = [gpu for gpu in held if gpu not in keep]
-        left_mb = {spec.pool: spec.leftover_mb for spec in process.job.spec.states}
-        self.machines.give_back(process.name, process.run, freed, left_mb)
+        residual_mb = {spec.pool: spec.residual_mb for spec in process.job.spec.states}
+        self.machines.give_back(process.name, process.run, freed, residual_mb)
         assert process.running is not None
         _, nodes = process.running
         self.charge(process)
         process.running = (self.kernel.now, {pool: count * len(keep) / len(held) for pool, count in nodes.items()})
-        self.call(process, i.ShrinkSlot(slot, process.fence, keep, seen=self.machines.sights(freed)))
+        self._of(process).shrink(keep, self.kernel.now)
+        self._plan_phase(process)
+        self.call(process, i.ShrinkSlot(slot, process.fence, keep, seen=self.machines.observe(freed)))
 
     def tail_goes_on(self, process: Process, slot: SlotId) -> None:
         """The process says how far its tail is; what it is offered back it takes."""
@@ -560,6 +662,8 @@ class World:
                 self.machines.take_back(key, here, kept.spec.gpu_mb or UNSAID_MB)
         self.charge(process)
         process.shrunk, process.running = False, (self.kernel.now, self._nodes_of(slot))
+        self._of(process).grow(slot.gpus, self.kernel.now)
+        self._plan_phase(process)
         self.kernel.after(TAIL_ASKED_MS, self.tail_begins, process, slot.id)
 
     def _nodes_of(self, slot: Slot) -> dict[PoolName, float]:
@@ -572,7 +676,7 @@ class World:
 
     def phase_over(self, process: Process, slot: SlotId) -> None:
         """The process gives its slot back, and asks for the next at once if it has nothing to do in between."""
-        if process.slot != slot:
+        if process.slot != slot or self.kernel.now < process.ends_ms:
             return
         self.charge(process)
         phases = process.job.spec.phases
@@ -581,7 +685,7 @@ class World:
             process.aside = process.aside[1:]
         else:
             process.at += 1
-        seen = () if process.job.spec.states else self.machines.sights(self.core.state.slots[slot].gpus)
+        seen = () if process.job.spec.states else self.machines.observe(self.core.state.slots[slot].gpus)
         if process.at == len(phases):
             process.at = 0
             self._iteration_done(process)
@@ -592,7 +696,10 @@ class World:
         gap = 0 if process.aside else phases[process.at].gap_ms
         if process.at > 0:
             process.solo_ms += gap
-        if gap:
+        if self._has_to_wait_for_a_batch(process):
+            process.awaits = True
+            self.call(process, i.ReleaseSlot(slot, process.fence, seen))
+        elif gap:
             self.call(process, i.ReleaseSlot(slot, process.fence, seen), self._rests)
         else:
             process.request = self._next_request(process)
@@ -614,8 +721,15 @@ class World:
         outcome = process.outcome
         outcome.iterations += 1
         outcome.elapsed_ms += self.kernel.now - process.began_ms + first_gap
+        if process.job.batches:  # alone its first batch is made before it trains, the others while it does
+            batch = process.job.batches[process.step % len(process.job.batches)]
+            solo = process.solo_ms
+            process.solo_ms = max(batch, solo) if outcome.iterations > 1 else batch + solo
         outcome.solo_ms += process.solo_ms + first_gap
         process.step += 1
+        if process.job.batches:
+            process.began_ms, process.solo_ms = self.kernel.now, 0
+            self.roll_out(process)
 
     def end(self, process: Process) -> None:
         """The job ends, whatever it is at."""
@@ -647,6 +761,7 @@ class World:
         for process in list(self.processes.values()):
             if process.session:
                 self.beat(process)
+        self.fillers.beat()
         if self.waiting_to_end:
             if len(self.outcome.jobs) == len(self.jobs):
                 self.check_progress()
@@ -681,7 +796,9 @@ class World:
         host = state.nodes[order.node].host
         gpus = tuple(state.nodes[order.node].gpus)
         slot = state.slots.get(order.slot or "")
-        if order.kind is OrderKind.LOAD and slot is not None and slot.gpus != gpus:
+        if order.gpus:
+            gpus = order.gpus
+        elif order.kind is OrderKind.LOAD and slot is not None and slot.gpus != gpus:
             gpus = tuple(gpu for gpu in gpus if gpu in slot.gpus)
         move = Move(
             order.id,
@@ -692,7 +809,7 @@ class World:
             host,
             gpus,
             gpu_mb=kept.spec.gpu_mb or UNSAID_MB,
-            left_mb=kept.spec.leftover_mb if order.kind is OrderKind.PARK else 0,
+            residual_mb=kept.spec.residual_mb if order.kind is OrderKind.PARK else 0,
         )
         if order.kind is OrderKind.LOAD:
             took = self._load_ms(order.job, kept.spec, warm=kept.warm or order.source is not None)
@@ -727,7 +844,7 @@ class World:
 
     def take(self, move: Move) -> None:
         """What is parked or discarded leaves its GPUs."""
-        self.machines.take(move, left_mb=move.left_mb)
+        self.machines.take(move, residual_mb=move.residual_mb)
 
     def say_done(self, move: Move) -> None:
         """The daemon hears of what was done, together with what the backend saw afterwards."""
@@ -736,7 +853,7 @@ class World:
 
     def seen_after(self, move: Move) -> tuple[i.GpuObservation, ...]:
         """What the backend sees on the GPUs that were cleared."""
-        return () if move.kind is OrderKind.LOAD else self.machines.sights(move.gpus)
+        return () if move.kind is OrderKind.LOAD else self.machines.observe(move.gpus)
 
     def observe(self, host: HostId) -> None:
         """A backend is asked what is on a host."""
@@ -744,7 +861,7 @@ class World:
 
     def observed(self, host: HostId) -> None:
         """A backend reports what is there."""
-        self.report(i.HostObserved(host, self.machines.sights(self.inventory.gpus_of[host]), self.machines.boot[host]))
+        self.report(i.HostObserved(host, self.machines.observe(self.inventory.gpus_of[host]), self.machines.boot[host]))
 
     # ---- what facts mean to others than the scheduler ----------------------------------------------------------------
 
@@ -756,8 +873,15 @@ class World:
     #: what follows from a fact, by its kind
     heeded: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
         f.SlotGranted: _granted,
+        f.SlotGrown: _holds_more,
+        f.OrderIssued: _loads_more,
+        f.OrderEnded: _loaded,
         f.JobPlaced: _placed,
         f.MoveEnded: _moved,
+        f.NodeLent: lambda world, fact: world.fillers.lent(fact),
+        f.YieldAsked: lambda world, fact: world.fillers.asked_back(fact),
+        f.LoanEnded: lambda world, fact: world.fillers.loan_ended(fact),
+        f.SlotClaimed: lambda world, fact: world.fillers.held_up(fact),
     }
 
 

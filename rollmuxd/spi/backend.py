@@ -1,10 +1,10 @@
 """How to reach a host: the Backend protocol, as a contract in prose.
 
 One backend object serves all hosts of its kind for the daemon's life. Every method may be called at any time after
-``open``, concurrently, more than once, and for a host that is away; none may block the event loop. The daemon puts
-a time limit on every call by cancelling it, so a method must be cancellable at each of its awaits and must leave no
-half-open thing behind. What a backend cannot know it must say it does not know (raise
-:class:`~rollmuxd.spi.errors.ContactLost`): *unknown is never free*.
+``open``, concurrently, repeatedly, and for a host that is away. None may block the event loop. The daemon puts a time
+limit on every call by cancelling it. So a method must be cancellable at each of its awaits and must leave no half-open
+thing behind. What a backend cannot know it must say it does not know (raise :class:`~rollmuxd.spi.errors.ContactLost`):
+*unknown is never free*.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ class Observation(Struct, frozen=True):
     #: of each GPU that has one: its own name (:attr:`GpuInfo.uuid`). The same one under two ids is refused
     uuids: Mapping[GpuId, str] = {}
     #: of GPUs that the configuration names and that cannot be read (lost, not there): why. Their nodes are lost, the
-    #: others go on
+    #: others stay in use
     unread: Mapping[GpuId, str] = {}
 
 
@@ -110,8 +110,8 @@ class Backend(Protocol):
         """Make the backend for these hosts. Must not need any of them to be reachable.
 
         ``options`` is the table ``[backends.NAME]``. A class that has ``keeps_files = True`` finds ``state_dir`` in it
-        as well: the path of a folder of its own in the daemon's state directory, there already, for what must outlive
-        the daemon's process. Classes without it are not given the key.
+        as well. That is the path of an existing folder in the daemon's state directory, for what must outlive the
+        daemon's process. Classes without it are not given the key.
 
         Raises:
             ValueError: an option that it does not know, or a value out of range; names host and key.
@@ -134,15 +134,15 @@ class Backend(Protocol):
     async def kill(self, host: HostId, pid: int, started: str, job: JobId, owner: str) -> bool:
         """End the process with this pid and start time, if it is the job's. Tells whether it was.
 
-        Which process it is only the job's client has said, which may have said anything: something else has to vouch
-        for it. What the backend has started it ends for the job that this was started for, and for no other; of all
-        else, where it is configured to end such processes at all, only what runs as the user who stands for the job's
-        owner. Must check the start time: the pid may be another process by now.
+        Only the job's client has said which process it is, and it may be wrong: something else has to vouch for it. A
+        process that the backend started is ended only for the job that it was started for. Of other processes, if it is
+        configured to end such, only those of the user that stands for the job's owner. Must check the start time: the
+        pid may be another process by now.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of connections. Processes on the hosts are left running. May be called twice."""
+        """Close connections. Processes on the hosts are left running. May be called twice."""
         ...
 
 
@@ -167,7 +167,7 @@ class StartsProcesses(Backend, Protocol):
         Raises:
             NotDone: it was not started for certain (no such program, not allowed here, a later launch of the job is
                 there); says why.
-            ContactLost: nobody knows whether it was.
+            ContactLost: it is not known whether it was.
         """
         ...
 
@@ -198,7 +198,9 @@ class KeepsOutput(StartsProcesses, Protocol):
     async def output(self, host: HostId, launch: LaunchId, after: int, limit: int) -> Output:
         """Up to ``limit`` bytes of a launch's output (both streams, as they came), from byte ``after`` on.
 
-        Nothing: there is no more yet, or never was. Raises NotDone where nothing is kept (says so), ContactLost.
+        Where ``after`` is negative, it counts from the end: -100 begins 100 bytes before it, or at the beginning.
+
+        Nothing: there is nothing yet, or never was. Raises NotDone where nothing is kept (says so), ContactLost.
         """
         ...
 
@@ -221,10 +223,9 @@ class RunsCommands(Backend, Protocol):
     ) -> Ran:
         """Run an argument vector (no shell reads it), and return when it has ended and closed its outputs.
 
-        ``env`` comes on top of the environment that the backend's user has there (on the daemon's own machine: of what
-        :mod:`rollmuxd.spi.environment` lists); ``stdin`` is all that it can read.
-        A command that takes longer than ``timeout_s`` (0.001 s or more), or whose call is cancelled, is ended with
-        all that it has started and that did not leave its process group.
+        ``env`` is added to the environment of the backend's user there (on the daemon's own machine: to what
+        :mod:`rollmuxd.spi.environment` lists). ``stdin`` is all that it can read. A command that takes longer than
+        ``timeout_s`` (0.001 s or more), or whose call is cancelled, is ended with its process group.
 
         Raises:
             NotDone: it was not started, for certain (no such program, not allowed); says why.
@@ -249,8 +250,54 @@ class OpensConnections(Backend, Protocol):
         the backend's own time limits. The caller closes it (``async with``).
 
         Raises:
-            NotDone: the host is there, and nobody listens at this address or it may not be reached; says why.
+            NotDone: the host is there, and nothing listens at this address or it may not be reached; says why.
             ContactLost: the host cannot be reached, or does not answer.
+        """
+        ...
+
+
+class HostEnd(Struct, frozen=True):
+    """When a host goes away, for certain, as things are."""
+
+    #: seconds since 1970
+    at: float
+    #: nothing new begins on the host in so many seconds before
+    drain_before_s: float
+    #: what ends, as people know it: ``allocation 4711``
+    what: str
+
+
+@runtime_checkable
+class EndsSometime(Backend, Protocol):
+    """What a backend has besides, if its hosts are lent for a time."""
+
+    async def ends_at(self, host: HostId) -> HostEnd | None:
+        """When the host goes away; None: not at a known time. Asked once a minute, since an end may be put off.
+
+        Raises ContactLost: it is not known now.
+        """
+        ...
+
+
+class FoundHost(Struct, frozen=True):
+    """A host that a backend has found by itself."""
+
+    id: HostId
+    #: of the host's own table ``[hosts.options]``
+    options: dict[str, Any] = {}
+    #: hosts of one kind have one number; those of the first kind are for rollouts, if there are several
+    kind: int = 0
+
+
+@runtime_checkable
+class FindsHosts(Backend, Protocol):
+    """What a backend has besides, if it can find hosts by itself: for ``rollmuxd init``."""
+
+    @classmethod
+    async def find(cls, where: str) -> tuple[FoundHost, ...]:
+        """The hosts of one place (a Slurm allocation, for one); empty: of the place where this process is.
+
+        Raises ValueError where no place is said, and ContactLost.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Finding plugins: from the name in a configuration to a class, by entry point.
 
-Nothing is registered anywhere in the centre: a package that declares an entry point is found once it is installed. A
-plugin is imported when it is asked for (or listed), never before, and one that cannot be imported is reported with
-its own error and hides none of the others.
+There is no central registry: a package that declares an entry point is found once it is installed. A plugin is imported
+when it is asked for (or listed), never before. One that cannot be imported is reported with its own error and hides
+none of the others.
 
     PluginError
       NotInstalled      no plugin of that name; says which are there, and how to get it
@@ -10,7 +10,9 @@ its own error and hides none of the others.
 """
 
 import difflib
+import sys
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Literal, TypeAlias, cast
 
@@ -18,23 +20,30 @@ from msgspec import Struct
 
 from rollmuxd.spi.backend import Backend
 from rollmuxd.spi.errors import NotInstalled, PluginError
-from rollmuxd.spi.residency import Residency
+from rollmuxd.spi.fabric import FabricController
 
-Kind: TypeAlias = Literal["backend", "residency", "policy"]
+Kind: TypeAlias = Literal["backend", "residency", "policy", "fabric"]
 
 GROUPS: Final[Mapping[Kind, str]] = {
     "backend": "rollmuxd.backends",
     "residency": "rollmuxd.residency",
     "policy": "rollmuxd.policies",
+    "fabric": "rollmuxd.fabric",
 }
 
-_WORDS: Final[Mapping[Kind, str]] = {"backend": "backend", "residency": "residency driver", "policy": "policy"}
+_WORDS: Final[Mapping[Kind, str]] = {
+    "backend": "backend",
+    "residency": "residency driver",
+    "policy": "policy",
+    "fabric": "fabric driver",
+}
 
 #: What must be there before a class is handed out, so that a half-written plugin is found at start, not at first use.
 #: Of a policy nothing is demanded here: what it owes is checked where it is used.
 _NEEDED: Final[Mapping[Kind, tuple[str, ...]]] = {
     "backend": ("open", "inventory", "observe", "kill", "close"),
     "residency": ("traits", "open", "load", "park", "discard", "probe", "close"),
+    "fabric": ("open", "ports", "seen", "set", "close"),
     "policy": ("place", "why_not", "judge", "replan", "regroup", "period_ms"),
 }
 
@@ -67,7 +76,7 @@ class Plugin(Struct, frozen=True):
 
 def names(kind: Kind) -> tuple[str, ...]:
     """The names of all installed plugins of a kind, sorted, importing none of them."""
-    return tuple(sorted({point.name for point in entry_points(group=GROUPS[kind])}))
+    return tuple(sorted({point.name for point in _entry_points(GROUPS[kind])}))
 
 
 def installed(kind: Kind) -> dict[str, Plugin]:
@@ -93,9 +102,9 @@ def find_backend(name: str) -> type[Backend]:
     return cast("type[Backend]", find("backend", name))
 
 
-def find_residency(name: str) -> type[Residency]:
-    """The class that moves states with ``driver = "<name>"``. Raises as :func:`find` does."""
-    return cast("type[Residency]", find("residency", name))
+def find_fabric(name: str) -> type[FabricController]:
+    """The class that sets a switch with ``driver = "<name>"``. Raises as :func:`find` does."""
+    return cast("type[FabricController]", find("fabric", name))
 
 
 def find_policy(name: str) -> type[Any]:
@@ -106,7 +115,7 @@ def find_policy(name: str) -> type[Any]:
 def added(group: str) -> dict[str, Any]:
     """What installed packages add to a list of ours: each entry point of the group names a dict."""
     found: dict[str, Any] = {}
-    for point in entry_points(group=group):
+    for point in _entry_points(group):
         found |= point.load()
     return found
 
@@ -118,18 +127,29 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def _points(kind: Kind, name: str) -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=GROUPS[kind], name=name))
+    return tuple(point for point in _entry_points(GROUPS[kind]) if point.name == name)
+
+
+def _entry_points(group: str) -> tuple[EntryPoint, ...]:
+    return _ours(tuple(sys.path)).get(group, ())
+
+
+@lru_cache(maxsize=1)
+def _ours(path: tuple[str, ...]) -> dict[str, tuple[EntryPoint, ...]]:
+    """By group, what there is on ``sys.path``. Kept: each look reads a file of every package that is installed."""
+    points = entry_points()
+    return {group: tuple(points.select(group=group)) for group in points.groups if group.startswith("rollmuxd.")}
 
 
 def _not_installed(kind: Kind, name: str, there: tuple[str, ...]) -> str:
     meant = nearest(name, there)
-    # Not told to install a project by a name that anybody may own.
+    # Not told to install a project by a name that is not ours.
     hint = f'did you mean "{meant}"?' if meant else "install the project that has it, or name another"
     return f'{_WORDS[kind]} "{name}" is not installed (installed: {", ".join(there) or "none"}); {hint}'
 
 
 def _import(kind: Kind, name: str, points: tuple[EntryPoint, ...]) -> Plugin:
-    """One plugin, imported; whatever goes wrong with it is its own error, since it may be anybody's code."""
+    """One plugin, imported; whatever goes wrong with it is its own error, since it may be a third party's code."""
     origin = " and ".join(dict.fromkeys(_origin(point) for point in points))
 
     def broken(why: str, cause: Exception | None = None) -> Plugin:

@@ -1,41 +1,40 @@
-"""What residency drivers of inference engines have in common: engines found by URL on the host, one verdict over all
-of them, cold starts and ends by commands. :class:`EngineDriver` does that; a driver adds how its engine is talked to.
+"""What residency drivers of inference engines have in common: engines by URL on the host, one verdict, starts and ends
+by commands. :class:`EngineDriver` does that; a driver adds how its engine is talked to.
 
-An engine that nobody has started yet is no error of a first load: the job builds it in its ``init`` phase, alone on its
+At a first load, an engine that is not started yet is no error. The job builds it in its ``init`` phase, alone on its
 GPUs.
 
-A job says where its engines listen, and the daemon goes there: with what it may, and the job may not. So a job names a
-port of a loopback and nothing else of a call; it is sent none of the operator's headers there; and no word of an answer
-is told on before an engine has answered. More than that takes an operator, who says which URLs there are.
+A job says where its engines listen, and the daemon calls there with rights that the job does not have. So a job names a
+port of a loopback and nothing else of a call. None of the operator's headers are sent there, and no text is passed on
+before an engine has answered. For more, an operator has to name the URLs.
 
 Needs httpx and anyio; not imported by :mod:`rollmuxd.spi`.
 """
 
 import contextlib
-import ipaddress
 import re
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import product
 from typing import Any, ClassVar, Final, Self
 
 import anyio
 import httpx
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.ids import OrderId
 from rollmuxd.core.model import OrderKind
-from rollmuxd.core.spec import StateSpec
+from rollmuxd.core.spec import StateSpec, engines_on
 from rollmuxd.spi import http
-from rollmuxd.spi.backend import Finding, runs_commands
+from rollmuxd.spi.backend import runs_commands
 from rollmuxd.spi.errors import ContactLost, NotDone, PluginError
 from rollmuxd.spi.options import FIELDS, Options, check_fields, filled, of_state
 from rollmuxd.spi.residency import Channel, NoOlder, Probed, StateOrder
 
 #: a question to an engine, which it answers without moving anything
 ASK_S: Final = 15.0
-#: what a look at how it was started may take: some collect much about their machine first
-EXAMINE_S: Final = 60.0
-#: how much of an engine's error is told
+#: how much of an engine's error is passed on
 _ERROR_TOLD: Final = 600
 #: and how much of any answer is taken in
 _ANSWER_MB: Final = 1
@@ -48,10 +47,13 @@ _URL: Final = re.compile(
     r"(?::(?P<port>(?:[0-9]|\{(?:gpu|run|pid)\})+))?"
     r"(?P<path>(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*)/?"
 )
+#: an address of the loopback: all of it, and its first byte
+_LOOPBACK_6: Final = bytes(15) + bytes([1])
+_LOOPBACK_4: Final = 127
 
 
 class NotThere(NotDone):
-    """Nobody listens at the engine's address: the host is there, the engine is not."""
+    """Nothing listens at the engine's address: the host is there, the engine is not."""
 
 
 class Engine(Struct):
@@ -60,8 +62,8 @@ class Engine(Struct):
     url: str
     order: StateOrder
     headers: Mapping[str, str]
-    #: it is known to be an engine: an operator has named its URL, or it has answered as nothing else does (a driver
-    #: sets it then). Of anything else not a word is told: a job named its port, and reads what is told
+    #: it is known to be an engine: an operator has named its URL, or its answer showed it (a driver sets it then). Text
+    #: from anything else is not passed on, since the job that named the port could read it
     vouched: bool = False
 
     def __str__(self) -> str:
@@ -79,8 +81,8 @@ class Engine(Struct):
     ) -> httpx.Response:
         """Send one request and take in its answer. ``limit_s`` None: for as long as the order may take.
 
-        Raises NotThere, NotDone for an answer that is an error (``missing`` says what a 404 means), ContactLost for a
-        line that broke: then nobody knows.
+        Raises NotThere. Raises NotDone for an answer that is an error (``missing`` says what a 404 means). Raises
+        ContactLost for a line that broke: then the outcome is not known.
         """
         timeout = httpx.Timeout(limit_s)
         try:
@@ -92,7 +94,7 @@ class Engine(Struct):
             ):
                 answer = httpx.Response(begun.status_code, content=await self._taken_in(begun, f"{method} {path}"))
         except httpx.ConnectError as error:
-            raise NotThere(f"nobody listens at {self}: {error}") from error
+            raise NotThere(f"nothing listens at {self}: {error}") from error
         except httpx.TimeoutException as error:
             raise ContactLost(f"{method} {path} of {self}: {error}") from error
         except httpx.HTTPError as error:
@@ -100,7 +102,7 @@ class Engine(Struct):
         if answer.status_code == httpx.codes.NOT_FOUND and missing:
             raise NotDone(f"{self} knows no {method} {path}: {missing}")
         if answer.is_error:
-            said = "what it said is told of engines only, and none has answered there yet"
+            said = "its answer is shown for engines only, and none has answered there yet"
             if self.vouched:
                 said = " ".join(answer.text.split())[:_ERROR_TOLD]
             raise NotDone(f"{method} {path} of {self} was answered {answer.status_code}: {said}")
@@ -136,14 +138,16 @@ class EngineDriver:
     driver's; ``[residency.NAME]`` may say:
 
     urls            the only ones that jobs may name, each as it has to be written; also beyond the host's loopback
-    headers         sent along with each call. Takes ``urls``: whoever listens at a URL is told them
+    headers         sent along with each call. Takes ``urls``: any process that listens at a URL gets them
     anywhere        true: jobs may name any URL; without it and ``urls``, ports of the host's loopback
 
     Options of a job's state, besides the driver's own:
 
-    url             where its engines listen, as the host understands it; one, or several that are one verdict
-    start, stop     argument vectors, run on the host: start an engine that is not there (must return; may be told
-                    twice), end it at a discard. Only admins may give them
+    url             where its engines listen, as the host understands it; one, or several that are one verdict. With
+                    ``engine_gpus`` in the state, each so many GPUs have an engine, and ``{gpu}`` is its first GPU. A
+                    load wakes the engines within the order's GPUs; any other order is for all of them
+    start, stop     argument vectors, run on the host. ``start`` starts an engine that is not there (must return; may
+                    run twice), ``stop`` ends it at a discard. Only admins may give them
     end_wait_s      how long a discard waits for an engine to be gone (default 10)
     """
 
@@ -156,8 +160,6 @@ class EngineDriver:
     health: ClassVar[str] = "/health"
     #: answered in any way, at once, by an engine that is there, though it is parked
     presence: ClassVar[str] = "/health"
-    #: how an engine has to be started
-    flags: ClassVar[str] = ""
     admin_options = frozenset({"start", "stop"})
 
     def __init__(
@@ -180,8 +182,8 @@ class EngineDriver:
         urls = given.texts("urls")
         if headers and not urls:
             raise ValueError(
-                f"residency driver {cls.name} has headers, and no urls that they are for: whoever listens where a job "
-                f'says would be told them; say urls = ["{cls.default_url}"], or whatever jobs may name'
+                f"residency driver {cls.name} has headers, and no urls that they are for: any process at a "
+                f'job\'s URL would get them; say urls = ["{cls.default_url}"], or whatever jobs may name'
             )
         driver = cls(anywhere=given.flag("anywhere", False), headers=headers, urls=urls)
         for url in urls:
@@ -209,9 +211,6 @@ class EngineDriver:
         """What the engine says about an order to load or park it that was begun."""
         raise NotImplementedError
 
-    async def check_flags(self, engine: Engine) -> object:
-        """Raise NotDone for an engine that was started in a way in which it cannot be parked."""
-
     def check_own(self, options: Options) -> None:
         """Raise ValueError for what the driver's own options cannot be."""
 
@@ -232,6 +231,11 @@ class EngineDriver:
             raise ValueError(f"url of driver {self.name} is empty; say where its engines listen")
         for url in urls:
             self._check_template(url)
+            if state.engine_gpus and "{gpu}" not in url:
+                raise ValueError(
+                    f"url of driver {self.name} is {url!r}, and each {state.engine_gpus} GPUs have an engine of their "
+                    "own (engine_gpus): say {gpu} in its port, the number of the engine's first GPU"
+                )
         options.argv("start")
         options.argv("stop")
         options.seconds("end_wait_s", 10.0)
@@ -246,7 +250,7 @@ class EngineDriver:
         await self._all(order, self.sleep)
 
     async def discard(self, order: StateOrder) -> None:
-        """End all engines, by ``stop`` or by waiting for whoever ends them."""
+        """End all engines, by ``stop`` or by waiting for their end."""
         await self._all(order, self._discard)
 
     async def probe(self, order: StateOrder) -> Probed:
@@ -261,42 +265,28 @@ class EngineDriver:
             return Probed(known=True, error="; ".join(one.error for one in found if one.error))
         return Probed(known=all(one.known for one in found), done=all(one.done for one in found))
 
-    async def examine(self, order: StateOrder) -> tuple[Finding, ...]:
-        """Whether each engine of a state is there, and was started as it has to be."""
-        try:
-            engines = self.engines(order)
-        except NotDone as error:
-            return (Finding(f"{self.name} of {order.name}", "warning", str(error), "register the job anew"),)
-        return tuple([await self._examined(engine) for engine in engines])
-
-    async def _examined(self, engine: Engine) -> Finding:
-        what = f"{self.name} of {engine.order.name}"
-        try:
-            with anyio.fail_after(EXAMINE_S):
-                await self.check_flags(engine)
-        except NotThere as error:
-            remedy = "its job starts it in its init phase; where that is over, it has died, or url leads elsewhere"
-            return Finding(what, "warning", str(error), remedy)
-        except NotDone as error:
-            return Finding(what, "warning", str(error), f"start it with {self.flags}" if self.flags else "")
-        except (PluginError, TimeoutError) as error:
-            return Finding(what, "warning", str(error) or f"{engine} does not answer", "look at its log")
-        return Finding(what, "good", f"{engine} was started as it has to be")
-
     def options(self, state: StateSpec) -> Options:
         """What the job says about a state."""
         return of_state(state, ("url", "start", "stop", "end_wait_s", *self.own_options, *self.more_options(state)))
 
     def engines(self, order: StateOrder) -> tuple[Engine, ...]:
-        """The engines of an order. Raises NotDone for a URL that, filled in, is not one to be talked to."""
+        """The engines of an order, each with an order for its own GPUs.
+
+        Raises NotDone for a URL that, filled in, is not one to be talked to, and for GPUs on which no engine is.
+        """
         found = []
-        for url in self.options(order.state).texts("url", (self.default_url,)):
-            leads_to = filled(url, order)
+        for part, url in product(_parts(order), self.options(order.state).texts("url", (self.default_url,))):
+            leads_to = filled(url, part)
             try:
                 self._check_url(url, leads_to)
             except ValueError as error:
                 raise NotDone(str(error)) from error
-            found.append(Engine(leads_to, order, self._headers, vouched=bool(self._urls)))
+            found.append(Engine(leads_to, part, self._headers, vouched=bool(self._urls)))
+        if not found:
+            raise NotDone(
+                f"none of the engines of {order.state.engine_gpus} GPUs on {order.node} lies within "
+                f"{', '.join(order.gpus)}: let its phase have whole engines (min_gpus)"
+            )
         return tuple(found)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
@@ -328,7 +318,7 @@ class EngineDriver:
             await self.wake(engine)
         except NotThere as error:
             if engine.order.warm:
-                raise NotDone(f"{error}; it was parked there, so it has died since: start the job anew") from error
+                raise NotDone(f"{error}; it was parked there, so it has died since: start the job again") from error
             if start := self.options(engine.order.state).argv("start"):
                 await run(engine.order, start)
                 await until(lambda: engine.answers(self.health))
@@ -395,7 +385,7 @@ class EngineDriver:
         if not (_URL.fullmatch(url) and _is_address(leads_to)):
             into = f" (filled in: {leads_to})" if "{" in url else ""
             raise ValueError(
-                f"url of driver {self.name} is {url!r}{into}; it must be like {self.default_url}: with no more than a "
+                f"url of driver {self.name} is {url!r}{into}; it must be like {self.default_url}: with only a "
                 "host and a port, in which a number may be filled in ({gpu})"
             )
         if not (self._anywhere or self._urls or _is_on_loopback(leads_to)):
@@ -404,6 +394,17 @@ class EngineDriver:
                 "(127.0.0.1), with nothing filled in but the port, and no path, unless "
                 f"[residency.{self.name}] urls has it, or anywhere = true"
             )
+
+
+def _parts(order: StateOrder) -> tuple[StateOrder, ...]:
+    """The order for each engine that it is about."""
+    each = order.state.engine_gpus
+    if not each:
+        return (order,)
+    engines = engines_on(order.node_gpus or order.gpus, each)
+    if order.kind is OrderKind.LOAD:  # the other engines' GPUs may be held by another job
+        engines = tuple(gpus for gpus in engines if set(gpus) <= set(order.gpus))
+    return tuple(structs.replace(order, gpus=gpus) for gpus in engines)
 
 
 async def run(order: StateOrder, argv: Sequence[str], *, limit_s: float = 86_400.0) -> str:
@@ -441,6 +442,8 @@ def _is_address(url: str) -> bool:
     found = _URL.fullmatch(url)
     if found is None or "{" in url or not 0 < int(found["port"] or 80) < 65536:
         return False
+    if _is_loopback(found["host"]):  # a state may name hundreds of these, and httpx takes long for each
+        return True
     try:
         return bool(httpx.URL(url).host)
     except (httpx.InvalidURL, ValueError):
@@ -450,12 +453,13 @@ def _is_address(url: str) -> bool:
 def _is_on_loopback(url: str) -> bool:
     """Whether a URL that was filled in leads to a port of the loopback, and to nothing special there."""
     found = _URL.fullmatch(url)
-    if found is None or found["path"]:
-        return False
-    host = found["host"].strip("[]").lower()
-    if host == "localhost":
-        return True
+    return found is not None and not found["path"] and _is_loopback(found["host"])
+
+
+def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
+        if host.startswith("["):
+            return socket.inet_pton(socket.AF_INET6, host[1:-1]) == _LOOPBACK_6
+        return host.lower() == "localhost" or socket.inet_pton(socket.AF_INET, host)[0] == _LOOPBACK_4
+    except OSError:
         return False

@@ -12,14 +12,30 @@ from typing import Final
 #: the variables that are handed on, as patterns: by them a process finds programs, files, the network and GPUs
 INHERITED: Final = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "XDG_*"),
-    *("LD_LIBRARY_PATH", "CUDA_*", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_*"),
+    *("LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX"),
+    *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME"),  # not HF_*: HF_TOKEN is a secret
+    *("CUDA_*", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_*"),
     *("NCCL_*", "UCX_*", "FI_*", "GLOO_*", "OMP_*"),
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+    # not SLURM_*: SLURM_JWT is a secret, and SLURM_PROCID is the daemon's own
+    *("SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_JOB_*", "SLURM_JOBID", "SLURM_NODELIST", "SLURM_NNODES"),
 )
+#: what the configuration names besides (``daemon.inherit``)
+_also: list[str] = []
 _SCORE: Final = Path("/proc/self/oom_score_adj")
 #: for ``sh -c``: takes the score of any process, and becomes the command that follows
 _RESET: Final = 'echo 0 2>/dev/null >/proc/self/oom_score_adj; exec "$@"'
+
+
+def inherit(patterns: Sequence[str]) -> None:
+    """Hand these variables on, too, from now on."""
+    _also[:] = patterns
+
+
+def patterns() -> tuple[str, ...]:
+    """All variables that are handed on."""
+    return (*INHERITED, *_also)
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
@@ -27,7 +43,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if any(fnmatchcase(name, pattern) for pattern in INHERITED)
+        if any(fnmatchcase(name, pattern) for pattern in patterns())
         and not ("@" in value and ("://" in value or name.lower().endswith("_proxy")))
     }
 

@@ -3,7 +3,7 @@
 PluginError
   NotInstalled      no plugin of that name; says which are there, and how to get it
   NotDone           the plugin says that it did not do it
-  ContactLost       nobody knows whether it was done
+  ContactLost       it is not known whether it was done
 """
 
 

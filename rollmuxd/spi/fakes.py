@@ -23,7 +23,7 @@ class FakeChannel:
         self._ranks: dict[JobId, dict[int, Work]] = {}
         self._answers: dict[tuple[JobId, OrderId], dict[int, RankResult]] = {}
         self._dialled = anyio.Event()
-        #: each command as often as it was told, with its job
+        #: each command as often as it was sent, with its job
         self.told: list[tuple[JobId, ChannelCommand]] = []
         #: each time that a rank really did something
         self.worked: list[tuple[JobId, int, ChannelCommand]] = []

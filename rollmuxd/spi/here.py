@@ -66,7 +66,7 @@ async def connect(address: str, port: int) -> anyio.abc.ByteStream:
     try:
         return await anyio.connect_tcp(address, port)
     except OSError as error:
-        raise NotDone(f"nobody can be reached at {address} port {port}: {error}") from error
+        raise NotDone(f"nothing can be reached at {address} port {port}: {error}") from error
 
 
 async def _ended(process: anyio.abc.Process, stdin: bytes) -> Ran:

@@ -7,7 +7,7 @@ Needs httpx (with httpcore, its own dependency) and anyio; not imported by :mod:
 
 What goes wrong comes as httpx's own exceptions, with one exception: a host that cannot be reached is
 :class:`~rollmuxd.spi.ContactLost`, as everywhere. So ``httpx.ConnectError`` is sure to mean that the host is there,
-that nobody listens at the address, and that nothing was sent.
+that nothing listens at the address, and that nothing was sent.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from rollmuxd.spi.backend import Backend, OpensConnections, opens_connections
 from rollmuxd.spi.errors import NotDone
 
 #: An answer with a longer run of blanks and line ends is not read. The parser of heads (h11) takes time that grows with
-#: the square of such a run: 100 kB of blanks in one header would hold the daemon's loop for most of a minute.
+#: the square of such a run. 100 kB of blanks in one header would hold the daemon's loop for most of a minute.
 _LONGEST_BLANK: Final = 256
 _ALL_BLANK: Final = b" " * (_LONGEST_BLANK + 1)
 _AS_BLANKS: Final = bytes.maketrans(b"\t\r\n", b"   ")
@@ -44,8 +44,8 @@ def client(backend: Backend, host: HostId, base_url: str, **options: Any) -> htt
 class BackendTransport(httpx.AsyncBaseTransport):
     """Sends requests over connections that a backend opens on one host.
 
-    Each request has a connection of its own: one that was kept may have been closed by the engine meanwhile, and then
-    nobody would know whether the request arrived.
+    Each request has a connection of its own. The engine may have closed a kept one meanwhile, and then it would be
+    unknown whether the request arrived.
     """
 
     def __init__(self, backend: OpensConnections, host: HostId) -> None:

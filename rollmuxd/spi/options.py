@@ -1,5 +1,5 @@
-"""Reading options: of ``[residency.NAME]``, of a backend's tables, and of a job's states. A typo is told with what was
-meant, and what can be filled in (``http://127.0.0.1:80{gpu}``) with what there is.
+"""Reading options: of ``[residency.NAME]``, of a backend's tables, and of a job's states. A typo is reported with
+what was meant, and what can be filled in (``http://127.0.0.1:80{gpu}``) with what there is.
 """
 
 import difflib

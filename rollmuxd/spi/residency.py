@@ -1,11 +1,11 @@
 """How to move one job's state: the Residency protocol, as a contract in prose.
 
-The daemon tells each order (load, park, discard of one job's state for one pool on one node) exactly once, unless
-the driver's traits say that telling it twice does it once, or a probe after a restart says that it was not begun. It
-never tells two orders for the same state at a time. A call that returns means *done*; it raises NotDone (for certain
-not done) or ContactLost (nobody knows). After a park or discard the daemon asks the host's backend what it sees, and
-believes only that: a driver that returns without having freed the GPUs is found out there. Calls are cancelled at
-their time limit, which counts as ContactLost.
+The daemon sends each order (load, park, discard of one job's state for one pool on one node) exactly once. There are
+two exceptions: the driver's traits say that it is idempotent, or a probe after a restart says that it was not begun. It
+never sends two orders for the same state at a time. A call that returns means *done*; it raises NotDone (for certain
+not done) or ContactLost (not known). After a park or discard the daemon asks the host's backend what it sees, and
+believes only that. So a driver that returns without having freed the GPUs is detected. Calls are cancelled at their
+time limit, which counts as ContactLost.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.ids import Fence, GpuId, HostId, JobId, Millis, NodeId, OrderId, PoolName
 from rollmuxd.core.model import OrderKind
 from rollmuxd.core.spec import StateSpec
-from rollmuxd.spi.backend import Backend, Finding
+from rollmuxd.spi.backend import Backend
 from rollmuxd.spi.errors import NotDone
 
 #: states whose last order a driver remembers
@@ -57,19 +57,21 @@ class StateOrder(Struct, frozen=True):
     phase: str = ""
     #: what the states of other jobs may leave on each of these GPUs, as was agreed or has been let since
     beside_mb: int = 0
-    #: when it was issued, in milliseconds since 1970. Only grows too, and does so over a journal that was made anew,
-    #: whose stamps begin at the beginning: for what remembers orders beyond the life of a journal (a host)
+    #: all GPUs of the node: ``gpus`` are fewer where a slot began, or grows, on a part of it
+    node_gpus: tuple[GpuId, ...] = ()
+    #: when it was issued, in milliseconds since 1970. It only grows too, also over a new journal, whose stamps begin
+    #: again. It is for what remembers orders beyond the life of a journal (a host)
     issued_at: Millis = 0
 
 
 class NoOlder:
     """Refuses orders that come late: a driver asks it before it does anything.
 
-    Whatever held an order up (a line, a stuck call, a daemon that was taken for dead), by now another one about the
-    same state was carried out, and this one would undo it.
+    The order was delayed (a line, a stuck call, a daemon that was taken for dead). By now another one about the same
+    state was carried out, and this one would undo it.
 
     What it knows ends with the daemon. So do the calls of the drivers that ask it, and the next daemon tells only what
-    its journal has as open. What goes on without a daemon (a command on a host) has to be refused there.
+    its journal has as open. What continues without a daemon (a command on a host) has to be refused there.
     """
 
     def __init__(self) -> None:
@@ -85,7 +87,7 @@ class NoOlder:
         if order.stamp < stamp:
             raise NotDone(
                 f"order {order.order} to {order.kind.value} the {order.pool} state of job {order.name!r} on "
-                f"{order.node} comes late: {last} was told after it"
+                f"{order.node} comes late: {last} was sent after it"
             )
 
 
@@ -95,13 +97,13 @@ class Probed(Struct, frozen=True):
     known: bool
     done: bool = False
     error: str = ""
-    #: False, of an order that is known not to be done: nothing of it was begun, and nothing that was told before will
-    #: begin it. After a restart of the daemon such an order is told again, where any other has its job quarantined.
+    #: False, of an order that is known not to be done: nothing of it was begun, and nothing that was sent before will
+    #: begin it. After a restart of the daemon such an order is sent again, where any other has its job quarantined.
     begun: bool = True
 
 
 class ChannelCommand(Struct, frozen=True):
-    """What the ranks of a workload are told."""
+    """What the ranks of a workload get."""
 
     order: OrderId
     kind: OrderKind
@@ -147,8 +149,8 @@ class TakesOptions(Protocol):
     Jobs that give options to a driver without it are refused.
     """
 
-    #: options that name something to be run on hosts: it runs as the user with whom the backend reaches them, so that
-    #: only admins may give these
+    #: options that name something to be run on hosts. It runs as the user by which the backend reaches them, so only
+    #: admins may give these
     admin_options: frozenset[str]
 
     def check(self, state: StateSpec) -> None:
@@ -175,7 +177,7 @@ class Residency(Protocol):
         ...
 
     async def park(self, order: StateOrder) -> None:
-        """Bring the state to host RAM and free the GPUs, but for the agreed left-overs."""
+        """Bring the state to host RAM and free the GPUs, but for the agreed residual memory."""
         ...
 
     async def discard(self, order: StateOrder) -> None:
@@ -183,18 +185,9 @@ class Residency(Protocol):
         ...
 
     async def probe(self, order: StateOrder) -> Probed:
-        """What became of an order that was told before. Only called where ``traits.probes``."""
+        """What became of an order that was sent before. Only called where ``traits.probes``."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections; states stay where they are. May be called twice."""
-        ...
-
-
-@runtime_checkable
-class ExaminesStates(Protocol):
-    """What a driver has besides, if it can see whether a state could be moved as it is: for ``rollmuxd doctor``."""
-
-    async def examine(self, order: StateOrder) -> tuple[Finding, ...]:
-        """What is good and what is not where this state would be moved. Moves nothing; what goes wrong is a finding."""
+        """Close connections; states stay where they are. May be called twice."""
         ...

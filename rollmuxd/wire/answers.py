@@ -10,7 +10,7 @@ class Answer(Struct, frozen=True):
 
 
 class MeView(Answer, frozen=True):
-    """Who is calling, and whom they are calling."""
+    """The caller, and the daemon."""
 
     owner: str
     user: str
@@ -65,8 +65,8 @@ class Estimate(Answer, frozen=True):
     p50_s: float | None = None
     p95_s: float | None = None
     #: what plans reckon with: what was stated (``planned_s``), or the mean of so many observations; 0: as stated
-    reckoned_s: float | None = None
-    reckoned_from: int = 0
+    estimate_s: float | None = None
+    estimate_samples: int = 0
 
 
 class JobView(Answer, frozen=True):
@@ -80,6 +80,8 @@ class JobView(Answer, frozen=True):
     status: str
     registered_at: str
     reason: str = ""
+    #: it has ended because it had come to its own end
+    finished: bool = False
     group: str | None = None
     #: nodes by pool
     pins: dict[str, list[str]] = {}
@@ -108,13 +110,19 @@ class JobView(Answer, frozen=True):
     loads_warm: int = 0
     loads_cold: int = 0
     parks: int = 0
+    #: it works in the idle time of others; then the node that is lent to it now, and for how long nodes were
+    filler: bool = False
+    lent: str | None = None
+    harvested_s: float = 0.0
+    #: how long loans of its nodes to fillers have held it up, at most
+    held_up_s: float = 0.0
 
 
 class RegisteredView(JobView, frozen=True):
     """A job that was registered."""
 
-    #: the daemon's journal. Send it as the header ``rollmux-journal`` with every later call of the job: a daemon with
-    #: another journal, in which the job's ids may be those of other jobs, then refuses the call (410)
+    #: the daemon's journal. Send it as the header ``rollmux-journal`` with every later call of the job. A daemon with
+    #: another journal then refuses the call (410): there, the job's ids may be other jobs'
     journal: str = ""
 
 
@@ -141,12 +149,15 @@ class SessionView(Answer, frozen=True):
     heartbeat_s: float
     #: as in the answer to the registration
     journal: str = ""
+    #: the part of a phase's work after which its tail begins: a job that reaches it says so at once
+    tail_from: float = 0.8
 
 
 class Directive(Answer, frozen=True):
-    """What the daemon asks of a running slot: ``shrink`` (to ``keep``), ``stop``; offers: ``grow`` (to ``gpus``); or
-    tells: ``move`` (from the next iteration on, the job is on ``gpus``). ``unpromised`` tells of the job, whatever it
-    holds: its SLO is not kept where it is, and ``reason`` says what would help.
+    """What the daemon asks of a running slot: ``shrink`` (to ``keep``) or ``stop``. ``grow`` (to ``gpus``) is an offer.
+    ``move`` says that the job is on ``gpus`` from the next iteration on. ``unpromised`` is about the job, whatever it
+    holds: its SLO is not kept where it is, and ``reason`` says what would help. ``ends`` tells that the job's nodes go
+    away at ``ends_at``. ``yield`` asks a filler to give its slot back within ``within_s``; then the slot is revoked.
     """
 
     kind: str
@@ -154,6 +165,8 @@ class Directive(Answer, frozen=True):
     keep: list[str] = []
     reason: str = ""
     gpus: list[str] = []
+    ends_at: str | None = None
+    within_s: float | None = None
 
 
 class HeartbeatView(Answer, frozen=True):
@@ -161,6 +174,8 @@ class HeartbeatView(Answer, frozen=True):
 
     lease_s: float
     directives: list[Directive] = []
+    #: names these directives; the next heartbeat that waits says it
+    tag: str = ""
 
 
 class SlotView(Answer, frozen=True):
@@ -175,7 +190,7 @@ class SlotView(Answer, frozen=True):
     fence: str | None = None
     gpus: list[str] = []
     lease_s: float | None = None
-    #: how many visits come before it; 0: it is next
+    #: how many turns come before it; 0: it is next
     position: int | None = None
     expected_wait_s: float | None = None
     reason: str = ""
@@ -197,11 +212,11 @@ class ReleaseView(Answer, frozen=True):
 
 
 class GpuView(Answer, frozen=True):
-    """One GPU: ``holder`` holds it, ``stain`` is whose bytes may still be on it."""
+    """One GPU: ``holder`` holds it, ``dirty_by`` is whose bytes may still be on it."""
 
     gpu: str
     holder: str | None
-    stain: str | None
+    dirty_by: str | None
     used_gb: float | None = None
 
 
@@ -229,15 +244,17 @@ class HostView(Answer, frozen=True):
     ram_reserved_gb: float
     nodes: list[str]
     reachable: bool
+    #: when it goes away; null: not at a known time
+    ends_at: str | None = None
 
 
-class VisitView(Answer, frozen=True):
-    """A place in a wheel."""
+class TurnView(Answer, frozen=True):
+    """A place in a schedule."""
 
     job: str
     name: str
     phase: str
-    turn: int
+    rotation: int
 
 
 class GroupView(Answer, frozen=True):
@@ -246,7 +263,7 @@ class GroupView(Answer, frozen=True):
     group: str
     jobs: list[str]
     nodes: list[str]
-    wheel: list[VisitView]
+    schedule: list[TurnView]
     period_s: float | None
     cost_per_hour: float
     reason: str = ""
@@ -260,13 +277,6 @@ class PoolView(Answer, frozen=True):
     nodes_free: int
     gpus: int
     gpus_held: int
-
-
-class Page(Answer, frozen=True):
-    """A page of a list; ``next`` is the ``after`` of the following page."""
-
-    items: list[Any]
-    next: str | None = None
 
 
 class Explanation(Answer, frozen=True):
@@ -317,8 +327,42 @@ class KeyView(Answer, frozen=True):
     used_at: str | None = None
 
 
+class CircuitView(Answer, frozen=True):
+    """Light from one port to another, one way; the nodes whose cables end there, where they are known."""
+
+    from_port: int
+    to_port: int
+    from_node: str = ""
+    to_node: str = ""
+
+
+class FabricView(Answer, frozen=True):
+    """An optical switch: ``status`` is idle, setting, active, failed or degraded."""
+
+    name: str
+    driver: str
+    status: str
+    #: left alone: everything travels over the electrical network
+    degraded: bool
+    #: why it failed, or is left alone
+    reason: str = ""
+    #: the circuits that there were when it was asked last; null: it has not answered yet
+    circuits: list[CircuitView] | None = None
+    #: those that the held slots want
+    wanted: list[CircuitView] = []
+    #: number of the last order
+    stamp: int = 0
+
+
+class FabricPage(Answer, frozen=True):
+    """A page of optical switches."""
+
+    items: list[FabricView]
+    next: str | None = None
+
+
 class ChannelOrder(Answer, frozen=True):
-    """What a rank is told to do with its state of a pool: ``load``, ``park`` or ``discard``."""
+    """What a rank has to do with its state of a pool: ``load``, ``park`` or ``discard``."""
 
     order: str
     kind: str
@@ -353,20 +397,6 @@ class SlotPage(Answer, frozen=True):
     next: str | None = None
 
 
-class NodePage(Answer, frozen=True):
-    """A page of nodes."""
-
-    items: list[NodeView]
-    next: str | None = None
-
-
-class HostPage(Answer, frozen=True):
-    """A page of hosts."""
-
-    items: list[HostView]
-    next: str | None = None
-
-
 class GroupPage(Answer, frozen=True):
     """A page of groups."""
 
@@ -396,8 +426,8 @@ class WorkRow(Answer, frozen=True):
 
     ``held`` is from the claim to the end of a slot, ``used`` from its grant to its release. ``allocated`` is its share
     of the nodes it was placed on: a node's time divided equally among the jobs pinned to it. ``alone`` is the baseline:
-    the same finished iterations at their solo times, on the same nodes without sharing them. ``charged`` is what it
-    is billed with: what it held, and of what its groups' nodes were not held a part, by what their jobs held.
+    the same finished iterations at their solo times, on the same nodes without sharing them. ``charged`` is its bill:
+    the time that it held, and its part of the time in which its groups' nodes were not held.
     """
 
     name: str
@@ -425,6 +455,10 @@ class WorkRow(Answer, frozen=True):
     #: of the nodes on which its states were being moved: a part of what is charged
     gpu_hours_switching: float = 0.0
     cost_switching: float = 0.0
+    #: of a filler: what it ran on nodes that were lent to it, for which it is charged nothing
+    gpu_hours_harvested: float = 0.0
+    #: how long loans of its nodes have held the job up, at most
+    held_up_hours: float = 0.0
     #: of a job: its bound; of how many jobs a promise could be judged (from the eighth iteration on), and was kept
     slo: float | None = None
     slo_judged: int = 0
@@ -451,6 +485,8 @@ class PoolRow(Answer, frozen=True):
     #: used / capacity
     utilisation: float | None
     cost_capacity: float = 0.0
+    #: of what is idle or unallocated: what fillers ran
+    gpu_hours_harvested: float = 0.0
 
 
 class Saving(Answer, frozen=True):

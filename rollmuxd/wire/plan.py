@@ -26,7 +26,7 @@ class PlanBody(Request, frozen=True):
     """``POST /v1/plan``: jobs, in the order in which they come."""
 
     jobs: Annotated[list[RegisterBody], Meta(min_length=1, max_length=500)]
-    #: ``live``: beside what runs now; ``empty``: all nodes that there are, up, and nobody on them
+    #: ``live``: beside what runs now; ``empty``: all nodes that there are, up, and no job on them
     on: Literal["live", "empty"] = "live"
     #: by name; instead of the nodes that there are
     pools: Annotated[dict[Name, PlanPool], Meta(max_length=16)] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class PlannedJob(Answer, frozen=True):
     iteration_s: float | None = None
     #: ``iteration_s / solo_s``
     slowdown: float | None = None
-    #: of the nodes that nobody used before
+    #: of the nodes that no job used before
     cost_per_hour: float = 0.0
     #: of all its nodes, had it these for itself
     cost_alone_per_hour: float = 0.0

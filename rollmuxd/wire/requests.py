@@ -30,10 +30,13 @@ class PhaseBody(Request, frozen=True):
     seconds: Seconds | None = None
     #: the job's own time before it asks for this phase
     gap_s: Seconds = 0
-    #: fewest GPUs it can start, or end its tail, on; 0: all of them
+    #: fewest GPUs it can start, or end its tail, on; 0: one engine (``engine_gpus`` of its pool's state), or all
     min_gpus: Annotated[int, Meta(ge=0, le=100_000)] = 0
     #: of a side phase such as eval or save: it comes once in so many iterations at most; ``seconds`` is at worst then
     every: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    #: how its nodes talk, for circuits of an optical switch. ``mesh`` is each to each, ``pairs`` nodes of its first
+    #: pool with those of its second; left out: no circuits
+    traffic: Literal["ring", "mesh", "pairs"] | None = None
 
 
 class WantBody(Request, frozen=True):
@@ -49,12 +52,14 @@ class StateBody(Request, frozen=True):
 
     #: on each GPU while loaded, and while parked (left out: as the daemon is configured)
     gpu_gb: Gigabytes = 0
-    leftover_gb: Gigabytes | None = None
+    residual_gb: Gigabytes | None = None
     #: of the host of each node
     ram_gb: Gigabytes = 0
     driver: Name = "channel"
     load_s: Seconds = 0
     park_s: Seconds = 0
+    #: it is several engines (replicas), each on so many GPUs of a node, in their order; 0: one thing on all of them
+    engine_gpus: Annotated[int, Meta(ge=0, le=100_000)] = 0
     #: what the driver has to know besides: see its own documentation. Kept in the journal: no secrets here
     options: Annotated[
         dict[Name, Argument | bool | int | float | Annotated[list[Argument], Meta(max_length=256)]],
@@ -68,6 +73,24 @@ class LaunchBody(Request, frozen=True):
     argv: Annotated[list[Argument], Meta(min_length=1, max_length=256)]
     cwd: Argument = ""
     env: Annotated[dict[Variable, Argument], Meta(max_length=256)] = {}
+
+
+class AsynchronousBody(Request, frozen=True):
+    """The job's rollouts run on GPUs of its own, also while it waits."""
+
+    #: in what time they make one batch when nothing holds them up; none: it is measured
+    pace_s: Annotated[float, Meta(gt=0, le=10_000_000)] | None = None
+    #: batches that may be begun beyond the one that is trained; 0: the next is begun when the slot is granted
+    ahead: Annotated[int, Meta(ge=0, le=1_000)] = 1
+
+
+class FillerBody(Request, frozen=True):
+    """The job works on one node while no other job is due there, and gives way when it is asked to."""
+
+    #: from that moment until it has given its slot back; parking what it has loaded comes after that
+    yield_s: Annotated[float, Meta(ge=0.1, le=3600)] = 2.0
+    #: a loan that would give it less than this is not begun
+    min_run_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 10.0
 
 
 class RegisterBody(Request, frozen=True):
@@ -96,6 +119,10 @@ class RegisterBody(Request, frozen=True):
     replace: bool = False
     #: admins only, and only on hosts that are configured to run processes
     launch: LaunchBody | None = None
+    #: its one phase is training; none: its phases follow each other
+    asynchronous: AsynchronousBody | None = None
+    #: it works in the idle time of others, in one phase named ``filler``; none: it is no filler
+    filler: FillerBody | None = None
 
 
 class SessionBody(Request, frozen=True):
@@ -121,6 +148,9 @@ class HeartbeatBody(Request, frozen=True):
     slot: Annotated[str, Meta(max_length=100)] | None = None
     done: Annotated[int, Meta(ge=0, le=2**53)] = 0
     total: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    #: hold the answer back for up to this long, until the directives of ``slot`` are others than the ones of ``tag``
+    wait_s: Annotated[float, Meta(ge=0, le=300)] = 0
+    tag: Annotated[str, Meta(max_length=100)] = ""
     #: the last beat: the process has ended without closing its session
     gone: GoneBody | None = None
 
@@ -164,7 +194,7 @@ class GrowBody(Request, frozen=True):
 
 
 class ReasonBody(Request, frozen=True):
-    """Operator calls that may carry a reason (revoke, end, declare-clear)."""
+    """Operator calls that may carry a reason (revoke, end, declare-clean)."""
 
     reason: Annotated[str, Meta(max_length=1000)] = ""
 
@@ -177,6 +207,8 @@ class EndBody(Request, frozen=True):
     session: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
     #: the run that is to end: 409 if another has taken its place
     run: Annotated[int, Meta(ge=1)] | None = None
+    #: it has come to its own end: it was neither interrupted nor has it failed
+    finished: bool = False
 
 
 class DrainBody(Request, frozen=True):

@@ -7,25 +7,29 @@
     loop_stall_max_ms   the longest that a call of /healthz took, of one each few milliseconds
 
 The hostile owner (``hostile.py``) is a process of its own, with a key of role user, and gives way to the others on a
-busy processor: it would be on another machine.
+busy processor: it would be on another machine. What its processor time alone costs on this machine is measured, too:
+``beside_burner`` is the same, where a process that does not talk to the daemon burns as much, and gives way likewise.
+
+Meanwhile an owner registers jobs and ends them (``newcomers``). None of its calls may be refused.
 """
 
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Final
 
 from figures import Json, at_most, many_files, no_collector, quantile, say, short, spread_ms
 from handover import Group
-from live import HERE, Daemon, Line, Member, Reply, call, daemon, rss_kb, start
+from hostile import TRIED
+from live import HERE, Daemon, Line, Member, Reply, call, daemon, end, rss_kb, start
 
 #: groups of well-behaved jobs, each on a node of its own, and the owners that have them
 GROUPS: Final = 6
@@ -34,6 +38,20 @@ MEMBERS: Final = 3
 #: seconds for which a slot is held
 HELD_S: Final = 0.05
 THEIRS: Final = "theirs/gpu0-7"
+#: how often the owner that registers does so
+COMES_S: Final = 0.1
+#: how much less than the others hostile processes get of a busy processor (see ``man nice``)
+NICE: Final = 19
+#: works for a share of the time
+BURNER: Final = """
+import sys, time
+share, until = float(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+while time.monotonic() < until:
+    began = time.process_time()
+    while time.process_time() - began < 0.005 * share:
+        pass
+    time.sleep(0.005 * (1 - share))
+"""
 PROBE_S: Final = 0.005
 
 
@@ -41,36 +59,52 @@ def run(budget_s: float, *, small: bool = False) -> Json:
     """Without the hostile owner, with it, and without it again."""
     many_files()
     with tempfile.TemporaryDirectory(prefix="rollmuxd-bench-") as folder, no_collector():
-        return asyncio.run(_run(Path(folder), budget_s / 4 if not small else 2.0))
+        return asyncio.run(_run(Path(folder), budget_s / 6 if not small else 2.0))
 
 
 async def _run(folder: Path, calm_s: float) -> Json:
     nodes = [f"ours{number}" for number in range(GROUPS)]
-    hosts = [(name, "rollout", 1.85) for name in nodes] + [("theirs", "theirs", 1.85)]
+    hosts = [(name, "rollout", 1.85) for name in nodes]
+    hosts += [(name, name, 1.85) for name in ("theirs", "newcomers")]
     with daemon(folder, hosts) as made:
-        async with _groups(made, nodes) as groups:
+        async with _groups(made, nodes) as groups, Newcomers.coming(made) as newcomers:
             watch = Watch(made)
             await _measure(groups, min(2.0, calm_s))
+            newcomers.begin()
             calm = await _measure(groups, calm_s)
+            came = newcomers.begin()
             before = watch.memory_mb()
             async with watch.watching():
-                with Owner(made, folder, await _key(made, "theirs"), 2 * calm_s) as process:
+                options = [str(HERE / "hostile.py"), str(made.port), await _key(made, "theirs"), THEIRS]
+                with _beside(folder, [*options, str(2 * calm_s)]) as process:
                     hostile = await _measure(groups, 2 * calm_s)
-                    theirs = await asyncio.to_thread(process.communicate)
+                    theirs = json.loads((await asyncio.to_thread(process.communicate))[0])
+            came_beside = newcomers.begin()
             say("abuse: the hostile owner is gone")
             await _end_all(made)
+            share = min(1.0, theirs["processor_s"] / (2 * calm_s))
+            with _beside(folder, ["-c", BURNER, str(share), str(2 * calm_s)]):
+                burnt = await _measure(groups, 2 * calm_s)
+            newcomers.begin()
             after = await _measure(groups, calm_s)
-    answers = Counter(json.loads(theirs[0])["answers"]) if theirs[0] else Counter()
-    errors = sum(number for name, number in answers.items() if name.split()[-1] >= "500" and name[-3:].isdigit())
+            came += newcomers.begin()
+    answers = Counter(theirs["answers"])
+    errors = sum(number for name, number in answers.items() if name[-3:].isdigit() and name[-3:] >= "500")
+    if missing := [name for name in TRIED if not answers[name]]:
+        raise RuntimeError(f"the hostile owner had no answer {', '.join(missing)}: {dict(answers)}")
     without = calm + after
     found: Json = {
         "others_p99_ratio": short(quantile(hostile, 0.99) / quantile(without, 0.99)),
+        "others_p99_ratio_beside_burner": short(quantile(burnt, 0.99) / quantile(without, 0.99)),
         "rss_growth_mb": short(watch.most_mb - before),
         "server_errors": errors + watch.errors,
         "loop_stall_max_ms": short(1000 * watch.longest_s),
-        "others": {"without": spread_ms(without), "with": spread_ms(hostile)},
+        "newcomers_refused": newcomers.refused,
+        "others": {"without": spread_ms(without), "with": spread_ms(hostile), "beside_burner": spread_ms(burnt)},
+        "newcomers": {"without": spread_ms(came), "with": spread_ms(came_beside)},
         "probes": spread_ms(watch.took),
         "memory_mb": {"before": short(before), "most": short(watch.most_mb), "of_it_the_daemon": short(watch.own_mb)},
+        "processor_share_of_hostile": short(share),
         "answers": dict(answers),
     }
     found["targets"] = {
@@ -78,6 +112,7 @@ async def _run(folder: Path, calm_s: float) -> Json:
         "rss_growth_mb": at_most(found["rss_growth_mb"], 300.0),
         "server_errors": at_most(found["server_errors"], 0.0),
         "loop_stall_max_ms": at_most(found["loop_stall_max_ms"], 500.0),
+        "newcomers_refused": at_most(found["newcomers_refused"], 0.0),
     }
     return found
 
@@ -150,23 +185,72 @@ async def _end_all(made: Daemon) -> None:
         line.close()
 
 
+class Newcomers:
+    """An owner that registers jobs and ends them, one after the other."""
+
+    def __init__(self, line: Line, key: str) -> None:
+        self._line, self._key = line, key
+        #: seconds that each registration took since :meth:`begin`
+        self._took: list[float] = []
+        self.refused = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def coming(cls, made: Daemon) -> "AsyncIterator[Newcomers]":
+        """It registers until this is left."""
+        line = await Line.tcp(made.port)
+        newcomers = cls(line, await _key(made, "newcomers"))
+        task = asyncio.create_task(newcomers._come())
+        try:
+            yield newcomers
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            line.close()
+
+    def begin(self) -> list[float]:
+        """Measure anew; returns what was measured."""
+        took, self._took = self._took, []
+        return took
+
+    async def _come(self) -> None:
+        for number in count():
+            body = {
+                "name": f"newcomer-{number}",
+                "phases": [{"name": "rollout", "pools": ["newcomers"], "seconds": 60}],
+                "wants": {"newcomers": {}},
+            }
+            began = time.perf_counter()
+            registered = await self._line.send(call("POST", "/v1/jobs", body, key=self._key))
+            self._took.append(registered.at - began)
+            ended = await self._line.send(call("DELETE", f"/v1/jobs/newcomer-{number}", {}, key=self._key))
+            self.refused += (registered.status >= 300) + (ended.status >= 300)
+            await asyncio.sleep(COMES_S)
+
+
 # ---- the hostile owner, and what it does to the daemon ---------------------------------------------------------------
 
 
-class Owner:
-    """The process of the hostile owner."""
+@contextmanager
+def _beside(folder: Path, command: list[str]) -> "Iterator[subprocess.Popen[bytes]]":
+    """A process that gives way to the others."""
+    process = start(command, folder, stdout=subprocess.PIPE, preexec_fn=_give_way)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            end(process)
 
-    def __init__(self, made: Daemon, folder: Path, key: str, seconds: float) -> None:
-        command = [str(HERE / "hostile.py"), str(made.port), key, THEIRS, str(seconds)]
-        self._process = start(command, folder, stdout=subprocess.PIPE, preexec_fn=lambda: os.nice(10))
 
-    def __enter__(self) -> "subprocess.Popen[bytes]":
-        return self._process
+def _give_way() -> None:
+    """Give way to the daemon, and to what the kernel does for its disk.
 
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
+    Linux shares a processor between sessions first (see autogroup in ``man 7 sched``), and ``nice`` counts within one.
+    """
+    os.setsid()
+    os.nice(NICE)
+    with suppress(OSError):  # this kernel does not share it so
+        Path("/proc/self/autogroup").write_text(str(NICE))
 
 
 class Watch:

@@ -45,6 +45,11 @@ def at_least(value: float, target: float) -> Json:
     return {"value": short(value), "at_least": target, "ok": value >= target}
 
 
+def between(value: float, low: float, high: float) -> Json:
+    """A figure that is to be within a range."""
+    return {"value": short(value), "at_least": low, "at_most": high, "ok": low <= value <= high}
+
+
 def at_most(value: float, target: float) -> Json:
     """A figure that is to be at most so much."""
     return {"value": short(value), "at_most": target, "ok": value <= target}

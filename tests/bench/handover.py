@@ -152,7 +152,7 @@ class Group:
         waiting = {member.asked: member for member in self.others() if member.asked is not None}
         before, began = self.holder, time.perf_counter()
         released = before.release()
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=300)
         assert len(done) == 1, f"{len(done)} grants followed one release"
         reply = done.pop()
         self.holder = next(member for asked, member in waiting.items() if asked is reply)

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,44 @@ def test_the_simulator_says_how_fast_it_is_beside_a_bare_heap() -> None:
     assert found["facts"] > found["events"]
 
 
+def test_rollouts_say_how_fast_they_are_simulated_beside_a_bare_heap() -> None:
+    found = measured("rlsim")
+
+    assert found["simulated_s_per_s"] > 0
+    assert found["times_the_floor"] > 1
+    assert found["plan_ms"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", ["abuse", "handover", "restart", "waiting", "soak"])
+@pytest.mark.parametrize("name", ["abuse", "handover", "directives", "restart", "waiting", "soak", "async"])
 def test_a_live_benchmark_runs_to_its_end(name: str) -> None:
     measured(name)
+
+
+def test_tail_batching_gains_what_it_promises_or_says_that_the_lengths_are_not_there() -> None:
+    ended = bench("--only", "rounds", "--small")
+    found = json.loads(ended.stdout)["rounds"]
+    if "skipped" in found:
+        pytest.skip(found["skipped"])
+
+    assert ended.returncode == 0, ended.stderr
+    assert set(found["gain"]) == {"servegen", "skythought", "aime"}
+    assert set(found["committed"].values()) == {1.0}
+    assert all(ratio == pytest.approx(4, rel=0.1) for ratio in found["short_to_long"].values())
+
+
+def test_tail_batching_without_the_lengths_is_no_success(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RESPONSE_LENGTHS", str(tmp_path))
+    ended = bench("--only", "rounds", "--small")
+
+    assert ended.returncode == 1
+    assert json.loads(ended.stdout)["rounds"]["ok"] is False
+
+
+@pytest.mark.slow
+def test_a_step_that_waits_for_no_reward_is_shorter() -> None:
+    assert measured("rewards")["some_never_end"]["never_ended"] > 0
 
 
 @pytest.mark.slow
@@ -100,8 +134,41 @@ def test_the_hook_for_trl_is_measured_on_real_runs() -> None:
     assert found["wall_s"] >= found["bound_s"] > 2 * found["train_s"]
 
 
+@pytest.mark.parametrize(
+    ("name", "missed", "status"),
+    [
+        ("rebalance", "equal", 1),
+        ("rounds", "gain.aime", 1),
+        ("gateway", "lost_streams", 1),
+        ("gateway", "us_cpu_per_token", 0),
+        ("core", "inputs_per_s", 0),
+    ],
+)
+def test_a_miss_is_a_failure_where_the_figure_is_no_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, missed: str, status: int
+) -> None:
+    monkeypatch.syspath_prepend(str(RUN.parent))
+    run = importlib.import_module("run")
+    targets = {"lost_streams": {"value": 0, "at_most": 0, "ok": True}} | {
+        missed: {"value": 9, "at_most": 1, "ok": False}
+    }
+    measured = types.SimpleNamespace(run=lambda budget_s, *, small: {"targets": targets})
+    monkeypatch.setitem(sys.modules, name, measured)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", name])
+
+    assert run.main() == status
+    assert json.loads(capsys.readouterr().out)[name]["ok"] is False
+
+
 def test_a_benchmark_that_is_not_there_is_named() -> None:
     ended = bench("--only", "speed")
 
     assert ended.returncode == 2
     assert "'speed' is no benchmark" in ended.stderr
+
+
+def test_one_wrong_transfer_makes_all_tries_of_the_weights_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RUN.parent))
+    quickest = importlib.import_module("weights").quickest
+    made = [{"seconds": 7.0, "identical": True}, {"seconds": 8.0, "identical": False}]
+    assert quickest(made) == ({"seconds": 7.0, "identical": False}, [7.0, 8.0])

@@ -87,7 +87,7 @@ def opened(chromium: Any, made: Daemon) -> Iterator[Any]:
     page = context.new_page()
     page.add_init_script(f"sessionStorage.setItem('rollmux.key', {key!r})")
     page.goto(f"http://127.0.0.1:{made.port}/")
-    _until(page, "rollmux.figures.firstPaintMs !== null", 60)
+    _until(page, "window.rollmux && rollmux.figures.firstPaintMs !== null", 60)
     yield page
     context.close()
 

@@ -1,5 +1,5 @@
 """A scheduler and everybody it talks to, without any IO: jobs that go round their cycle, drivers that do what they are
-told at once, and backends that see clear GPUs.
+told at once, and backends that see clean GPUs.
 
 What the scheduler is given comes in batches, made before the clock runs: timed are its decisions and nothing else.
 """
@@ -73,7 +73,7 @@ class World:
     def __init__(self, start: Start, hear: Callable[[Sequence[Fact]], None] | None = None) -> None:
         self.core = Scheduler(CONFIG, RollMux())
         self.now = 1_000_000_000_000
-        self.sights = {node.host: tuple(GpuObservation(gpu, 0) for gpu in node.gpus) for node in start.nodes}
+        self.observations = {node.host: tuple(GpuObservation(gpu, 0) for gpu in node.gpus) for node in start.nodes}
         #: inputs that are still to be handled
         self.inbox: deque[Input] = deque()
         self.sessions: dict[str, str] = {}
@@ -149,9 +149,9 @@ class World:
         for effect in decision.effects:
             if isinstance(effect, Perform):
                 node = self.core.state.nodes[self.core.state.orders[effect.order].node]
-                self.inbox.append(OrderDone(effect.order, self.sights[node.host]))
+                self.inbox.append(OrderDone(effect.order, self.observations[node.host]))
             elif isinstance(effect, Observe):
-                self.inbox.append(HostObserved(effect.host, self.sights[effect.host], "boot"))
+                self.inbox.append(HostObserved(effect.host, self.observations[effect.host], "boot"))
         if isinstance(given, ReleaseSlot):
             job = self.core.state.slots[given.slot].job
             self._running.pop(job, None)

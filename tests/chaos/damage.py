@@ -34,7 +34,7 @@ import world
 from world import Client, World
 
 from rollmuxd.daemon.journal import backup
-from rollmuxd.daemon.journal.file import JournalError
+from rollmuxd.daemon.journal.file import JournalError, read_mark
 
 #: damages in one state directory; the next one gets a journal of its own
 IN_ONE_JOURNAL: Final = 10
@@ -78,7 +78,7 @@ class Damages:
             self.world.daemon.kill()
             self.counts["held_when_killed"] += self.held_now()
             before = self.folder("before")
-            facts = facts_of(self.folder("read"))
+            facts = facts_that_left(self.folder("read"))
             what = self.damage()
             good = self.checked()
             self.world.daemon.start()
@@ -193,7 +193,7 @@ class Damages:
             found = backup.check(self.folder("checked") / "journal.sqlite3")
         except JournalError:
             return False
-        return found.good and not any("mark" in note for note in found.notes)
+        return found.good and not any("declares every run lost" in note for note in found.notes)
 
     def judge(self, what: str, before: dict[int, str], good: bool) -> None:
         """The daemon has started: all facts are there, or it has said that they are not."""
@@ -238,6 +238,13 @@ class Damages:
         return [*found, *oracle.overlaps(held), *oracle.two_on_a_gpu(witness, died)]
 
 
+def facts_that_left(folder: Path) -> dict[int, str]:
+    """Those that the mark covers: a killed daemon had answered nothing that rests on a later one, if there is any."""
+    mark = read_mark(folder / "journal.sqlite3")
+    assert mark is not None, "a killed daemon left no mark"
+    return {seq: body for seq, body in facts_of(folder).items() if seq <= mark.seq}
+
+
 def facts_of(folder: Path) -> dict[int, str]:
     with closing(sqlite3.connect(folder / "journal.sqlite3")) as connection:
         return dict(connection.execute("SELECT seq, body FROM facts ORDER BY seq").fetchall())
@@ -264,6 +271,10 @@ def main() -> int:
                 stuck_at.append(str(stuck))
             finally:
                 damages.world.close()
+            if stuck_at and asked.keep is None:  # it may not come again
+                asked.keep = Path(tempfile.mkdtemp(prefix="rollmuxd-stuck-"))
+                shutil.copytree(temporary, asked.keep, ignore=shutil.ignore_patterns("*.sock"), dirs_exist_ok=True)
+                say(f"the records are in {asked.keep}")
             unsaid += damages.unsaid
             two += damages.two_holders()
             total += damages.counts

@@ -71,7 +71,7 @@ def acknowledged(clients: Mapping[str, Sequence[Line]], facts: Sequence[Line]) -
     told = {
         "registered": {(fact["job"],) for fact in of(facts, "job_registered")},
         "session": {(fact["session"],) for fact in of(facts, "session_opened")},
-        "granted": {(fact["slot"], fence_text(fact)) for fact in of(facts, "slot_granted", "slot_taken_over")},
+        "granted": {(fact["slot"], fence_text(fact)) for fact in of(facts, "slot_granted")},
         "released": {(fact["slot"],) for fact in of(facts, "slot_released")},
         "queued": {(fact["slot"],) for fact in of(facts, "slot_queued")},
         "ended": {(fact["job"],) for fact in of(facts, "job_ended")},
@@ -180,7 +180,7 @@ def journal(facts: Sequence[Line]) -> list[str]:
     seqs = [fact["seq"] for fact in facts]
     if seqs != list(range(1, len(seqs) + 1)):
         found.append(f"the journal has holes: {len(seqs)} facts, of which the last is {seqs[-1:]}")
-    minted = [tuple(fact["fence"]) for fact in of(facts, "slot_granted", "slot_taken_over") if fact.get("fence")]
+    minted = [tuple(fact["fence"]) for fact in of(facts, "slot_granted") if fact.get("fence")]
     found += [f"fence {late} came after {early}" for early, late in itertools.pairwise(minted) if late <= early]
     found += [f"fact {late['seq']} is from before {early['seq']}" for early, late in itertools.pairwise(facts)
               if late["at"] < early["at"]]  # fmt: skip

@@ -2,9 +2,9 @@
 
 A real daemon on mock hosts, and real client processes that loop. At moments that a seeded chance picks, the daemon is
 killed (-9), again while it starts, stopped and continued, restarted in good order; clients and their heartbeats are
-killed wherever they happen to be, stopped for less and for more than a lease, and registered anew. All the while the
+killed wherever they happen to be, stopped for less and for more than a lease, and registered again. All the while the
 residency driver and the backend fail, lose contact, hang and lie, call by call; an operator reinstates the jobs that
-are quarantined for it, and ends the processes that keep a node from coming clear. Then the storm ends: every client
+are quarantined for it, and ends the processes that keep a node from becoming clean. Then the storm ends: every client
 has to do some more iterations within a bound. What is judged, and by which records, is in ``oracle.py``. Progress goes
 to stderr; the exit status is 1 where anything was lost or violated.
 """
@@ -27,6 +27,7 @@ import oracle
 import world
 from faulty_mock import Do, Fault, Method, Script
 from faulty_mock import write as write_faults
+from patience import PATIENCE_S
 from world import LEASE_S, Client, World
 
 MORE_ITERATIONS: Final = 4
@@ -100,7 +101,7 @@ class Operator:
 
     def __init__(self, daemon: world.Daemon) -> None:
         self.reinstated = 0
-        self.unclear: tuple[str, ...] = ()
+        self.not_clean: tuple[str, ...] = ()
         self._daemon = daemon
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._operate, name="operator", daemon=True)
@@ -112,7 +113,7 @@ class Operator:
                 for job in self._daemon.get("/v1/jobs", status="quarantined").json()["items"]:
                     self.reinstated += self._daemon.post(f"/v1/jobs/{job['job']}/reinstate").is_success
                 nodes = self._daemon.get("/v1/nodes").json()["items"]
-                self.unclear = tuple(node["node"] for node in nodes if node["status"] == "quarantined")
+                self.not_clean = tuple(node["node"] for node in nodes if node["status"] == "quarantined")
 
     def stop(self) -> None:
         self._stop.set()
@@ -222,15 +223,15 @@ class Storm:
         del self._faults[:-FAULTS_SET]
         write_faults(self.world.daemon.faults, Script(tuple(self._faults)))
 
-    def free_what_is_unclear(self) -> None:
-        """As an operator would: end the processes whose bytes keep a node from coming clear, at most one a second."""
-        if not self.operator.unclear or time.monotonic() < self._next_end:
+    def free_what_is_not_clean(self) -> None:
+        """As an operator would: end the processes whose bytes keep a node from becoming clean, at most one a second."""
+        if not self.operator.not_clean or time.monotonic() < self._next_end:
             return
         self._next_end = time.monotonic() + 1.0
         kept = [state for memory in self.world.daemon.hardware() for one in memory["hosts"].values()
                 for state in one["states"].values()]  # fmt: skip
         there = {
-            state["name"] for state in kept if state["node"] in self.operator.unclear and any(state["gpus"].values())
+            state["name"] for state in kept if state["node"] in self.operator.not_clean and any(state["gpus"].values())
         }
         for client in world.alive(self.world.clients):
             if client.name in there and client.next_life is None:
@@ -288,7 +289,7 @@ class Storm:
         for _, _, do in due:
             do()
         self._look_after_daemon()
-        self.free_what_is_unclear()
+        self.free_what_is_not_clean()
         for client in self.world.clients:
             self._look_after(client)
 
@@ -444,7 +445,7 @@ def _verdict(made: World, raging: Storm, descriptors: int, began: float) -> dict
     rss_mb, threads = daemon.rss_mb(), daemon.threads()
     assert daemon.process is not None
     daemon.process.terminate()
-    ended = daemon.process.wait(30)
+    ended = daemon.process.wait(PATIENCE_S)
     if ended != 0:
         raging.violations.append(f"told to stop, the daemon ended with {ended}")
     raging.violations += [f"the daemon's log: {line}" for line in daemon.faults_of_its_own()]

@@ -15,7 +15,7 @@ DAMAGE = Path(__file__).with_name("damage.py")
 @pytest.mark.slow
 @pytest.mark.timeout(0)  # it has limits of its own, for each step
 def test_no_damage_of_the_journal_gives_a_gpu_two_holders_or_loses_a_fact_without_a_word():
-    number = os.environ.get("ROLLMUX_DAMAGES", "12")
+    number = os.environ.get("ROLLMUX_DAMAGES", "8")
     with subprocess.Popen(
         [sys.executable, str(DAMAGE), "--damages", number, "--seed", os.environ.get("ROLLMUX_SEED", "short")],
         stdout=subprocess.PIPE,

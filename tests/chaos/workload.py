@@ -100,7 +100,7 @@ def stay(job: rollmuxd.Job, log: Log, phase: str, then: str | None, chance: rand
         log.write("lost", slot=slot.id, why=str(lost))
         return
     log.write("released", job=job.id, slot=slot.id)
-    coming = job._runtime._session._pending
+    coming = job._runtime._session._next
     if coming is not None and coming.view is not None:
         log.write("queued", job=job.id, slot=coming.view.slot)
     time.sleep(chance.uniform(0.0, 0.02))

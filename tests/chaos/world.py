@@ -20,6 +20,8 @@ HERE = Path(__file__).parent
 #: where the mock backend with faults is: for the storm, which is a program, and for its daemon
 SHARED = HERE.parent / "shared"
 sys.path.append(str(SHARED))
+import forked  # noqa: E402
+
 LEASE_S, HEARTBEAT_S = 5.0, 0.8
 
 CONFIG = """
@@ -36,7 +38,7 @@ grace_s = 1
 
 [limits]
 order_s = 6
-clear_s = 15
+clean_timeout_s = 15
 observe_s = 0.5
 """
 
@@ -117,7 +119,7 @@ class Daemon:
     def start(self) -> None:
         """Begin to start it; :meth:`look` tells when it is ready."""
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = forked.Popen(
                 [sys.executable, SHARED / "faulty_mock.py", "daemon", "run", "--config", str(self.config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -235,7 +237,7 @@ class World:
         key = client.life.key if way == "same" else f"{client.name}-{len(client.lives)}"
         command = [str(HERE / "workload.py"), client.name, str(self.folder), self.daemon.url, key, way, self.seed]
         with (self.folder / f"{client.name}.log").open("ab") as log:
-            process = subprocess.Popen(
+            process = forked.Popen(
                 [sys.executable, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -51,6 +51,7 @@ class FakeDaemon:
 def daemon(monkeypatch):
     fake = FakeDaemon()
     fake.connected = []
+    fake["GET /v1/me"] = {"owner": "root", "user": "root", "role": "admin"}
 
     def connect(url, api_key):
         fake.connected.append((url, api_key))

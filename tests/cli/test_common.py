@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+from rollmuxd.cli import common
 from rollmuxd.cli.main import COMMANDS, cli
+from rollmuxd.client import discovery
 from rollmuxd.client.errors import NoDaemon, Unreachable, refused
 
 
@@ -26,7 +28,8 @@ def test_every_command_has_a_help_text_and_takes_json(rollmuxd, path):
     assert ran.code == 0
     assert ran.out.startswith(f"Usage: rollmuxd {path}")
     assert ran.lines[2].strip()
-    assert "--json" in ran.out or path in ("daemon run", "completion")
+    until_stopped = ("daemon run", "gateway run", "weights pull", "weights serve")
+    assert "--json" in ran.out or path in ("completion", *until_stopped)
 
 
 def test_the_help_names_every_noun(rollmuxd):
@@ -120,7 +123,7 @@ def test_with_the_client_alone_the_command_line_says_which_extra_it_needs(tmp_pa
     ran = subprocess.run([sys.executable, "-m", "rollmuxd", "job", "list"], capture_output=True, text=True, env=env)
 
     assert (ran.returncode, ran.stdout) == (1, "")
-    said = "rollmuxd: the command line needs click, which comes with: pip install '.[daemon]' in a checkout\n"
+    said = "rollmuxd: the command line needs click, which comes with: pip install 'rollmuxd[daemon]'\n"
     assert ran.stderr == said
 
 
@@ -151,6 +154,12 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+def test_an_unknown_command_is_answered_with_the_nearest(rollmuxd):
+    assert "there is no command 'jbo'; did you mean job?" in rollmuxd("jbo list").err
+    assert "Did you mean 'list'?" in rollmuxd("job lsit").err
+    assert "rollmuxd --help lists all" in rollmuxd("xyzzy").err
+
+
 def test_the_list_of_commands_says_of_each_what_it_says_of_itself():
     for name, (_, about) in COMMANDS.items():
         command = cli.get_command(None, name)
@@ -170,3 +179,26 @@ def test_help_imports_no_command_and_an_unknown_one_none_either():
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
     assert ran.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("url", [None, "off"])
+def test_without_a_usual_socket_the_daemon_is_the_one_that_the_configuration_names(tmp_path, monkeypatch, url):
+    for variable in ("ROLLMUX_URL", "ROLLMUX_SOCKET", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(discovery, "SYSTEM_SOCKET", str(tmp_path / "run.sock"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rollmux.toml").write_text(f'[daemon]\nstate_dir = "{tmp_path}/my state"\n')
+
+    with pytest.raises(NoDaemon):
+        common.connect(url, None)
+    (tmp_path / "my state").mkdir()
+    (tmp_path / "my state" / "rollmux.sock").touch()  # of a daemon that is down, too
+
+    if url == "off":
+        with pytest.raises(NoDaemon):
+            common.connect(url, None)
+    else:
+        client = common.connect(url, None)
+        assert client.address.socket == str(tmp_path / "my state" / "rollmux.sock")
+        client.close()

@@ -32,6 +32,12 @@ def config(tmp_path, state_dir):
 
 
 @pytest.fixture
+def daemon_of(request):
+    """The table of answers; ``daemon`` is the module here."""
+    return request.getfixturevalue("daemon")
+
+
+@pytest.fixture
 def process():
     """Starts processes that do nothing."""
     children = []
@@ -272,8 +278,31 @@ def test_a_daemon_starts_answers_and_stops(rollmuxd, config, state_dir, monkeypa
     assert (jobs.code, jobs.out) == (0, "no jobs\n")
     assert again.code == 1
     assert stopped.code == 0
-    assert stopped.err == f"jobs that are started now wait for the next one; alone: rm {started.json['socket']}\n"
+    assert "jobs keep the slots that they hold" in stopped.err
+    assert "rollmuxd daemon stop --for-good lets them run alone" in stopped.err
     assert after.code == 3
+    assert Path(started.json["socket"]).exists()
+    assert rollmuxd(f"daemon stop --for-good --config {config}").code == 0
+    assert not Path(started.json["socket"]).exists()
+
+
+@pytest.mark.parametrize("role", ["admin", "viewer"])
+def test_a_link_to_the_dashboard_logs_an_admin_in_and_tells_others_how(rollmuxd, daemon_of, config, monkeypatch, role):
+    running = daemon.Running(1, "http://127.0.0.1:7878", Path("/nowhere"))
+    monkeypatch.setattr("rollmuxd.cli.dashboard.find", lambda state_dir: running)
+    me = {"owner": "vision", "user": "ada", "role": role}
+    daemon_of["GET /v1/me"] = me
+    daemon_of["POST /v1/keys"] = {"secret": "rmx_1_s", "expires_at": "2025-06-02T00:00:00Z"}
+
+    ran = rollmuxd(f"dashboard --config {config}")
+
+    made = [(path, sent) for method, path, sent in daemon_of.asked if method == "POST"]
+    if role == "admin":
+        assert ran.out == "http://127.0.0.1:7878/#key=rmx_1_s\n"
+        assert made == [("/v1/keys", {**me, "expires_s": 12 * 3600})]
+    else:
+        assert (ran.out, made) == ("http://127.0.0.1:7878/\n", [])
+        assert "log in with the key of vision/ada" in ran.err
 
 
 @pytest.mark.e2e

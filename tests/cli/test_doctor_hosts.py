@@ -1,20 +1,11 @@
 """``rollmuxd doctor``: what is wrong with a host is found, and said with what to do."""
 
-import contextlib
 import json
 import time
 
-import anyio
 import pytest
-from anyio.from_thread import start_blocking_portal
-from fake_vllm import FakeVllm
 
-from rollmuxd.core import facts as f
-from rollmuxd.core.inputs import HostSpec, NodeSpec
-from rollmuxd.core.model import JobStatus
-from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon import doctor
-from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.settings import HostTable
 from rollmuxd.spi import GpuInfo, GpuObservation, Inventory, Observation
 from rollmuxd_backend_local import findings
@@ -127,6 +118,34 @@ def test_a_host_that_is_not_configured_is_not_looked_for(rollmuxd, settings):
     assert (ran.code, "there is no host 'bix'" in ran.err) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("cables", "options", "code", "what", "level", "words"),
+    [
+        ("[1, 2]", "{ports = 16}", 0, "circuits", "good", "0 circuits"),
+        ("[1, 40]", "{ports = 16}", 1, "ports", "bad", "fabric[0].ports.box/gpu0: port 40 is not one of 1 to 16"),
+        ("[1, 9]", "{ports = 16, protected = [9]}", 1, "ports", "bad", "port 9 is protected"),
+        ("[1, 2]", "{prots = 16}", 1, "configuration", "bad", "prots is not an option"),
+    ],
+)
+def test_a_switch_is_looked_at_too(rollmuxd, settings, cables, options, code, what, level, words):
+    switch = f'[[fabric]]\nname = "ocs"\ndriver = "mock"\noptions = {options}\nports = {{"box/gpu0" = {cables}}}'
+    path = settings(GPU, more=switch)
+    ran = rollmuxd(f"doctor --json --config {path}")
+    finding = found(ran, "fabric ocs")[what]
+    assert (ran.code, finding["level"]) == (code, level)
+    assert words in finding["said"]
+    assert [one["host"] for one in rollmuxd(f"doctor --json --host box --config {path}").json["hosts"]] == ["box"]
+
+
+def test_a_switch_that_is_away_is_a_warning(rollmuxd, settings):
+    options = '{url = "http://127.0.0.1:1", ports = 16}'
+    switch = f'[[fabric]]\nname = "ocs"\ndriver = "polatis"\noptions = {options}\nports = {{"box/gpu0" = [1]}}'
+    ran = rollmuxd(f"doctor --json --config {settings(GPU, more=switch)}")
+    finding = found(ran, "fabric ocs")["circuits"]
+    assert (ran.code, finding["level"]) == (0, "warning")
+    assert "the switch cannot be reached" in finding["said"]
+
+
 # ---- what is made of what hosts say ----------------------------------------------------------------------------------
 
 
@@ -140,8 +159,8 @@ def test_two_ways_to_one_machine_are_noticed():
     def shown(host):
         gpus = (GpuInfo(f"{host}/gpu0", "H20", 97_000), GpuInfo(f"{host}/gpu1", "H20", 97_000))
         seen = tuple(GpuObservation(gpu.gpu, 0) for gpu in gpus)
-        sight = Observation(seen, "boot1", {f"{host}/gpu0": "GPU-a", f"{host}/gpu1": "GPU-b"})
-        return doctor.Seen(Inventory(gpus, 1000), sight)
+        observation = Observation(seen, "boot1", {f"{host}/gpu0": "GPU-a", f"{host}/gpu1": "GPU-b"})
+        return doctor.Seen(Inventory(gpus, 1000), observation)
 
     def host(id, gpu):
         return HostTable(id=id, backend="local", nodes=({"gpus": (gpu,), "pools": ("train",)},))
@@ -171,73 +190,3 @@ def test_limits_and_clocks_are_warned_about_with_what_to_do(machine, what, words
     assert of(about(**machine))[what].level == "warning"
     assert words in of(about(**machine))[what].remedy
     assert what not in of(about()) or of(about())[what].level == "good"
-
-
-# ---- engines that live jobs have declared ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def declared(settings, tmp_path):
-    """A function from a vLLM engine to the path of a rollmux.toml, whose journal has a live job with that engine."""
-
-    def write(engine, *, ended=False):
-        path = settings(GPU)
-        node = NodeSpec("box/gpu0", "box", ("box/gpu0",), ("rollout",), "H20", 97_000)
-        state = StateSpec("rollout", gpu_mb=17_500, driver="vllm", options=(("url", engine.url),))
-        spec = JobSpec("math", phases=(PhaseSpec("rollout", ("rollout",)),), wants=(Want("rollout"),), states=(state,))
-        wheel = (f.PlannedTurn("j1", "rollout"),)
-        facts = [
-            f.HostAdded(1, HostSpec("box", "local", 90_000)),
-            f.NodeAdded(1, node),
-            f.NodeUp(1, "box/gpu0"),
-            f.JobRegistered(1, "j1", "team", "ann", 1, spec),
-            f.JobPlaced(1, "j1", "g1", {"rollout": ("box/gpu0",)}, wheel, JobStatus.ADMITTED, "isolated"),
-        ] + ([f.JobEnded(2, "j1", "done", "ann")] if ended else [])
-
-        async def keep():
-            journal = Journal.open(tmp_path / "state")
-            await journal.append(list(enumerate(facts, 1)))
-            await journal.close()
-
-        anyio.run(keep)
-        return path
-
-    return write
-
-
-@contextlib.contextmanager
-def served(**engine):
-    """A vLLM that answers while a command of this thread runs."""
-    with start_blocking_portal() as portal:
-        fake = FakeVllm(**engine)
-        portal.call(fake.start)
-        yield fake
-        portal.call(fake.stop)
-
-
-def test_an_engine_of_a_live_job_that_could_not_be_parked_is_found_with_what_to_do(rollmuxd, declared):
-    with served(sleep_mode=False) as engine:
-        ran = rollmuxd(f"doctor --json --config {declared(engine)}")
-        finding = found(ran)["vllm of math"]
-        assert (ran.code, finding["level"]) == (0, "warning")
-        assert f"{engine.url} on box was started without --enable-sleep-mode" in finding["said"]
-        assert "VLLM_SERVER_DEV_MODE=1" in finding["remedy"]
-
-
-def test_an_engine_that_was_started_as_it_has_to_be_is_good(rollmuxd, declared):
-    with served() as engine:
-        assert found(rollmuxd(f"doctor --json --config {declared(engine)}"))["vllm of math"]["level"] == "good"
-
-
-def test_an_engine_of_a_job_that_has_ended_is_not_looked_for(rollmuxd, declared):
-    with served(dev_mode=False) as engine:
-        assert "vllm of math" not in found(rollmuxd(f"doctor --json --config {declared(engine, ended=True)}"))
-        assert engine.calls == []
-
-
-def test_a_journal_that_cannot_be_read_is_said(rollmuxd, declared, tmp_path):
-    with served() as engine:
-        path = declared(engine)
-        (tmp_path / "state" / "journal.sqlite3").write_bytes(b"no journal at all")
-        finding = found(rollmuxd(f"doctor --json --config {path}"))["engines"]
-        assert (finding["level"], finding["remedy"]) == ("warning", "rollmuxd journal check")

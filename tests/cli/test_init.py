@@ -7,7 +7,7 @@ import pytest
 
 from rollmuxd.daemon import init_config
 from rollmuxd.daemon.settings import load_settings
-from rollmuxd.spi import discovery
+from rollmuxd.spi import FoundHost, GpuInfo, Inventory, discovery
 from rollmuxd_backend_local import LocalBackend
 
 H20 = {"name": "NVIDIA H20", "total_mb": 97_871}
@@ -94,7 +94,14 @@ def test_without_a_gpu_it_says_so_and_writes_what_is_to_be_filled_in(rollmuxd, h
     assert written(tmp_path) == []
     filled_in = [line.removeprefix("# ") for line in (tmp_path / "rollmux.toml").read_text().splitlines()]
     table = "\n".join(filled_in[filled_in.index("[[hosts]]") :]).replace("\n#\n", "\n\n")
-    assert tomllib.loads(table)["hosts"][0]["nodes"] == [{"gpus": "0-7", "pools": ["rollout", "train"]}]
+    nodes = tomllib.loads(table)["hosts"][0]["nodes"]
+    assert nodes == [{"gpus": "0-3", "pools": ["rollout"]}, {"gpus": "4-7", "pools": ["train"]}]
+    assert "rollmuxd init --mock" in ran.out
+
+
+def test_with_made_up_gpus_it_writes_what_a_daemon_accepts_and_what_the_default_job_fits(rollmuxd, tmp_path):
+    assert rollmuxd(f"init --mock --output {tmp_path}/rollmux.toml").code == 0
+    assert written(tmp_path) == [("mock", "mock", [((0, 1, 2, 3), ("rollout",)), ((4, 5, 6, 7), ("train",))])]
 
 
 def test_hosts_are_asked_by_ssh_and_those_that_are_away_are_named(rollmuxd, here, tmp_path, monkeypatch):
@@ -103,8 +110,8 @@ def test_hosts_are_asked_by_ssh_and_those_that_are_away_are_named(rollmuxd, here
 
     async def asked(kind, name, host):
         assert name == "ssh"
-        if host == "gone":
-            return init_config.Found(host, name, None, "gone cannot be reached by ssh: no route to host")
+        if host.id == "gone":
+            return init_config.Found(host.id, name, None, "gone cannot be reached by ssh: no route to host")
         return await look(kind, name, host)
 
     monkeypatch.setattr(init_config, "_look", asked)
@@ -115,6 +122,38 @@ def test_hosts_are_asked_by_ssh_and_those_that_are_away_are_named(rollmuxd, here
         ("gpu1", "ssh", [((0, 1, 2, 3), ("rollout",))]),
         ("gpu2", "ssh", [((0, 1, 2, 3), ("train",))]),
     ]
+
+
+def test_of_a_heterogeneous_allocation_each_component_is_a_pool_and_the_file_says_which(
+    rollmuxd, here, tmp_path, monkeypatch
+):
+    here(*[H20] * 2)
+
+    class Found(discovery.find_backend("any")):
+        @classmethod
+        async def find(cls, where):
+            if not where:
+                raise ValueError("this is no Slurm allocation")
+            parts = (("rx1", 0), ("rx2", 1), ("rx3", 1))
+            return tuple(FoundHost(name, {"allocation": where, "component": part}, part) for name, part in parts)
+
+    async def looked(kind, name, host):
+        gpus = (GpuInfo(f"{host.id}/gpu0", "H20", 96_000),)
+        return init_config.Found(host.id, name, Inventory(gpus, 1_000_000), "", host.options, host.kind)
+
+    monkeypatch.setattr(discovery, "find_backend", lambda name: Found)
+    monkeypatch.setattr(init_config, "_look", looked)
+    assert rollmuxd("init --slurm 4711").code == 0
+    assert written(tmp_path) == [
+        ("rx1", "slurm", [((0,), ("rollout",))]),
+        ("rx2", "slurm", [((0,), ("train",))]),
+        ("rx3", "slurm", [((0,), ("train",))]),
+    ]
+    hosts = load_settings(tmp_path / "rollmux.toml").hosts
+    assert [host.options for host in hosts] == [{"allocation": "4711", "component": part} for part in (0, 1, 1)]
+    ran = rollmuxd("init --output other.toml --slurm")
+    assert (ran.code, "this is no Slurm allocation" in ran.err) == (1, True)
+    assert rollmuxd("init --output other.toml --ssh a --slurm 1").code == 1
 
 
 def test_a_host_that_needs_more_than_a_name_is_to_be_named_for_ssh(rollmuxd, here):

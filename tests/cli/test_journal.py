@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import closing
 
+import forked
 import pytest
 
 from rollmuxd.core.facts import HostAdded
@@ -48,7 +49,7 @@ def test_on_a_terminal_a_check_and_a_backup_show_how_far_they_are(state_dir, tmp
     for command in (f"check {state_dir}", f"backup {tmp_path}/copy --state-dir {state_dir}"):
         ours, theirs = pty.openpty()
         with os.fdopen(theirs, "wb") as terminal:
-            ran = subprocess.run(
+            ran = forked.run(
                 [sys.executable, "-m", "rollmuxd", "journal", *command.split()],
                 stdout=subprocess.PIPE, stderr=terminal, env={**os.environ, "TERM": "xterm", "HOME": str(tmp_path)},
             )  # fmt: skip

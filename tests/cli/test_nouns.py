@@ -5,9 +5,12 @@ from datetime import UTC, datetime
 from urllib.parse import unquote
 
 import pytest
+from rich.console import Console
 
+from rollmuxd.cli import common
 from rollmuxd.cli.report import hours
 from rollmuxd.client.errors import NoDaemon, Unreachable, refused
+from rollmuxd.core.model import JobStatus, SlotStatus
 
 NODE = {
     "node": "box/gpu0",
@@ -16,7 +19,7 @@ NODE = {
     "pools": ["rollout"],
     "gpu_type": "H100",
     "price_per_hour": 2.5,
-    "gpus": [{"gpu": "box/gpu0", "holder": "s4", "stain": "j1", "used_gb": 61.25}],
+    "gpus": [{"gpu": "box/gpu0", "holder": "s4", "dirty_by": "j1", "used_gb": 61.25}],
     "reason": "",
     "group": "g1",
     "states": {"j1": "loaded"},
@@ -33,7 +36,7 @@ GROUP = {
     "group": "g1",
     "jobs": ["j1", "j2"],
     "nodes": ["box/gpu0"],
-    "wheel": [{"job": "j1", "name": "math-7b", "phase": "rollout", "turn": 7}],
+    "schedule": [{"job": "j1", "name": "math-7b", "phase": "rollout", "rotation": 7}],
     "period_s": 12.5,
     "cost_per_hour": 5.0,
     "reason": "",
@@ -51,11 +54,12 @@ def stripped(ran):
 
 
 def test_a_list_of_jobs_tells_the_status_of_each_and_why_it_waits(rollmuxd, daemon, a_job):
-    waiting = {"reasons": [{"code": "ram", "text": "box has 30 GB of RAM left, it needs 80"}], "position": 1}
+    reason = "box has 30 GB of RAM left, it needs 80"
+    waiting = {"reasons": [{"code": "ram", "text": reason}], "position": 1}
     daemon["GET /v1/jobs"] = {
         "items": [
-            a_job(group="g1", phase="train", iterations=12, slowdown=1.254, slo=2.0),
-            a_job(job="j2", name="code-7b", status="waiting", waiting=waiting),
+            a_job(group="g1", phase="train", iterations=12, slowdown=1.254, slo=2.0, promised=True),
+            a_job(job="j2", name="code-7b", status="waiting", waiting=waiting, slo=1.5),
         ],
         "next": None,
     }
@@ -66,7 +70,7 @@ def test_a_list_of_jobs_tells_the_status_of_each_and_why_it_waits(rollmuxd, daem
     assert stripped(ran) == [
         ["JOB", "NAME", "OWNER", "STATUS", "GROUP", "PHASE", "ITERATIONS", "SLOWDOWN", "SLO", "WHY"],
         ["j1", "math-7b", "vision", "admitted", "g1", "train", "12", "1.25", "2", "-"],
-        ["j2", "code-7b", "vision", "waiting", "-", "-", "-", "-", "-", "box has 30 GB of RAM left, it needs 80"],
+        ["j2", "code-7b", "vision", "waiting for a place", *"----", "1.5 (not promised)", reason],
     ]
 
 
@@ -79,6 +83,54 @@ def test_piped_output_has_no_colours_and_breaks_no_line(rollmuxd, daemon, a_job)
     assert "\x1b" not in ran.out
     assert len(ran.lines) == 2
     assert ran.lines[1].endswith(reason)
+
+
+def test_a_list_tells_apart_a_wait_for_a_place_one_for_a_turn_and_silence(rollmuxd, daemon, a_job):
+    turn = {"slot": "s7", "phase": "rollout", "reason": "1 turn comes first: b (rollout)"}
+    daemon["GET /v1/jobs"] = {
+        "items": [
+            a_job(status="waiting"),
+            a_job(job="j2", **turn),
+            a_job(job="j3", **turn, silent_s=20.0),
+            a_job(job="j4", slot="s8", phase="rollout"),
+        ],
+        "next": None,
+    }
+
+    said = [row[3] for row in stripped(rollmuxd("job list"))[1:]]
+
+    assert said == ["waiting for a place", "waiting for its turn", "silent (admitted)", "admitted"]
+
+
+def test_on_a_narrow_screen_long_reasons_stand_below_the_table(rollmuxd, daemon, a_job, monkeypatch):
+    reason = "box has 30 GB of RAM left, and " * 5 + "it needs 80"
+    daemon["GET /v1/jobs"] = {"items": [a_job(), a_job(job="j2", status="quarantined", reason=reason)], "next": None}
+    monkeypatch.setattr(common, "console", lambda: Console(width=100, highlight=False))
+
+    lines = rollmuxd("job list").lines
+
+    assert lines[0].split()[-1] == "SLO"
+    assert [line.split()[0] for line in lines[1:3]] == ["j1", "j2"]
+    assert lines[3:5] == ["", "WHY"]
+    assert lines[5].startswith("j2  box has 30 GB of RAM left, and box has")
+    assert all(len(line) <= 100 for line in lines)
+
+
+@pytest.mark.parametrize(("noun", "statuses"), [("job", JobStatus), ("slot", SlotStatus)])
+def test_a_status_that_is_none_is_answered_with_those_that_there_are(rollmuxd, daemon, noun, statuses):
+    ran = rollmuxd(f"{noun} list --status foo")
+
+    assert ran.code == 2
+    assert all(f"'{status}'" in ran.err for status in statuses)
+
+
+@pytest.mark.parametrize("noun", ["job", "slot"])
+def test_a_caller_without_rights_hears_that_other_owners_are_not_shown(rollmuxd, daemon, noun):
+    daemon[f"GET /v1/{noun}s"] = {"items": [], "next": None}
+    daemon["GET /v1/me"] = {"owner": "vision", "user": "ada", "role": "viewer"}
+
+    said = "of owner vision: you are vision/ada, role viewer, and other owners' are not shown"
+    assert rollmuxd(f"{noun} list").out == f"no {noun}s {said}\n"
 
 
 def test_a_list_is_read_to_its_last_page(rollmuxd, daemon, a_job):
@@ -101,7 +153,7 @@ def test_jobs_that_are_over_are_listed_only_if_asked_for(rollmuxd, daemon, a_job
 def test_filters_are_passed_on_and_those_not_given_are_left_out(rollmuxd, daemon):
     daemon["GET /v1/jobs"] = {"items": [], "next": None}
 
-    rollmuxd("job list --owner vision --pool train")
+    rollmuxd("job list --owner vision --pool train --json")
 
     assert daemon.asked == [("GET", "/v1/jobs", {"owner": "vision", "pool": "train"})]
 
@@ -119,8 +171,8 @@ def test_a_job_is_shown_with_its_promise_and_its_measured_times(rollmuxd, daemon
                 "mean_s": 4.5,
                 "p50_s": 4.0,
                 "p95_s": 6.125,
-                "reckoned_s": 4.75,
-                "reckoned_from": 8,
+                "estimate_s": 4.75,
+                "estimate_samples": 8,
             },
             "train": {
                 "planned_s": 2.0,
@@ -128,8 +180,8 @@ def test_a_job_is_shown_with_its_promise_and_its_measured_times(rollmuxd, daemon
                 "mean_s": None,
                 "p50_s": None,
                 "p95_s": None,
-                "reckoned_s": 2.0,
-                "reckoned_from": 0,
+                "estimate_s": 2.0,
+                "estimate_samples": 0,
             },
         },
     )
@@ -188,7 +240,7 @@ def test_explaining_prints_the_sentences_which_say_what_would_help(rollmuxd, dae
 
 
 def test_waiting_for_a_job_ends_well_when_it_has_ended(rollmuxd, daemon, a_job, monkeypatch):
-    views = iter([a_job(), a_job(), a_job(status="ended")])
+    views = iter([a_job(), a_job(), a_job(status="ended", finished=True)])
     daemon["GET /v1/jobs/j1"] = lambda _: next(views)
     monkeypatch.setattr("time.sleep", lambda _: None)
 
@@ -210,32 +262,14 @@ def test_waiting_for_a_job_fails_when_it_was_lost_and_says_why(rollmuxd, daemon,
     assert (ran.code, ran.err) == (1, "rollmuxd: math-7b is lost: no heartbeat for 60 s\n")
 
 
-@pytest.mark.parametrize(
-    ("reason", "code"),
-    [
-        ("finished", 0),
-        ("its process ended", 0),
-        ("main ended with exit status 0", 0),
-        ("main ended with exit status 1", 1),
-        ("main ended with exit status -9", 1),
-        ("no heartbeat from pid 7750 on vm for one lease time", 1),
-        ("no process opened a session for it within 120 s", 1),
-        ("its process (pid 7750) left, and did not end the job", 1),
-        ("failed: SlotFaulted: alice: the state for train could not be loaded", 1),
-        ("interrupted", 1),
-        ("it could not start", 1),
-        ("ended", 1),
-        ("evicted from box/gpu0", 1),
-        ("finished with it: not needed any more", 1),
-    ],
-)
-def test_waiting_ends_well_only_if_the_loop_came_to_its_end(rollmuxd, daemon, a_job, reason, code):
-    daemon["GET /v1/jobs/j1"] = a_job(status="ended", reason=reason)
+@pytest.mark.parametrize(("finished", "code"), [(True, 0), (False, 1)])
+def test_waiting_ends_well_only_if_the_loop_came_to_its_end(rollmuxd, daemon, a_job, finished, code):
+    daemon["GET /v1/jobs/j1"] = a_job(status="ended", reason="finished with it", finished=finished)
 
     ran = rollmuxd("job wait j1")
 
     assert (ran.code, ran.out) == (code, "math-7b (j1): ended\n")
-    assert ran.err == (f"rollmuxd: math-7b ended: {reason}\n" if code else "")
+    assert ran.err == ("rollmuxd: math-7b ended: finished with it\n" if code else "")
 
 
 def test_waiting_gives_up_after_its_time_and_says_how_things_stand(rollmuxd, daemon, a_job):
@@ -283,7 +317,7 @@ def test_an_undrained_node_is_used_again_once_it_was_looked_at(rollmuxd, daemon)
 
 
 def test_a_node_is_shown_with_the_processes_that_were_seen_there(rollmuxd, daemon):
-    gpu = {**NODE["gpus"][0], "processes": ["pid 7 python"], "seen_at": "2025-06-01T12:00:00.000Z"}
+    gpu = {**NODE["gpus"][0], "processes": ["pid 7 python"], "observed_at": "2025-06-01T12:00:00.000Z"}
     daemon["GET /v1/nodes/box%2Fgpu0"] = {**NODE, "gpus": [gpu]}
 
     ran = rollmuxd("node show box/gpu0")
@@ -301,16 +335,16 @@ def test_a_waiting_job_of_which_the_list_has_no_reason_says_where_to_ask(rollmux
 
 
 def test_declaring_a_node_clear_asks_first(rollmuxd, daemon):
-    daemon["POST /v1/nodes/box%2Fgpu0/declare-clear"] = NODE
+    daemon["POST /v1/nodes/box%2Fgpu0/declare-clean"] = NODE
 
-    refused = rollmuxd("node declare-clear box/gpu0", input="n\n")
-    nobody = rollmuxd("node declare-clear box/gpu0", input="")
+    refused = rollmuxd("node declare-clean box/gpu0", input="n\n")
+    nobody = rollmuxd("node declare-clean box/gpu0", input="")
     asked_before = list(daemon.asked)
-    agreed = rollmuxd("node declare-clear box/gpu0 --yes --reason 'nvidia-smi is empty'")
+    agreed = rollmuxd("node declare-clean box/gpu0 --yes --reason 'nvidia-smi is empty'")
 
     assert refused.code == 1
     assert (nobody.code, nobody.err.splitlines()[-1]) == (
-        1, "rollmuxd: nobody has answered; without a terminal say it with --yes"
+        1, "rollmuxd: no answer came; without a terminal give --yes"
     )  # fmt: skip
     assert asked_before == []
     assert agreed.out == "box/gpu0: up\n"
@@ -329,7 +363,7 @@ def test_a_host_is_drained_with_one_call(rollmuxd, daemon):
     assert rollmuxd("host drain box").out == "box: draining box/gpu0, box/gpu1\n"
 
 
-def test_a_group_is_shown_with_its_members_against_their_bounds_and_its_wheel(rollmuxd, daemon, a_job):
+def test_a_group_is_shown_with_its_members_against_their_bounds_and_its_schedule(rollmuxd, daemon, a_job):
     daemon["GET /v1/groups/g1"] = GROUP
     pins = {"rollout": ["box/gpu0"], "train": ["box/gpu0"]}
     daemon["GET /v1/jobs/j1"] = a_job(pins=pins, iterations=9, slowdown=1.2, slo=2.0, promised=True, credit_s=12.0)
@@ -580,7 +614,9 @@ def slept(monkeypatch):
 
 @pytest.mark.parametrize("trouble", PASSING, ids=str)
 def test_what_passes_ends_no_wait_for_a_job(rollmuxd, daemon, a_job, slept, trouble):
-    goes_wrong(daemon, "/v1/jobs/j1", [a_job(), trouble, trouble, a_job(status="ended", reason="finished")])
+    goes_wrong(
+        daemon, "/v1/jobs/j1", [a_job(), trouble, trouble, a_job(status="ended", reason="finished", finished=True)]
+    )
 
     ran = rollmuxd("job wait j1")
 
@@ -611,6 +647,21 @@ def test_what_passes_ends_no_logs_that_are_followed(rollmuxd, daemon, slept, tro
 
     assert (ran.code, ran.out) == (0, "one\ntwo\n")
     assert [sent["after"] for _, path, sent in daemon.asked if path.endswith("logs")] == [0, 4, 4, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "shown"), [(True, "50%\r100% \\x1b]0;mine\\x07\n"), (False, "50%\r100% \x1b]0;mine\x07\n")]
+)
+def test_what_a_job_prints_moves_no_terminal_and_reaches_a_file_as_it_is(
+    rollmuxd, daemon, terminal, shown, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(common, "_to_terminal", lambda: terminal)
+    daemon["GET /v1/jobs/j1"] = {"name": "math-7b"}
+    printed = {"text": "50%\r100% \x1b]0;mine\x07\n", "next": 4, "over": True}
+    goes_wrong(daemon, "/v1/jobs/j1/logs", [printed, {**printed, "text": ""}])
+
+    assert rollmuxd("job logs j1").out == shown
 
 
 @pytest.mark.parametrize("command", ["facts --follow", "job wait j1", "job logs -f j1"])
@@ -753,6 +804,13 @@ def test_a_job_of_which_no_heartbeat_comes_is_shown_as_silent(rollmuxd, daemon, 
     assert "silent for 34 s" in rollmuxd("job show j1").out
 
 
+def test_a_silent_job_still_says_why_it_is_quarantined(rollmuxd, daemon, a_job):
+    reason = "its GPU memory was not freed"
+    daemon["GET /v1/jobs"] = {"items": [a_job(status="quarantined", reason=reason, silent_s=32.4)], "next": None}
+
+    assert stripped(rollmuxd("job list"))[1][-1] == f"{reason}; silent for 32 s"
+
+
 def test_the_report_names_facts_that_are_damaged(rollmuxd, daemon):
     daemon["GET /v1/report"] = {**REPORT, "unreadable": [17, 18]}
 
@@ -816,6 +874,13 @@ def test_json_is_the_daemons_answer_on_one_line(rollmuxd, daemon, command, path,
 
     assert ran.json == answer
     assert len(ran.lines) == 1
+
+
+def test_a_host_that_goes_away_shows_when(rollmuxd, daemon):
+    daemon["GET /v1/hosts/box"] = {**HOST, "ends_at": "2027-01-15T08:00:00.000Z"}
+    assert "2027-01-15T08:00:00.000Z" in rollmuxd("host show box").out
+    daemon["GET /v1/hosts/box"] = {**HOST, "ends_at": None}
+    assert "ends" not in rollmuxd("host show box").out
 
 
 @pytest.mark.parametrize("command", ["node show box/gpu0", "host show box", "group list", "key list", "slot list"])

@@ -1,5 +1,8 @@
 """``rollmuxd plan JOBS.toml``: what is asked of the daemon, and how its answer reads."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 FILE = """
@@ -182,3 +185,128 @@ def test_a_mistake_is_named_with_the_file_the_job_and_the_key_and_nothing_is_ask
     assert "jobs.toml: " in ran.err
     assert said in ran.err
     assert daemon.asked == []
+
+
+H20_POOLS = '[pools.rollout]\nnodes = 4\ngpu_type = "H20"\n[pools.train]\nnodes = 4\ngpu_type = "H800"\n'
+
+
+def test_seconds_of_another_gpu_type_are_computed_for_those_in_the_file(rollmuxd, daemon, jobs):
+    daemon["POST /v1/plan"] = VIEW
+
+    ran = rollmuxd(f"plan {jobs(FILE + H20_POOLS)} --measured-on train=H20 --json")
+
+    (sent,) = [sent for method, _, sent in daemon.asked if method == "POST"]
+    rollout, train = sent["jobs"][0]["phases"]
+    assert rollout["seconds"] == 120.0
+    assert train["seconds"] == pytest.approx(90 * 148 / 989.5)
+    assert "seconds" not in sent["jobs"][2]["phases"][0]
+    assert "train: training takes 0.15 times as long on H800 as on H20 (computed)" in ran.err
+
+
+def test_or_for_those_of_the_daemons_nodes(rollmuxd, daemon, jobs):
+    daemon["POST /v1/plan"] = VIEW
+    there = {"rollout": "H200", "train": "H800"}
+    nodes = [{"node": pool, "pools": [pool], "gpu_type": kind} for pool, kind in there.items()]
+    daemon["GET /v1/nodes"] = {"items": nodes, "next": None}
+
+    rollmuxd(f"plan {jobs()} --measured-on rollout=h800 --model qwen2.5-14b")
+
+    (sent,) = [sent for method, _, sent in daemon.asked if method == "POST"]
+    rollout, train = sent["jobs"][0]["phases"]
+    assert 120 * 3350 / 4800 < rollout["seconds"] < 120
+    assert train["seconds"] == 90.0
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("rollout", "--measured-on is 'rollout', and POOL=GPU is needed"),
+        ("rolout=H20", "--measured-on rolout=H20: there is no pool rolout (there are rollout, train, tail)"),
+        ("rollout=B900", "--measured-on rollout=B900: no figures are known for GPU 'B900'"),
+        ("tail=H20", "jobs.toml, [pools.tail]: gpu_type is missing, which --measured-on tail=H20 needs"),
+    ],
+)
+def test_a_gpu_type_that_is_not_known_is_refused_and_no_plan_is_asked_for(rollmuxd, daemon, jobs, option, said):
+    ran = rollmuxd(f"plan {jobs(FILE + H20_POOLS + '[pools.tail]' + chr(10) + 'nodes = 1')} --measured-on {option}")
+    assert ran.code != 0
+    assert said in ran.err
+    assert not [1 for method, _, _ in daemon.asked if method == "POST"]
+
+
+def test_nodes_without_a_gpu_type_are_named_where_seconds_are_to_be_computed(rollmuxd, daemon, jobs):
+    daemon["GET /v1/nodes"] = {"items": [{"node": "a", "pools": ["rollout"], "gpu_type": ""}], "next": None}
+
+    ran = rollmuxd(f"plan {jobs()} --measured-on rollout=H20")
+
+    assert ran.code == 1
+    assert "the daemon's nodes of pool rollout: gpu_type is missing" in ran.err
+
+
+def test_a_model_without_seconds_to_compute_is_a_usage_error(rollmuxd, daemon, jobs):
+    ran = rollmuxd(f"plan {jobs()} --model qwen2.5-14b")
+
+    assert ran.code == 2
+    assert "--model is of use with --measured-on only" in ran.err
+    assert daemon.asked == []
+
+
+def test_the_example_of_the_how_to_page_names_what_the_option_needs(rollmuxd, daemon, jobs):
+    daemon["POST /v1/plan"] = VIEW
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "plan.md").read_text()
+    example = page.partition("<!-- file: bigger.toml -->\n```toml\n")[2].partition("```")[0]
+    (options,) = re.findall("^rollmuxd plan bigger.toml (--measured-on .*)$", page, re.MULTILINE)
+
+    ran = rollmuxd(f"plan {jobs(example)} {options}")
+
+    assert (ran.code, "rollout: generating takes" in ran.err) == (0, True)
+
+
+# ---- of jobs that have run: --from -----------------------------------------------------------------------------------
+
+SACCT = Path(__file__).parents[1] / "sim" / "data" / "sacct.txt"
+
+
+@pytest.fixture
+def log(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("gen_s,train_s\n0.5,0.5\n0.5,0.5\n")
+    return file
+
+
+def test_what_sharing_would_have_saved_is_told_from_accounting_and_needs_no_daemon(rollmuxd, daemon, log):
+    ran = rollmuxd(f"plan --from {SACCT} --name grpo|ppo --log {log} --switch-s 0")
+
+    assert ran.code == 0
+    assert daemon.connected == []
+    assert ran.out.startswith(f"7 jobs of {SACCT} used 0.24 GPU-hours; sharing would have used 0.16: 33% less\n")
+    assert "50% of an iteration, from the log" in ran.out
+    assert "step 12, name 2, not_started 1, unfinished 1, short 1" in ran.out
+    assert "6 jobs of one component generate on 50% of their GPUs" in ran.out
+
+
+def test_for_machines_it_is_one_object(rollmuxd, daemon, log):
+    said = rollmuxd(f"plan --from {SACCT} --log {log} --switch-s 0 --json").json
+
+    assert (said["file"], said["rows"], said["jobs"]) == (str(SACCT), 25, 7)
+    assert said["saved"] == pytest.approx([1 / 3, 1 / 3], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "give either JOBS"),
+        (f"--from {SACCT} jobs.toml", "give either JOBS"),
+        (f"--from {SACCT} --empty", "are about jobs to come"),
+        ("jobs.toml --rollout-share 0.4:0.8", "--rollout-share goes with --from"),
+        ("jobs.toml --log jobs.toml", "--log goes with --from"),
+        (f"--from {SACCT} --rollout-share many", "'many' is no range"),
+        (f"--from {SACCT}", "give a training log of these jobs"),
+        (f"--from {SACCT} --rollout-share 0.4:0.8", "no job of the file has run on two GPUs or more for 8 iterations"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(rollmuxd, daemon, jobs, words, said):
+    ran = rollmuxd(f"plan {words.replace('jobs.toml', str(jobs()))}")
+
+    assert ran.code != 0
+    assert said in " ".join(ran.err.split())
+    assert daemon.connected == []

@@ -106,19 +106,19 @@ class Ending:
 def test_what_is_ended_is_the_run_that_was_registered_and_no_newer_one(starting, capsys):
     run, _ = starting()
     run._talk.job, run._talk.run, run._daemon = "j1", 1, Ending(run=2)
-    run._end("main ended with exit status 0")
+    run._end("main ended with exit status 0", finished=True)
     assert run._daemon.ended == []
     assert capsys.readouterr().err == ""  # nor is there anything to be said
 
     run._daemon = Ending(run=1)
-    run._end("main ended with exit status 0")
+    run._end("main ended with exit status 0", finished=True)
     assert run._daemon.ended == [(1, "main ended with exit status 0")]
 
 
 def test_a_run_of_which_the_registration_was_not_answered_is_looked_for_by_its_key_and_ended(starting):
     run, _ = starting()
     run._daemon = Ending(run=7, key_of=7)
-    run._end("rollmuxd run was interrupted")
+    run._end("rollmuxd run was interrupted", finished=True)
     assert run._daemon.ended == [(7, "rollmuxd run was interrupted")]
 
 
@@ -144,7 +144,7 @@ def test_the_end_of_a_run_takes_seconds_of_somebody_who_waits_for_the_prompt_tho
     run, _ = starting()
     run._talk.job, run._talk.run = ("j1", 1) if registered else ("", 0)
     run._daemon = Hanging(clock)
-    run._end("rollmuxd run was interrupted")
+    run._end("rollmuxd run was interrupted", finished=True)
 
     assert clock.now <= 1010
     assert len(run._daemon.tries) > 1  # a connection that hangs is worth a second one
@@ -155,7 +155,7 @@ def test_the_end_of_a_run_takes_seconds_of_somebody_who_waits_for_the_prompt_tho
 def test_the_end_of_a_run_that_was_to_be_looked_for_first_takes_no_longer(starting, clock):
     run, _ = starting()
     run._daemon = Hanging(clock, back_after=1004, for_all=False)
-    run._end("rollmuxd run was interrupted")
+    run._end("rollmuxd run was interrupted", finished=True)
 
     assert run._daemon.tries[-1][0] == "DELETE"
     assert clock.now <= 1010
@@ -166,7 +166,7 @@ def test_the_end_of_a_run_outlives_a_daemon_that_is_away_for_seconds(starting, c
     run, _ = starting()
     run._talk.job, run._talk.run = ("j1", 1) if registered else ("", 0)
     run._daemon = Hanging(clock, back_after=1004)
-    run._end("main ended with exit status 0")
+    run._end("main ended with exit status 0", finished=True)
 
     assert run._daemon.ended
 
@@ -242,7 +242,7 @@ def test_a_second_ctrl_c_leaves_the_end_of_a_run_a_second(starting, clock, capsy
     run, _ = starting()
     run._talk.job, run._talk.run = "j1", 1
     run._daemon = Interrupted(clock, 1)
-    run._end("main ended with exit status 130")
+    run._end("main ended with exit status 130", finished=True)
 
     assert [method for method, _ in run._daemon.tries[:2]] == ["DELETE", "DELETE"]
     assert clock.now - 1000 <= 1
@@ -253,7 +253,7 @@ def test_a_second_ctrl_c_leaves_the_end_of_a_run_a_second(starting, clock, capsy
 def test_a_run_that_is_interrupted_says_so_by_its_exit_status_however_often_it_is(starting, clock, monkeypatch, times):
     run, _ = starting()
     run._daemon = Interrupted(clock, times)
-    monkeypatch.setattr(run_command, "Crew", lambda grace_s: contextlib.nullcontext())
+    monkeypatch.setattr(run_command, "ProcessGroup", lambda grace_s: contextlib.nullcontext())
 
     assert run.to_its_end(None, 10.0, None) == 130
     assert clock.now - 1000 <= 10

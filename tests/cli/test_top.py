@@ -20,8 +20,9 @@ from rich.console import Console
 
 from rollmuxd.cli.top import command as top_command
 from rollmuxd.cli.top import view
+from rollmuxd.cli.top.screen import Screen
 
-GPUS = [{"gpu": f"box/gpu{n}", "holder": "s4" if n < 2 else None, "stain": None} for n in range(4)]
+GPUS = [{"gpu": f"box/gpu{n}", "holder": "s4" if n < 2 else None, "dirty_by": None} for n in range(4)]
 NODES = [
     {
         "node": "box/gpu0-3",
@@ -42,8 +43,8 @@ NODES = [
         "pools": ["train"],
         "gpu_type": "H800",
         "price_per_hour": 20.0,
-        "gpus": [{"gpu": f"box/gpu{n}", "holder": None, "stain": "j1"} for n in range(4, 8)],
-        "reason": "gpu5 does not come clear",
+        "gpus": [{"gpu": f"box/gpu{n}", "holder": None, "dirty_by": "j1"} for n in range(4, 8)],
+        "reason": "gpu5 does not become clean",
         "group": "g1",
         "states": {},
     },
@@ -63,20 +64,20 @@ SLOT = {
 
 PICTURE = """\
 rollmuxd top   12:00:34 UTC   2 nodes, 1 group, 3 jobs, 1 waiting   by group
-POOL     GPUS  HELD                       NODES  FREE  OF LATE
+POOL     GPUS  HELD                       NODES  FREE  LATELY
 rollout     4  ██████████░░░░░░░░░░  50%      1     0  ▄
 train       4  ░░░░░░░░░░░░░░░░░░░░   0%      1     0
 
 NODE        POOLS    STATUS       GROUP  GPUS  HELD BY                      STATES
 box/gpu0-3  rollout  up           g1        4  math-7b rollout (tail) on 2  parking code-7b, 1 loaded, 1 parked
-box/gpu4-7  train    quarantined  g1        4  gpu5 does not come clear     -
+box/gpu4-7  train    quarantined  g1        4  gpu5 does not become clean   -
 
-JOB      OWNER   STATUS    GROUP  NOW               FOR  ITER  SLOWDOWN  OF ITS BOUND  CREDIT
-code-7b  vision  admitted  g1     waits for train     -     3         -  best effort        -
-math-7b  vision  admitted  g1     rollout (tail)   34 s    12      1.50  ████░░░░ 2     -30 s
+JOB      OWNER   STATUS    GROUP  NOW                        FOR  ITER  SLOWDOWN  OF ITS BOUND  CREDIT
+code-7b  vision  admitted  g1     waits its turn for train     -     3         -  best effort        -
+math-7b  vision  admitted  g1     rollout (tail)            34 s    12      1.50  ████░░░░ 2     -30 s
 
-WAITING  OWNER   SLO  WHY
-big      vision    -  box has 30 GB of RAM left, it needs 80
+WAITING FOR A PLACE  OWNER   SLO  WHY
+big                  vision    -  box has 30 GB of RAM left, it needs 80
 """
 
 
@@ -129,6 +130,14 @@ def test_a_job_without_the_promise_that_it_asked_for_is_told_of_with_what_would_
 
     assert "2 (not promised)" in said
     assert "NO PROMISE  OWNER   SLO  WHY\nmath-7b     vision    2  it asked for slo=2. What would help: slo=3\n" in said
+
+
+def test_on_a_screen_the_last_line_names_the_keys(table):
+    seen = {"at": "2025-06-01T12:00:34.000Z", **{path.removeprefix("/v1/"): items for path, items in table.items()}}
+    drawn = Console(width=120, file=io.StringIO())
+    drawn.print(view.picture(seen, {}, width=120, rows=40))
+
+    assert drawn.file.getvalue().splitlines()[-1].startswith("q: quit  s: sort  /: filter  ↑↓: choose  e: explain")
 
 
 def test_where_there_is_no_terminal_it_prints_once_without_colours(rollmuxd, there):
@@ -232,6 +241,71 @@ def test_a_screen_is_enough_however_much_there_is(a_job, width, rows, jobs, wait
         assert "OF ITS BOUND" in told  # what matters is not cut
 
 
+# ---- keys ------------------------------------------------------------------------------------------------------------
+
+DOWN, UP = "\x1b[B", "\x1b[A"
+
+
+def drawn(seen, screen, *, width=120, rows=40):
+    out = Console(width=width, height=rows, file=io.StringIO(), highlight=False)
+    out.print(view.picture(seen, {}, width=width, rows=rows, screen=screen))
+    return out.file.getvalue()
+
+
+def test_a_filter_shows_only_the_jobs_that_have_its_text(a_job):
+    seen = looked_at(a_job, jobs=12, waiting=2, nodes=2)
+    screen = Screen()
+
+    assert screen.press("/NAME-1", seen["jobs"]) == []
+    assert drawn(seen, screen).splitlines()[-1] == "filter: NAME-1_  enter: keep it  esc: all jobs"
+    screen.press("\r", seen["jobs"])
+    lines = drawn(seen, screen).splitlines()
+
+    assert [line.split()[0] for line in lines if line.startswith("a-job")] == [
+        f"a-job-with-a-long-name-{n}" for n in (1, 10, 11)
+    ]
+    assert not any(line.startswith("WAITING FOR A PLACE") for line in lines)
+    assert "/: filter (NAME-1)" in lines[-1]
+    screen.press("/zz\x7fq\r", seen["jobs"])
+    assert "no job that has a placement matches NAME-1zq" in drawn(seen, screen)
+    screen.press("\x1b", seen["jobs"])
+    assert len(screen.listed(seen["jobs"])) == 14
+
+
+def test_the_arrow_keys_choose_a_job_and_the_screen_follows(a_job):
+    seen = looked_at(a_job, jobs=40, waiting=5, nodes=2)
+    screen = Screen()
+
+    screen.press(DOWN * 30, seen["jobs"])
+    assert screen.chosen == "j29"
+    assert "a-job-with-a-long-name-29" in drawn(seen, screen, rows=30)
+    screen.press(DOWN * 40, seen["jobs"])
+    assert screen.chosen == "w4"
+    assert "w4" in drawn(seen, screen, rows=30)
+    screen.press(UP * 80, seen["jobs"])
+    assert screen.chosen == "j0"
+    screen.press("\x1b[6~\x1b[H\x1b[15;2~\x1bOP", seen["jobs"])  # page down, home, F5 with shift, F1
+    assert (screen.chosen, screen.asked, screen.typing) == ("j0", None, False)
+
+
+def test_an_action_goes_to_the_chosen_job_and_is_asked_about_first(a_job):
+    seen = looked_at(a_job, jobs=2, waiting=0, nodes=2)
+    screen = Screen()
+
+    assert screen.press("x", seen["jobs"]) == []
+    assert "choose a job with the arrow keys first" in drawn(seen, screen)
+    assert screen.press(DOWN + "x", seen["jobs"]) == []
+    assert "end a-job-with-a-long-name-0?" in drawn(seen, screen)
+    assert screen.press("n", seen["jobs"]) == []
+    assert screen.press("xy", seen["jobs"]) == [("end", "j0", "a-job-with-a-long-name-0")]
+    assert screen.press(DOWN + "e", seen["jobs"]) == [("explain", "j1", "a-job-with-a-long-name-1")]
+    seen["jobs"][1]["status"] = "paused"
+    assert screen.press("py", seen["jobs"]) == [("resume", "j1", "a-job-with-a-long-name-1")]
+    seen["jobs"] = []
+    assert screen.press("x", seen["jobs"]) == []
+    assert screen.said.startswith("choose a job")
+
+
 # ---- live, on a terminal ---------------------------------------------------------------------------------------------
 
 
@@ -248,9 +322,22 @@ def handler(table):
 
         def do_GET(self):
             path, _, query = self.path.partition("?")
-            assert path == "/v1/overview"
-            body = json.dumps(overview(table, dict(parse_qsl(query)))).encode()
-            self.send_response(503 if self.server.gone else 200)
+            said = {"sentences": ["It sits with code-7b."]}
+            if not path.endswith("/explain"):
+                assert path == "/v1/overview"
+                said = overview(table, dict(parse_qsl(query)))
+            self.answer(503 if self.server.gone else 200, said)
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            name = self.path.removeprefix("/v1/jobs/")
+            known = name == "j1/pause"
+            problem = {"type": "conflict", "title": "Conflict", "status": 409, "detail": "it is being ended"}
+            self.answer(200 if known else 409, {"status": "pausing"} if known else problem)
+
+        def answer(self, status, said):
+            body = json.dumps(said).encode()
+            self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -301,7 +388,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
 
 
-def test_on_a_terminal_it_stays_sorts_outlives_a_restart_of_the_daemon_and_ends_at_q(table, tmp_path):
+def test_on_a_terminal_it_sorts_explains_pauses_outlives_a_restart_of_the_daemon_and_ends_at_q(table, tmp_path):
     socket = tmp_path / "rollmux.sock"
     with Daemon(str(socket), handler(table)) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -311,6 +398,16 @@ def test_on_a_terminal_it_stays_sorts_outlives_a_restart_of_the_daemon_and_ends_
         screen.sees("math-7b")
         screen.press("s")
         screen.sees("by slowdown")
+        screen.press(DOWN + "e")
+        screen.sees("It sits with code-7b.")
+        screen.press(" ")
+        screen.sees("WAITING FOR A PLACE")
+        screen.press("p")
+        screen.sees("pause math-7b?")
+        screen.press("y")
+        screen.sees("math-7b: pause; it is pausing")
+        screen.press(DOWN + "py")
+        screen.sees("it is being ended")
         server.gone = True
         screen.press(" ")
         screen.sees("trying again")

@@ -1,7 +1,6 @@
 """``rollmuxd trace export`` writes the same trace wherever the facts come from, and says plainly why it cannot."""
 
 import json
-import sqlite3
 import time
 
 import pytest
@@ -12,7 +11,6 @@ from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import NodeSpec
 from rollmuxd.core.model import JobStatus
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
-from rollmuxd.daemon.journal import file
 
 NODE = "box/gpu0"
 SPEC = JobSpec("math-7b", (PhaseSpec("rollout", ("rollout",)),), (Want("rollout"),))
@@ -63,21 +61,6 @@ def lines(tmp_path):
     return path
 
 
-@pytest.fixture
-def state_dir(tmp_path):
-    path = tmp_path / "state"
-    path.mkdir()
-    connection = sqlite3.connect(path / "journal.sqlite3")
-    connection.executescript(file._SCHEMA + f"PRAGMA user_version = {file.FORMAT}")
-    for seq, fact in enumerate(FACTS, 1):
-        body = f.encode(fact)
-        row = (seq, fact.at, f.name(fact), body.decode(), file.sum_of(seq, body))
-        connection.execute("INSERT INTO facts (seq, at, kind, body, sum) VALUES (?, ?, ?, ?, ?)", row)
-    connection.commit()
-    connection.close()
-    return path
-
-
 def feed(facts=FACTS):
     """``/v1/facts``, page by page."""
     shown = [{"seq": seq, **json.loads(f.encode(fact))} for seq, fact in enumerate(facts, 1)]
@@ -95,24 +78,6 @@ def test_facts_from_a_file_become_a_trace(rollmuxd, lines, tmp_path, shown):
     assert ran.out == (f"{tmp_path}/out.json: 4 slices of 2.00 h, 0.0 MB; open it on https://ui.perfetto.dev\n")
     assert shown() == WHOLE
     assert '"pool rollout (H100)"' in (tmp_path / "out.json").read_text()
-
-
-def test_so_do_those_of_a_journal_named_by_its_file_or_its_directory(rollmuxd, state_dir, tmp_path, shown):
-    rollmuxd(f"trace export --journal {state_dir} {tmp_path}/out.json")
-    assert shown() == WHOLE
-    rollmuxd(f"trace export --journal {state_dir}/journal.sqlite3 {tmp_path}/two.json")
-    assert shown("two.json") == WHOLE
-
-
-def test_a_journal_that_is_being_written_can_be_read(rollmuxd, state_dir, tmp_path, shown):
-    with sqlite3.connect(state_dir / "journal.sqlite3") as writing:
-        writing.execute("PRAGMA journal_mode = WAL")
-        writing.execute("BEGIN IMMEDIATE")
-        writing.execute("DELETE FROM facts")
-        rollmuxd(f"trace export --journal {state_dir} {tmp_path}/out.json")
-        writing.rollback()
-    writing.close()
-    assert shown() == WHOLE
 
 
 def test_without_a_file_the_daemon_is_asked_page_by_page(rollmuxd, daemon, monkeypatch, tmp_path, shown):
@@ -167,12 +132,6 @@ def test_a_window_that_is_none_is_refused(options, says, rollmuxd, lines, tmp_pa
     assert not (tmp_path / "out.json").exists()
 
 
-def test_two_histories_at_once_are_refused(rollmuxd, lines, state_dir):
-    ran = rollmuxd(f"trace export --facts {lines} --journal {state_dir} out.json")
-    assert ran.code == 2
-    assert "--journal and --facts are two histories; give one" in ran.err
-
-
 def test_a_line_that_is_no_fact_is_named(rollmuxd, lines, tmp_path):
     lines.write_text(lines.read_text() + '{"fact":"slot_bought","at":1}\n')
     ran = rollmuxd(f"trace export --facts {lines} {tmp_path}/out.json")
@@ -180,16 +139,6 @@ def test_a_line_that_is_no_fact_is_named(rollmuxd, lines, tmp_path):
     assert "facts.jsonl, line 9 is no fact that this rollmuxd knows" in ran.err
     assert "slot_bought" in ran.err
     assert list(tmp_path.iterdir()) == [lines]
-
-
-def test_a_damaged_row_of_a_journal_is_named_and_left_out(rollmuxd, state_dir, tmp_path):
-    with sqlite3.connect(state_dir / "journal.sqlite3") as connection:
-        connection.execute("UPDATE facts SET body = substr(body, 1, 20) WHERE seq = 3")
-    connection.close()
-    ran = rollmuxd(f"trace export --journal {state_dir} {tmp_path}/out.json")
-    assert ran.code == 0
-    assert "fact 3 cannot be read: its checksum does not fit; the rest is here" in ran.err
-    assert (tmp_path / "out.json").exists()
 
 
 def test_facts_that_the_daemon_cannot_read_are_named(rollmuxd, daemon, tmp_path):
@@ -202,27 +151,6 @@ def test_facts_that_the_daemon_cannot_read_are_named(rollmuxd, daemon, tmp_path)
     assert ran.code == 0
     assert "rollmuxd: fact 99 cannot be read: it is damaged; the rest is here" in ran.err
     assert (tmp_path / "out.json").exists()
-
-
-def test_a_journal_of_another_format_asks_for_the_rollmuxd_that_wrote_it(rollmuxd, state_dir, tmp_path):
-    with sqlite3.connect(state_dir / "journal.sqlite3") as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    ran = rollmuxd(f"trace export --journal {state_dir} {tmp_path}/out.json")
-    assert ran.code == 1
-    assert "has format 99, and this rollmuxd reads format 1 only" in ran.err
-
-
-def test_what_is_no_journal_is_not_made_one(rollmuxd, lines, tmp_path):
-    ran = rollmuxd(f"trace export --journal {lines} {tmp_path}/out.json")
-    assert ran.code == 1
-    assert "cannot be read as a journal" in ran.err
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    ran = rollmuxd(f"trace export --journal {empty} {tmp_path}/out.json")
-    assert ran.code == 1
-    assert "cannot be read as a journal" in ran.err
-    assert list(empty.iterdir()) == []
 
 
 def test_no_facts_are_nothing_to_show(rollmuxd, daemon, tmp_path):

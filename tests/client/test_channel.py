@@ -185,24 +185,6 @@ def test_a_result_is_repeated_until_it_was_acknowledged(daemon, until):
     assert len(seen) == 1
 
 
-def test_a_result_of_an_order_that_outlived_its_session_is_told_by_the_next(daemon, until):
-    job, seen = rollmuxd.job("a"), []
-
-    @job.on_park
-    def park(order):
-        seen.append(order.order)
-        daemon.forget_sessions()
-
-    with job:
-        order = daemon.order("park", "train")
-        until(lambda: seen)
-        with job.phase("rollout"):  # opens the session anew
-            result = daemon.result_of(order)
-
-    assert result.session != "s2"
-    assert len(seen) == 1
-
-
 def test_a_state_with_sizes_and_no_hooks_dials_in_and_says_yes(daemon):
     with rollmuxd.job("a", train=dict(nodes=1, gpu_gb=40, ram_gb=80)):
         assert daemon.result_of(daemon.order("park", "train")).ok
@@ -213,19 +195,6 @@ def test_a_job_without_state_dials_no_channel(daemon):
         assert job._runtime._channel is None
 
     assert daemon.dialled == {}
-
-
-def test_a_new_session_dials_in_anew(daemon, until):
-    job = rollmuxd.job("a")
-    job.on_load(lambda order: None)
-
-    with job:
-        until(lambda: daemon.dialled)
-        daemon.forget_sessions()
-        with job.phase("rollout"):
-            assert daemon.result_of(daemon.order("load", "rollout")).ok
-
-    assert len(next(iter(daemon.dialled.values()))) >= 2
 
 
 @pytest.mark.asyncio

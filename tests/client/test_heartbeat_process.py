@@ -10,15 +10,19 @@ import threading
 import warnings
 from pathlib import Path
 
+import forked
+import msgspec
 import pytest
 from patience import PATIENCE_S
 
 import rollmuxd
 from rollmuxd.client.discovery import find
+from rollmuxd.client.errors import RollmuxError, Unreachable
 from rollmuxd.client.heartbeat import HeartbeatProcess
 from rollmuxd.client.heartbeat_process import Beater
+from rollmuxd.client.transport import Reply
 from rollmuxd.testing import FakeDaemon
-from rollmuxd.wire.answers import SessionView
+from rollmuxd.wire.answers import Directive, HeartbeatView, SessionView
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,8 +36,8 @@ class Heard:
     def directed(self, directives):
         self.directives.append(directives)
 
-    def session_refused(self, session, status, detail):
-        self.refused.append((session, status))
+    def session_refused(self, status, detail):
+        self.refused.append(status)
 
     def troubled(self, text):
         self.troubles.append(text)
@@ -48,7 +52,36 @@ class HastyDaemon(FakeDaemon):
 
     @property
     def beats(self):
-        return [call.body for call in list(self.calls) if call.path.endswith("/heartbeat")]
+        bodies = [call.body for call in list(self.calls) if call.path.endswith("/heartbeat")]
+        return [{name: part for name, part in body.items() if name not in {"wait_s", "tag"}} for body in bodies]
+
+    @property
+    def polls(self):
+        return [call.body for call in list(self.calls) if call.path.endswith("/heartbeat") and call.body.get("wait_s")]
+
+
+class PatientDaemon(HastyDaemon):
+    """Holds polls back until it has other directives than those of the tag, as the real one does; or cuts them."""
+
+    def __init__(self):
+        super().__init__()
+        self.news, self.tag, self.cuts = threading.Condition(), "", False
+
+    def direct(self, tag, *directives):
+        with self.news:
+            self.tag, self._directives = tag, list(directives)
+            self.news.notify_all()
+
+    def handle(self, method, path, params, content):
+        reply, asked = super().handle(method, path, params, content), msgspec.json.decode(content)
+        if reply.status != 200 or not asked.get("wait_s"):
+            return reply
+        if self.cuts:
+            raise Unreachable("cut")
+        with self.news:
+            self.news.wait_for(lambda: self.tag != asked["tag"], PATIENCE_S)
+            view = HeartbeatView(60.0, list(self._directives), self.tag)
+        return Reply(200, {"content-type": "application/json"}, msgspec.json.encode(view))
 
 
 def alive(pid):
@@ -60,40 +93,160 @@ def alive(pid):
 
 @pytest.fixture
 def beating(listening):
-    """A pulse for session s1, and its daemon."""
+    """A heartbeat for session s1, and its daemon."""
     made = []
 
     def start(*, unix=False, key=None):
         fake = HastyDaemon()
         fake.sessions["s1"] = "j1"
         server, heard = listening(fake, unix=unix), Heard()
-        pulse = HeartbeatProcess(find(server.url, key).address, heard)
-        pulse.session(SessionView("s1", "j1", 1, 60.0, 0.05))
-        made.append(pulse)
-        return pulse, fake, server, heard
+        heartbeat = HeartbeatProcess(find(server.url, key).address, heard)
+        heartbeat.session(SessionView("s1", "j1", 1, 60.0, 0.05))
+        made.append(heartbeat)
+        return heartbeat, fake, server, heard
 
     yield start
-    for pulse in made:
-        pulse.stop()
-        assert pulse.pid is None or not alive(pulse.pid)
+    for heartbeat in made:
+        heartbeat.stop()
+        assert heartbeat.pid is None or not alive(heartbeat.pid)
+
+
+class InAThread(HeartbeatProcess):
+    """Its beats come from a thread of this process, whose times a test may set."""
+
+    class Thread(threading.Thread):
+        pid = None
+
+        def terminate(self):
+            """The end of its pipe is its end."""
+
+        def wait(self, timeout_s=None):
+            self.join(timeout_s)
+
+    def _start(self):
+        (told, tell), (heard, hear) = os.pipe(), os.pipe()
+        self._stdin, self._stdout = os.fdopen(tell, "wb", buffering=0), os.fdopen(heard, "rb", buffering=0)
+        beater = Beater(told, hear, os.getppid())
+        beater._started = ""  # it waits for nothing to end
+
+        def beat():
+            try:
+                beater.run()
+            finally:
+                os.close(told)
+                os.close(hear)
+
+        self._process = self.Thread(target=beat, daemon=True)
+        self._process.start()
+        self._write(self._now)
+
+
+@pytest.fixture
+def polling(listening, monkeypatch):
+    """A heartbeat for session s1 with a slot, in a thread of this process, and a daemon that wants a beat each hour."""
+    monkeypatch.setattr("rollmuxd.client.heartbeat_process.POLL_AFTER_S", 0.0)
+    made = []
+
+    def start(**how):
+        fake = PatientDaemon()
+        vars(fake).update(how)
+        fake.sessions["s1"] = "j1"
+        heard = Heard()
+        heartbeat = InAThread(find(listening(fake).url).address, heard)
+        made.append(heartbeat)
+        heartbeat.session(SessionView("s1", "j1", 1, 60.0, heartbeat_s=3600.0))
+        return heartbeat, fake, heard
+
+    yield start
+    for heartbeat in made:
+        heartbeat.stop()
+
+
+def shrink(*keep):
+    return Directive("shrink", "t1", list(keep))
+
+
+def test_a_directive_comes_by_the_poll_and_not_with_the_next_heartbeat(polling, until):
+    heartbeat, fake, heard = polling()
+    heartbeat.slot("t1")
+    until(lambda: fake.polls)
+
+    fake.direct("a", shrink("fake/gpu0"))
+    until(lambda: heard.directives)
+    until(lambda: [poll["tag"] for poll in fake.polls] == ["", "a"])  # so it may hear of the next one
+    fake.direct("")
+    until(lambda: len(heard.directives) == 2)
+
+    assert heard.directives == [[shrink("fake/gpu0")], []]
+
+
+def test_progress_that_reaches_the_tail_goes_out_at_once_though_a_poll_is_open(polling, until):
+    heartbeat, fake, _ = polling()
+    heartbeat.slot("t1")
+    until(lambda: fake.polls)
+
+    heartbeat.progress(79, 100)
+    heartbeat.progress(80, 100)
+    until(lambda: len(fake.polls) > 1)
+    heartbeat.progress(81, 100)
+    fake.direct("a")
+    until(lambda: len(fake.polls) > 2)
+
+    assert [poll["done"] for poll in fake.polls] == [0, 80, 81], "81 is no crossing, and goes with the next one"
+
+
+def test_no_poll_is_left_when_the_slot_is_given_back(polling, until):
+    heartbeat, fake, heard = polling()
+    heartbeat.slot("t1")
+    until(lambda: fake.polls)
+
+    heartbeat.slot(None)
+    heartbeat.slot("t2")
+    until(lambda: len(fake.polls) == 2)
+    fake.direct("a", shrink("fake/gpu0"))
+    until(lambda: heard.directives)
+
+    assert [poll["slot"] for poll in fake.polls[:2]] == ["t1", "t2"]
+    assert len(heard.directives) == 1
+
+
+def test_where_polls_are_cut_plain_heartbeats_follow(polling, until):
+    heartbeat, fake, heard = polling(cuts=True)
+    heartbeat.slot("t1")
+
+    until(lambda: len(fake.polls) == 1 and len(fake.beats) >= 2)
+
+    assert heard.troubles[1:] == [], "a cut poll is no daemon that is away"
+
+
+def test_polls_are_tried_again_after_a_while(polling, until, monkeypatch):
+    monkeypatch.setattr("rollmuxd.client.heartbeat_process.PLAIN_S", 0.0)
+    heartbeat, fake, heard = polling(cuts=True)
+    heartbeat.slot("t1")
+    until(lambda: len(fake.polls) > 1)
+
+    fake.cuts = False
+    fake.direct("a", shrink("fake/gpu0"))
+
+    until(lambda: heard.directives)
 
 
 @pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
 def test_it_beats_with_slot_and_progress(beating, until, unix):
-    pulse, fake, server, _ = beating(unix=unix, key="rk-1")
+    heartbeat, fake, server, _ = beating(unix=unix, key="rk-1")
 
-    pulse.slot("t1")
-    pulse.progress(3, 8)
+    heartbeat.slot("t1")
+    heartbeat.progress(3, 8)
 
     until(lambda: {"slot": "t1", "done": 3, "total": 8} in fake.beats)
     assert server.headers_seen[0]["authorization"] == "Bearer rk-1"
 
 
 def test_neither_the_command_line_nor_the_environment_shows_the_key(beating, until):
-    pulse, fake, _, _ = beating(key="rk-secret")
+    heartbeat, fake, _, _ = beating(key="rk-secret")
     until(lambda: fake.beats)
 
-    shown = Path(f"/proc/{pulse.pid}/cmdline").read_bytes() + Path(f"/proc/{pulse.pid}/environ").read_bytes()
+    shown = Path(f"/proc/{heartbeat.pid}/cmdline").read_bytes() + Path(f"/proc/{heartbeat.pid}/environ").read_bytes()
 
     assert b"rk-secret" not in shown
 
@@ -138,29 +291,30 @@ def test_an_overloaded_daemon_is_tried_again_like_one_that_is_away(beating, unti
     assert heard.refused == []
 
 
-def test_a_refused_session_is_told_and_left_alone_until_there_is_another(beating, until):
-    pulse, fake, _, heard = beating()
+def test_a_refused_heartbeat_is_told_and_followed_by_others(beating, until):
+    """It may have been of a proxy."""
+    _, fake, _, heard = beating()
     until(lambda: fake.beats)
+    sessions = dict(fake.sessions)
 
-    fake.forget_sessions()
+    fake.sessions.clear()
     until(lambda: heard.refused)
     beats = len(fake.beats)
-    fake.sessions["s2"] = "j1"
-    pulse.session(SessionView("s2", "j1", 1, 60.0, 0.05))
+    fake.sessions.update(sessions)
     until(lambda: len(fake.beats) > beats)
 
-    assert heard.refused == [("s1", 404)]
+    assert set(heard.refused) == {404}
 
 
 def test_if_it_dies_it_is_started_again_and_knows_everything(beating, until):
-    pulse, fake, _, heard = beating()
-    pulse.slot("t1")
-    pulse.progress(1, 2)
+    heartbeat, fake, _, heard = beating()
+    heartbeat.slot("t1")
+    heartbeat.progress(1, 2)
     until(lambda: {"slot": "t1", "done": 1, "total": 2} in fake.beats)
-    first = pulse.pid
+    first = heartbeat.pid
 
     os.kill(first, signal.SIGKILL)
-    until(lambda: pulse.pid != first)
+    until(lambda: heartbeat.pid != first)
     beats = len(fake.beats)
     until(lambda: len(fake.beats) > beats)
 
@@ -170,22 +324,22 @@ def test_if_it_dies_it_is_started_again_and_knows_everything(beating, until):
 
 @pytest.fixture
 def full(monkeypatch):
-    """A pulse that has found its pipe full, and told a new slot and session since; and who is to read them."""
+    """A heartbeat that has found its pipe full, and told a new slot and session since; and who is to read them."""
     read, write = os.pipe()
-    monkeypatch.setattr(HeartbeatProcess, "_start", lambda pulse: None)
-    monkeypatch.setattr(HeartbeatProcess, "_watch", lambda pulse: None)
+    monkeypatch.setattr(HeartbeatProcess, "_start", lambda heartbeat: None)
+    monkeypatch.setattr(HeartbeatProcess, "_watch", lambda heartbeat: None)
 
     def fill():
-        pulse = HeartbeatProcess(find("http://nowhere").address, Heard())
-        made.append(pulse)
-        pulse._stdin = os.fdopen(write, "wb", buffering=0)
+        heartbeat = HeartbeatProcess(find("http://nowhere").address, Heard())
+        made.append(heartbeat)
+        heartbeat._stdin = os.fdopen(write, "wb", buffering=0)
         os.set_blocking(write, False)
         for number in range(10_000):
-            pulse.progress(number, 10_000)
-        pulse.slot("t2")
-        pulse.session(SessionView("s2", "j1", 1, 60.0, 15.0))
+            heartbeat.progress(number, 10_000)
+        heartbeat.slot("t2")
+        heartbeat.session(SessionView("s2", "j1", 1, 60.0, 15.0))
         os.set_blocking(read, False)
-        return pulse, Beater(read, -1, None)
+        return heartbeat, Beater(read, -1, os.getppid())
 
     made = []
     yield fill
@@ -207,46 +361,22 @@ def told(beater):
 
 def test_what_finds_the_pipe_full_is_told_with_the_next_change(full, monkeypatch):
     """It waits for a daemon that hangs, and the loop tells of each sample: a new session is not lost among them."""
-    monkeypatch.setattr(HeartbeatProcess, "_catch_up", lambda pulse: None)
-    pulse, beater = full()
+    heartbeat, beater = full()
 
     read_all(beater)
     assert "slot" not in beater._now
-    pulse.progress(1, 10)
+    heartbeat.progress(1, 10)
     beater._told()
 
     assert told(beater) == {"session": "s2", "slot": "t2", "done": 1, "total": 10, "heartbeat_s": 15.0}
 
 
-def test_what_finds_the_pipe_full_is_told_a_little_later_also_if_nothing_else_changes(full, monkeypatch, until):
-    """A long phase may tell of nothing more, and its new session would not be kept alive."""
-    by, write = [], HeartbeatProcess._write
-    monkeypatch.setattr("rollmuxd.client.heartbeat.AGAIN_S", 0.01)
-    monkeypatch.setattr(
-        HeartbeatProcess, "_write", lambda *told: (by.append(threading.current_thread().name), write(*told))
-    )
-    pulse, beater = full()
-    by.clear()
-    until(lambda: by.count("rollmuxd-heartbeat-again") > 2)  # it hangs for longer
-
-    def caught_up():
-        read_all(beater)
-        return told(beater) == {"session": "s2", "slot": "t2", "done": 0, "total": 0, "heartbeat_s": 15.0}
-
-    until(caught_up)
-    until(lambda: pulse._again is None)
-    pulse.progress(2, 10)
-    read_all(beater)
-    assert told(beater)["done"] == 2
-
-
 def test_a_forked_child_tells_nothing_and_hangs_on_nothing_though_its_parent_was_telling(full, monkeypatch):
-    monkeypatch.setattr(HeartbeatProcess, "_catch_up", lambda pulse: None)
-    pulse, _ = full()
+    heartbeat, _ = full()
     held, let_go = threading.Event(), threading.Event()
 
     def tell():
-        with pulse._lock:
+        with heartbeat._lock:
             held.set()
             let_go.wait(PATIENCE_S)
 
@@ -258,7 +388,7 @@ def test_a_forked_child_tells_nothing_and_hangs_on_nothing_though_its_parent_was
         child = os.fork()
     if child == 0:
         signal.alarm(300)
-        pulse.progress(5, 10)
+        heartbeat.progress(5, 10)
         os._exit(0)
     let_go.set()
     teller.join()
@@ -266,82 +396,79 @@ def test_a_forked_child_tells_nothing_and_hangs_on_nothing_though_its_parent_was
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_where_no_process_can_be_started_a_thread_beats(beating, until, monkeypatch):
+def test_where_no_process_can_be_started_the_job_does_not_start(monkeypatch):
+    """Nothing would keep its session alive."""
     monkeypatch.setattr(sys, "executable", "/no/such/python")
+    heartbeat = HeartbeatProcess(find("http://127.0.0.1:9").address, Heard())
 
-    pulse, fake, _, heard = beating()
+    with pytest.raises(RollmuxError, match=r"sys\.executable must name a Python"):
+        heartbeat.session(SessionView("s1", "j1", 1, 60.0, 0.05))
+    heartbeat.stop()
 
-    until(lambda: len(fake.beats) > 2)
-    assert pulse.pid is None
-    assert "a thread beats" in heard.troubles[0]
+
+def test_what_cannot_be_started_again_is_tried_until_it_can(beating, until, monkeypatch):
+    monkeypatch.setattr("rollmuxd.client.heartbeat.RESTART_S", (0.01, 0.01))
+    heartbeat, fake, _, heard = beating()
+    until(lambda: fake.beats)
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", "/no/such/python")
+        os.kill(heartbeat.pid, signal.SIGKILL)
+        until(lambda: sum("cannot be started" in said for said in heard.troubles) > 1)
+    beats = len(fake.beats)
+
+    until(lambda: len(fake.beats) > beats)
 
 
 def test_its_end_does_not_wait_for_a_beat_that_is_not_answered(until):
     with socket.create_server(("127.0.0.1", 0)) as hangs:
-        pulse = HeartbeatProcess(find(f"http://127.0.0.1:{hangs.getsockname()[1]}").address, Heard())
-        pulse.session(SessionView("s1", "j1", 1, 60.0, 0.05))
+        heartbeat = HeartbeatProcess(find(f"http://127.0.0.1:{hangs.getsockname()[1]}").address, Heard())
+        heartbeat.session(SessionView("s1", "j1", 1, 60.0, 0.05))
         connection, _ = hangs.accept()
         with connection:
-            pulse.stop()
-            assert pulse._process.returncode == -signal.SIGTERM  # and not by SIGKILL, after seconds
+            heartbeat.stop()
+            assert heartbeat._process.returncode == -signal.SIGTERM  # and not by SIGKILL, after seconds
 
 
 def test_its_end_while_it_is_started_again_ends_the_new_process_as_well(monkeypatch):
     """``stop()`` knew the one before it; and the new one is in a beat that is not answered."""
     start, connections = HeartbeatProcess._start, []
 
-    def started(pulse):
-        again = pulse._process is not None
-        start(pulse)
+    def started(heartbeat):
+        again = heartbeat._process is not None
+        start(heartbeat)
         if again:
-            pulse._stopping.set()
+            heartbeat._stopping.set()
         connections.append(hangs.accept()[0])
 
     monkeypatch.setattr(HeartbeatProcess, "_start", started)
     monkeypatch.setattr("rollmuxd.client.heartbeat.RESTART_S", (0.01, 0.01))
     with socket.create_server(("127.0.0.1", 0)) as hangs:
-        pulse = HeartbeatProcess(find(f"http://127.0.0.1:{hangs.getsockname()[1]}").address, Heard())
-        pulse.session(SessionView("s1", "j1", 1, 60.0, 0.05))
-        os.kill(pulse.pid, signal.SIGKILL)
-        pulse._thread.join(PATIENCE_S)
+        heartbeat = HeartbeatProcess(find(f"http://127.0.0.1:{hangs.getsockname()[1]}").address, Heard())
+        heartbeat.session(SessionView("s1", "j1", 1, 60.0, 0.05))
+        os.kill(heartbeat.pid, signal.SIGKILL)
+        heartbeat._thread.join(PATIENCE_S)
         for connection in connections:
             connection.close()
 
     assert len(connections) == 2
-    assert pulse._process.returncode == -signal.SIGTERM
-    pulse.stop()
-
-
-def test_its_end_between_a_start_and_the_first_word_is_no_error(monkeypatch):
-    """It is another thread that starts it again: its traceback would be all that is seen."""
-
-    class Ended(HeartbeatProcess):
-        def _in_a_thread(self):
-            super()._in_a_thread()
-            self.stop()
-
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    pulse = Ended(find("http://127.0.0.1:9").address, Heard())
-    pulse.session(SessionView("s1", "j1", 1, 60.0, 0.05))
-    pulse._thread.join(PATIENCE_S)
-
-    assert not pulse._thread.is_alive()
+    assert heartbeat._process.returncode == -signal.SIGTERM
+    heartbeat.stop()
 
 
 def test_the_end_of_its_stdin_is_its_end():
     read, write = os.pipe()
     os.close(write)
 
-    Beater(read, 1, None).run()
+    Beater(read, 1, os.getppid()).run()
 
     os.close(read)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_lets_go_of_the_pipes(beating, until):
-    pulse, fake, _, _ = beating()
+    heartbeat, fake, _, _ = beating()
     until(lambda: fake.beats)
-    pipes = [pulse._stdin.fileno(), pulse._stdout.fileno()]
+    pipes = [heartbeat._stdin.fileno(), heartbeat._stdout.fileno()]
 
     child = os.fork()
     if child == 0:
@@ -367,9 +494,7 @@ def trainer(server, body):
     code = textwrap.dedent(TRAINER).format(body=body)
     environ = {**os.environ, "ROLLMUX_URL": server.url}
     command, pipe = [sys.executable, "-c", code], subprocess.PIPE
-    program = subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, env=environ, cwd=ROOT, start_new_session=True
-    )
+    program = forked.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environ, cwd=ROOT, start_new_session=True)
     return program, int(program.stdout.readline())
 
 
@@ -468,7 +593,7 @@ def test_a_run_that_another_process_may_join_by_its_key_is_kept_for_its_lease(li
     fake = HastyDaemon()
     code = textwrap.dedent(TRAINER).format(body="time.sleep(600)").replace('"a")', '"a", idempotency_key="k")', 1)
     environ = {**os.environ, "ROLLMUX_URL": listening(fake).url}
-    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environ, cwd=ROOT)
+    program = forked.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environ, cwd=ROOT)
     heart = int(program.stdout.readline())
     until(lambda: fake.beats)
     program.kill()
@@ -561,23 +686,10 @@ def test_a_program_that_dies_of_an_error_says_so_also_where_no_with_was_left(lis
     environ = {**os.environ, "ROLLMUX_URL": listening(fake, unix=True).url}
     code = f"import rollmuxd; job = rollmuxd.job('a')\nwith job.phase('train'): pass\n{dies}"
 
-    done = subprocess.run([sys.executable, "-c", code], env=environ, cwd=ROOT, capture_output=True, text=True)
+    done = forked.run([sys.executable, "-c", code], env=environ, cwd=ROOT, capture_output=True, text=True)
 
     assert done.returncode != 0
     assert fake.ended == {"a": why}
-
-
-def test_a_session_that_the_daemon_forgot_is_opened_anew_while_the_phase_runs(listening, until, monkeypatch):
-    fake = HastyDaemon()
-    monkeypatch.setenv("ROLLMUX_URL", listening(fake).url)
-
-    with rollmuxd.job("a") as job, job.phase("rollout") as slot:
-        until(lambda: fake.beats)
-        fake.forget_sessions()
-        until(lambda: fake.sessions)
-        assert not slot.lost
-
-    assert fake.ended == {"a": "finished"}
 
 
 def test_a_job_that_was_ended_by_somebody_marks_its_slot_and_the_phase_runs_on(listening, until, monkeypatch, capfd):
@@ -589,7 +701,7 @@ def test_a_job_that_was_ended_by_somebody_marks_its_slot_and_the_phase_runs_on(l
             until(lambda: fake.beats)
             fake.end_job("a", "by root")
             fake.lose("rollout")
-            fake.forget_sessions()
+            fake.sessions.clear()
             until(lambda: slot.lost)
         with pytest.raises(rollmuxd.JobEnded, match="by root"), job.phase("train"):
             pass

@@ -5,7 +5,9 @@ import contextlib
 import math
 import os
 import threading
+import time
 from concurrent import futures
+from datetime import UTC, datetime
 
 import pytest
 from patience import PATIENCE_S
@@ -117,7 +119,7 @@ async def test_a_cancelled_wait_takes_its_request_back(daemon):
         async with job.phase("train"):
             pass
 
-    assert [call.method for call in daemon.calls if "/v1/slots/" in call.path] == ["DELETE", "POST"]
+    assert len(daemon.asked("POST", "/give-back")) == 1
     assert daemon.phases == ["train"]
 
 
@@ -184,7 +186,7 @@ def test_ctrl_c_in_a_phase_gives_up_on_a_daemon_that_hangs_and_says_so_beside_it
 
     hangs.clear()
     with job.phase("train"):
-        assert len(daemon.asked("POST", "/release")) == 1
+        assert len(daemon.asked("POST", "/give-back")) == 1
     job.end()
 
 
@@ -199,12 +201,11 @@ def test_a_second_ctrl_c_leaves_the_job_seconds_no_more(daemon, monkeypatch):
     monkeypatch.setattr(daemon, "handle", interrupted)
     job = rollmuxd.job("a")
     job.start()
-    talk = job._runtime._session
-    talk._clock = lambda: 1000.0
+    session = job._runtime._session
     with pytest.raises(KeyboardInterrupt), job.phase("rollout"):
         raise KeyboardInterrupt
     assert not daemon.asked("POST", "/release")
-    assert talk._clean_until == 1000.0
+    assert next(session.end("interrupted", keep=False)).timeout_s <= 1
     job.end()
 
 
@@ -232,7 +233,7 @@ async def test_a_phase_that_is_dropped_with_its_coroutine_is_given_back_before_t
         assert job.slot is None
         assert not daemon.asked("POST", "/release")
         async with job.phase("train"):
-            assert len(daemon.asked("POST", "/release")) == 1
+            assert len(daemon.asked("POST", "/give-back")) == 1
 
     assert daemon.phases == ["rollout", "train"]
 
@@ -305,7 +306,7 @@ def test_a_phase_in_an_async_context_manager_that_is_dropped_with_its_loop_is_gi
 
     async def goes_on():
         async with job.phase("train"):
-            assert len(daemon.asked("POST", "/release")) == 1
+            assert len(daemon.asked("POST", "/give-back")) == 1
         await job.end()
 
     coroutine = work()
@@ -429,6 +430,20 @@ def test_a_promise_that_is_not_kept_is_said_once_on_stderr(daemon, capfd):
         assert slot.directive is None
         assert not slot.lost
     assert capfd.readouterr().err.count("rollmuxd: a: it asked for slo=1.5. What would help: slo=2\n") == 1
+
+
+def test_a_job_whose_nodes_go_away_hears_when_and_is_asked_for_nothing(daemon):
+    with rollmuxd.job("a") as job, job.phase("rollout") as slot:
+        assert job.ends_at is None
+        assert not job.ends_soon(1e12)
+        at = time.time() + 1_000
+        daemon.tell([Directive("ends", ends_at=datetime.fromtimestamp(at, UTC).isoformat())])
+        assert job.ends_at == pytest.approx(at, abs=0.001)
+        assert job.ends_soon(1_001)
+        assert not job.ends_soon(300)
+        assert slot.directive is None
+        daemon.tell([])
+        assert job.ends_at is None, "the end was put off"
 
 
 def test_a_daemon_that_goes_away_in_mid_phase_is_only_a_pause(daemon, capfd):
@@ -608,15 +623,6 @@ def test_an_ended_job_gets_no_more_slots(daemon):
         daemon.end_job("a", "by root")
         with pytest.raises(rollmuxd.JobEnded, match="by root"), job.phase("rollout"):
             pass
-
-
-def test_a_forgotten_session_is_opened_anew(daemon):
-    with rollmuxd.job("a") as job:
-        daemon.forget_sessions()
-        with job.phase("rollout"):
-            pass
-
-    assert daemon.phases == ["rollout"]
 
 
 def test_a_start_that_is_interrupted_leaves_no_job_behind(daemon):
@@ -847,18 +853,25 @@ def test_a_slot_can_be_lost_later_on(daemon):
     assert lost == [1]
 
 
-def test_a_quarantined_job_waits_and_goes_on_in_the_same_run(daemon, capfd):
+def test_a_quarantined_job_waits_and_goes_on_in_the_same_run(daemon, capfd, monkeypatch):
+    handle = daemon.handle
+
+    def reinstate_once_seen(method, path, params, content):
+        reply = handle(method, path, params, content)
+        if method == "GET":
+            daemon.reinstate("a")
+        return reply
+
+    monkeypatch.setattr(daemon, "handle", reinstate_once_seen)
     with rollmuxd.job("a") as job:
         with job.phase("rollout"):
             daemon.quarantine("a", "it will not sleep")
-        again = threading.Timer(0.1, daemon.reinstate, ["a"])
-        again.start()
         with job.phase("train"):
             pass
 
     assert daemon.phases == ["rollout", "train"]
     assert len(daemon.asked("POST", "/sessions")) == 1
-    assert "`rollmuxd job reinstate a` lets it go on" in capfd.readouterr().err
+    assert "`rollmuxd job reinstate a` lets it continue" in capfd.readouterr().err
 
 
 def test_a_misspelt_variable_is_told_of_once(daemon, capfd, monkeypatch):
@@ -879,3 +892,19 @@ def test_a_limit_that_is_none_is_an_error_with_and_without_a_daemon(monkeypatch,
         rollmuxd.job("a").start()
     with testing.fake_daemon(), pytest.raises(rollmuxd.RollmuxError, match="ROLLMUX_GIVE_UP_S"):
         rollmuxd.job("a").start()
+
+
+def test_a_filler_sees_that_it_is_to_give_way_and_until_when(daemon):
+    with rollmuxd.job("f", filler=dict(yield_s=3), train=dict(driver="vllm")) as job, job.filler() as slot:
+        assert not slot.should_yield
+        assert slot.yield_in_s is None
+        daemon.yield_(within_s=60)
+        assert slot.should_yield
+        assert 0 < slot.yield_in_s <= 60
+    (body,) = daemon.registered
+    assert (body.filler.yield_s, [phase.name for phase in body.phases], body.side) == (3, ["filler"], [])
+
+
+def test_a_filler_has_one_pool_and_no_phases():
+    with pytest.raises(ValueError, match="one pool"), rollmuxd.job("f", filler=True) as job:
+        job.start()

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from patience import PATIENCE_S
 
 import rollmuxd
 from rollmuxd.client import rank_group
@@ -42,7 +43,7 @@ def test_every_call_after_the_registration_names_the_journal_whichever_process_o
         with rollmuxd.job("a", url=server.url, ranks=2, rank=rank, store=store, rollout=state, train=state) as job:
             job.on_load(lambda order: None)
             with job.phase("rollout", then="train"):
-                channels.wait(30)
+                channels.wait(PATIENCE_S)
                 until(lambda: calls("POST /v1/channel/j1/ranks/1"))
                 until(lambda: calls("POST /v1/sessions/"))
             with job.phase("train"):
@@ -51,7 +52,7 @@ def test_every_call_after_the_registration_names_the_journal_whichever_process_o
     follower = threading.Thread(target=run, args=(1,), daemon=True)
     follower.start()
     run(0)
-    follower.join(30)
+    follower.join(PATIENCE_S)
     assert not follower.is_alive()
 
     (registration,) = calls("POST /v1/jobs") if len(calls("POST /v1/jobs")) == 1 else calls("POST /v1/jobs")[:1]
@@ -65,7 +66,7 @@ def test_every_call_after_the_registration_names_the_journal_whichever_process_o
 
 
 @pytest.fixture
-def talk(play):
+def session(play):
     body = RegisterBody("a", [PhaseBody("rollout", ["rollout"])], {"rollout": WantBody()}, idempotency_key="key")
     made = Session(body, tell=lambda text: None)
     registered = RegisteredView("j1", "me", "me", "a", 1, "admitted", "2026-01-01T00:00:00Z", journal="mine")
@@ -73,27 +74,27 @@ def talk(play):
     return made
 
 
-def test_a_request_to_another_journal_ends_the_job_here(talk, play):
+def test_a_request_to_another_journal_ends_the_job_here(session, play):
     with pytest.raises(JobEnded, match="another journal: register again"):
-        play(talk.enter("rollout"), [ANOTHER, ANOTHER])
+        play(session.enter("rollout"), [ANOTHER, ANOTHER])
     with pytest.raises(JobEnded):
-        play(talk.enter("rollout"), [])
+        play(session.enter("rollout"), [])
 
 
-def test_a_slot_that_another_journal_is_to_release_is_lost(talk, play):
-    talk.held = held = Held("t1", "rollout", "r1", "1.7", ("h/gpu0",), "s1")
+def test_a_slot_that_another_journal_is_to_release_is_lost(session, play):
+    session.held = held = Held("t1", "rollout", "1.7", ("h/gpu0",))
     with pytest.raises(SlotLost, match="another journal"):
-        play(talk.leave(held, measured={}, then=None, failing=False), [ANOTHER])
+        play(session.leave(held, measured={}, then=None, failing=False), [ANOTHER])
 
 
-def test_a_heartbeat_that_another_journal_refuses_ends_the_job_and_opens_no_session(talk, play):
-    talk.held = held = Held("t1", "rollout", "r1", "1.7", ("h/gpu0",), "s1")
+def test_a_heartbeat_that_another_journal_refuses_ends_the_job_and_opens_no_session(session, play):
+    session.held = held = Held("t1", "rollout", "1.7", ("h/gpu0",))
     with pytest.raises(JobEnded):
-        play(talk.beat_refused("s1", 410, "another journal"), [ANOTHER])
+        play(session.beat_refused(410, "another journal"), [ANOTHER])
     assert held.lost
 
 
-def test_the_end_of_a_job_that_another_journal_does_not_know_is_quiet(talk, play):
-    taken, steps = play(talk.end("finished", keep=False), [ANOTHER])
+def test_the_end_of_a_job_that_another_journal_does_not_know_is_quiet(session, play):
+    taken, steps = play(session.end("finished", keep=False), [ANOTHER])
     assert not taken
     assert [step.journal for step in steps] == ["mine"]

@@ -61,9 +61,9 @@ def test_pools_of_ones_own_names_come_in_their_order():
 
 
 def test_sizes_declare_a_state_that_the_channel_moves():
-    made = body(rollout=dict(nodes=1, gpu_gb=60, leftover_gb=2, ram_gb=150), train=dict(nodes=1))
+    made = body(rollout=dict(nodes=1, gpu_gb=60, residual_gb=2, ram_gb=150), train=dict(nodes=1))
 
-    assert made.states == {"rollout": StateBody(gpu_gb=60, leftover_gb=2, ram_gb=150, driver="channel")}
+    assert made.states == {"rollout": StateBody(gpu_gb=60, residual_gb=2, ram_gb=150, driver="channel")}
 
 
 def test_a_driver_alone_declares_a_state_too():
@@ -99,6 +99,10 @@ def test_an_init_of_ones_own():
         (dict(side=dict(eval=dict(evry=3))), "side=eval: 'evry' is not a key; did you mean every?"),
         (dict(on_loss="panic"), "on_loss='panic': it is 'hold' or 'kill' or 'relaunch'"),
         (dict(movable="yes"), "movable='yes': it is 'no' or 'warm' or 'relaunch'"),
+        (dict(asynchronous=220), r"asynchronous=220: say True, or in what time .* asynchronous=dict\(pace_s=220\)"),
+        (dict(asynchronous=dict(ahead=-1)), "asynchronous: ahead=-1: expected `int` >= 0"),
+        (dict(asynchronous=dict(pace=3)), "asynchronous=: 'pace' is not a key; did you mean pace_s"),
+        (dict(asynchronous=dict(pace_s=0)), "asynchronous: pace_s=0: expected `float` > 0"),
         (dict(park="lasy"), "park='lasy': it is 'lazy' or 'at_release'; did you mean 'lazy'"),
         (dict(if_unmet="cry"), "if_unmet='cry': it is 'best_effort' or 'wait' or 'end'"),
         (dict(rollout=dict(nodes="two")), "rollout: nodes='two': expected `int`"),

@@ -108,7 +108,7 @@ def test_the_key_goes_along_as_a_bearer(listening):
 
 
 def test_ids_with_slashes_stay_one_segment():
-    assert calls.drain("nodes", "host1/gpu0-3").path == "/v1/nodes/host1%2Fgpu0-3/drain"
+    assert calls.job("a/b").path == "/v1/jobs/a%2Fb"
 
 
 def test_a_proxy_for_the_internet_is_not_asked_for_the_daemon(listening, monkeypatch):

@@ -9,9 +9,10 @@ import pytest
 from bad_plugins import SlowBackend, WrappedBackend
 from faulty_mock import FaultyMock as MockBackend
 
+from rollmuxd.cli.processes import started as start_time
 from rollmuxd.spi import Backend, GpuId, HostConfig
 from rollmuxd.spi.contract import BackendContract
-from rollmuxd_backend_mock.processes import alive, start_time
+from rollmuxd_backend_mock.processes import alive
 
 HOST = HostConfig(id="host1", gpus=("host1/gpu0", "host1/gpu1"))
 OPTIONS = {"owns_sessions": True, "starts_processes": True}

@@ -13,7 +13,6 @@ from rollmuxd.spi.discovery import (
     find,
     find_backend,
     find_policy,
-    find_residency,
     installed,
     names,
 )
@@ -54,8 +53,8 @@ def test_our_own_are_found_like_anybodys():
     from rollmuxd_channel import ChannelResidency
 
     assert find_backend("mock") is MockBackend
-    assert find_residency("mock") is MockResidency
-    assert find_residency("channel") is ChannelResidency
+    assert find("residency", "mock") is MockResidency
+    assert find("residency", "channel") is ChannelResidency
     assert installed("backend")["mock"].origin.startswith("rollmuxd ")
 
 
@@ -103,7 +102,7 @@ def test_what_is_not_installed_is_answered_with_what_is_and_how_to_get_it(instal
 
 def test_a_name_near_to_nothing_gets_no_guess():
     with pytest.raises(NotInstalled) as missing:
-        find_residency("tape")
+        find("residency", "tape")
     assert str(missing.value).startswith('residency driver "tape" is not installed (installed: ')
     assert str(missing.value).endswith("; install the project that has it, or name another")
     with pytest.raises(NotInstalled, match="install the project that has it") as missing:

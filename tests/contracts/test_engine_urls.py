@@ -9,6 +9,7 @@ import anyio
 import pytest
 from fake_sglang import FakeSglang
 from fake_vllm import FakeVllm
+from msgspec import structs
 from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost, HostConfig, NotDone, OrderKind, PluginError, StateOrder, StateSpec
@@ -146,8 +147,6 @@ async def test_a_url_that_leads_elsewhere_is_not_registered_and_where_it_was_not
     for kind in (OrderKind.LOAD, OrderKind.PARK, OrderKind.DISCARD):
         with pytest.raises(NotDone, match=said):
             await tell(opener, order(driver, url, backend, kind=kind))
-    (finding,) = await opener.examine(order(driver, url, backend))
-    assert (finding.level, said in finding.said) == ("warning", True)
     assert backend.connected == []
 
 
@@ -265,8 +264,6 @@ async def test_nothing_is_told_of_what_something_else_than_an_engine_says(driver
                 await tell(opener, told)
             assert SECRET not in str(raised.value)
             assert SECRET not in (await opener.probe(told)).error
-        for finding in await opener.examine(order(driver, url, backend)):
-            assert SECRET not in f"{finding.said} {finding.remedy}"
         asked = {head.partition(" HTTP/")[0] for head in seen}
         assert asked, "it was asked what it is"
         assert asked <= {"GET /is_sleeping", "GET /server_info", "GET /health", "GET /model_info"}, "and told nothing"
@@ -290,3 +287,46 @@ async def test_an_answer_without_an_end_is_not_taken_in(driver):
         park = order(driver, f"http://127.0.0.1:{port}", await watched(), kind=OrderKind.PARK)
         with pytest.raises(ContactLost, match="more than 1 MB"):
             await tell(await opened(driver), park)
+
+
+# ---- several engines on a node ---------------------------------------------------------------------------------------
+
+FOUR = ("box/gpu0", "box/gpu1", "box/gpu2", "box/gpu3")
+
+
+def part_of_a_node(driver, kind, gpus, each=2):
+    several = structs.replace(state(driver, "http://127.0.0.1:80{gpu}0"), engine_gpus=each)
+    return structs.replace(order(driver, "", kind=kind), gpus=gpus, node_gpus=FOUR, state=several)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", [VllmResidency, SglangResidency])
+async def test_a_load_on_a_part_is_for_the_engines_of_these_gpus_and_a_park_for_all(kind):
+    """The engine whose GPUs another job's tail still holds sleeps on."""
+    driver = await opened(kind)
+
+    def urls(kind, gpus):
+        return [(engine.url[-4:], engine.order.gpus) for engine in driver.engines(part_of_a_node(driver, kind, gpus))]
+
+    first, second = ("8000", FOUR[:2]), ("8020", FOUR[2:])
+    assert urls(OrderKind.LOAD, FOUR[2:]) == [second]
+    assert urls(OrderKind.LOAD, FOUR[1:]) == [second], "half of the other engine's GPUs are not its own"
+    assert urls(OrderKind.LOAD, FOUR) == urls(OrderKind.PARK, FOUR) == [first, second]
+    assert urls(OrderKind.PARK, FOUR[2:]) == urls(OrderKind.DISCARD, FOUR[2:]) == [first, second]
+
+
+@pytest.mark.asyncio
+async def test_a_load_onto_gpus_on_which_no_whole_engine_is_is_not_done():
+    driver = await opened(VllmResidency)
+
+    with pytest.raises(NotDone, match="none of the engines of 2 GPUs on box/gpu3 lies within box/gpu1, box/gpu2"):
+        driver.engines(part_of_a_node(driver, OrderKind.LOAD, FOUR[1:3]))
+
+
+@pytest.mark.asyncio
+async def test_several_engines_at_one_address_are_refused():
+    driver = await opened(VllmResidency)
+
+    with pytest.raises(ValueError, match=r"each 2 GPUs have an engine of their own .*say \{gpu\} in its port"):
+        driver.check(structs.replace(state(driver, "http://127.0.0.1:8000"), engine_gpus=2))
+    driver.check(structs.replace(state(driver, "http://127.0.0.1:80{gpu}"), engine_gpus=2))

@@ -67,7 +67,7 @@ async def test_a_lying_driver_says_parked_and_the_backend_sees_that_it_is_not():
 
 
 @pytest.mark.asyncio
-async def test_a_lying_backend_shows_clear_what_is_not():
+async def test_a_lying_backend_shows_clean_what_is_not():
     backend = await mock()
     backend.faults.occupy("h/gpu0", 7_000)
     assert (await LyingBackend(backend).observe("h")).gpus[0].used_mb == 0

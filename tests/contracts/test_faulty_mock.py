@@ -17,7 +17,7 @@ async def open_mock(**options):
 
 
 def order(backend, kind, *, job="a", id="o1"):
-    state = StateSpec(pool="rollout", gpu_mb=40_000, leftover_mb=2_000)
+    state = StateSpec(pool="rollout", gpu_mb=40_000, residual_mb=2_000)
     return StateOrder(
         order=id, kind=kind, job=f"j-{job}", run=1, owner="t", name=job, pool="rollout", node="h/n", host="h",
         gpus=("h/gpu0",), state=state, ranks=1, warm=False, pid=0, started="", backend=backend,
@@ -138,8 +138,8 @@ async def test_a_faults_file_is_read_at_each_call(tmp_path):
     with pytest.raises(ContactLost):
         await backend.observe("h")
     write(path, Script(strangers=(Stranger("h/gpu0", 30_000, "pid 4711 python"),)))
-    sight = await backend.observe("h")
-    assert (sight.gpus[0].used_mb, sight.gpus[0].processes) == (30_000, ("pid 4711 python",))
+    observation = await backend.observe("h")
+    assert (observation.gpus[0].used_mb, observation.gpus[0].processes) == (30_000, ("pid 4711 python",))
     path.unlink()
     assert await used(backend) == 0
     await DRIVER.load(order(backend, LOAD))

@@ -17,7 +17,7 @@ GPUS = ("host1/gpu0", "host1/gpu1")
 HOST = HostConfig(id="host1", gpus=GPUS)
 
 #: 8000 MB at 2000 GB/s: a copy of both GPUs takes 8 ms.
-STATE = StateSpec(pool="rollout", gpu_mb=8_000, leftover_mb=1_000, ram_mb=16_000, driver="mock")
+STATE = StateSpec(pool="rollout", gpu_mb=8_000, residual_mb=1_000, ram_mb=16_000, driver="mock")
 OPTIONS = {"copy_gbps": 2_000.0, "cold_s": 0.004}
 
 

@@ -30,7 +30,7 @@ from rollmuxd.spi.contract import BackendContract, ResidencyContract, Rig
 from rollmuxd.spi.fakes import FakeChannel
 
 GPUS = ("host1/gpu0", "host1/gpu1")
-STATE = StateSpec(pool="rollout", gpu_mb=4_000, leftover_mb=500, ram_mb=8_000, driver="mock")
+STATE = StateSpec(pool="rollout", gpu_mb=4_000, residual_mb=500, ram_mb=8_000, driver="mock")
 RED = (AssertionError, RuntimeError, TimeoutError, NotDone, ContactLost, ExceptionGroup, pytest.fail.Exception)
 
 
@@ -39,22 +39,22 @@ RED = (AssertionError, RuntimeError, TimeoutError, NotDone, ContactLost, Excepti
 
 class LeavesOneOut(WrappedBackend):
     async def observe(self, host):
-        sight = await super().observe(host)
-        return Observation(gpus=sight.gpus[:-1], boot_id=sight.boot_id)
+        observation = await super().observe(host)
+        return Observation(gpus=observation.gpus[:-1], boot_id=observation.boot_id)
 
 
 class ShowsOneTwice(WrappedBackend):
     async def observe(self, host):
-        sight = await super().observe(host)
-        return Observation(gpus=sight.gpus + sight.gpus[:1], boot_id=sight.boot_id)
+        observation = await super().observe(host)
+        return Observation(gpus=observation.gpus + observation.gpus[:1], boot_id=observation.boot_id)
 
 
 class Forgetful(WrappedBackend):
     """Another boot id each time."""
 
     async def observe(self, host):
-        sight = await super().observe(host)
-        return Observation(gpus=sight.gpus, boot_id=f"boot-{self.calls['observe']}")
+        observation = await super().observe(host)
+        return Observation(gpus=observation.gpus, boot_id=f"boot-{self.calls['observe']}")
 
 
 class EmptyWhenAway(WrappedBackend):

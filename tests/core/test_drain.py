@@ -10,8 +10,7 @@ from rollmuxd.core.config import Config, DriverTraits, Moves
 from rollmuxd.core.model import JobState
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, Movable, PhaseSpec, StateSpec, Want
-from rollmuxd.core.steps import drain
-from rollmuxd.core.steps import replan as drift
+from rollmuxd.core.steps import drain, guard
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.explain.what_if import without
 from rollmuxd.policies.rollmux import RollMux
@@ -64,28 +63,6 @@ def test_who_is_never_moved_is_not_looked_at_again(movable, moves):
     assert cluster.core.deadline() > 1_000_000
 
 
-def test_who_is_to_leave_is_looked_for_only_while_some_node_is_drained(monkeypatch):
-    """There may be thousands of nodes, and hardly ever one that is drained."""
-    looked, to_leave = [], drain._to_leave
-    monkeypatch.setattr(drain, "_to_leave", lambda c: looked.append(c.now) or to_leave(c))
-    cluster = Cluster(Movable.NO)
-    for at, name in ((1, "C"), (2, "D")):
-        cluster.register(name, Movable.NO, at=at)
-    assert looked == []
-
-    cluster.hand(3, i.DrainNode("r0", "ops"))
-    cluster.register("E", Movable.NO, at=4)
-    assert {3, 4} <= {*looked}
-    again = Scheduler(cluster.core.config, RollMux(), cluster.core.state)  # after a restart, too
-    again.handle(i.RegisterJob("team", "ann", replace(cluster.core.state.jobs[cluster.job].spec, name="F")), 5)
-    assert 5 in looked
-
-    cluster.hand(6, i.UndrainNode("r0", "ops"))
-    looked.clear()
-    cluster.register("G", Movable.NO, at=7)
-    assert looked == []
-
-
 def test_nobody_is_put_beside_a_member_who_is_guarded():
     cluster = Cluster(together=True)
     guarded = cluster.core.state.jobs[cluster.other]
@@ -120,8 +97,9 @@ def test_no_two_groups_that_are_only_thought_of_pass_for_each_other():
     for at in (1_000, 61_000, 121_000):
         cluster.hand(at, i.Tick())
     job = cluster.core.state.jobs[cluster.job]
+    job.progress.solo_ms = 1_000_000  # it could pay for a move
     for _ in range(2):
-        drift.without(cluster.core._cycle, cluster.core.state.groups[job.group], job)
+        guard._way_out(cluster.core.context, cluster.core.state.groups[job.group], job, "")
 
     tried = cluster.policy.replanned
     assert len(tried) == 5

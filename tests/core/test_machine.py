@@ -1,6 +1,7 @@
 """Whatever clients, operators and backends do, in whatever order, these sentences stay true (DESIGN section 12).
 
-- A GPU is never held by two slots, a shrunk tail holds its own subset, and no GPU is given on before it was seen clear:
+- A GPU is never held by two slots, a shrunk tail holds its own subset, and no GPU is given on before it was verified
+clean:
   who is told "granted" finds no bytes of another job, or of an earlier run, on its GPUs.
 - A request that was withdrawn, whose session is lost, or that stayed detached beyond the re-attach time, is never
   granted; nor are GPUs claimed for one, nor is one granted, while nobody attends it.
@@ -43,6 +44,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.apply import apply
+from rollmuxd.core.causes import said
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.facts import PlannedTurn
@@ -64,9 +66,9 @@ BROKEN_TODAY = frozenset(os.environ.get("ROLLMUX_BROKEN", "").split())
 LEASE, REATTACH = 60_000, 120_000
 #: slots that run on are revoked soon, where somebody waits
 CONFIG = {
-    "overstay_ms": 40_000, "overstay_revoke": True, "overstay_grace_ms": 20_000,
-    "drift_enough": 2, "drift_window": 3, "replan_every_ms": 20_000,
-    "move_every_ms": 0, "move_begins_ms": 300_000, "move_ends_ms": 60_000,
+    "min_overrun_ms": 40_000, "overrun_revoke": True, "overrun_grace_ms": 20_000,
+    "min_samples": 2, "drift_window": 3, "replan_every_ms": 20_000,
+    "move_interval_ms": 0, "move_start_timeout_ms": 300_000, "move_finish_timeout_ms": 60_000,
     "launch_hosts": ("h1", "h2"), "launch_ms": 100_000, "relaunch_after_ms": 20_000, "relaunch_limit": 3,
 }  # fmt: skip
 HOSTS = (i.HostSpec("h1", "mock", 100_000), i.HostSpec("h2", "mock", 100_000))
@@ -100,14 +102,14 @@ class ChaosPolicy(RollMux):
             yield self.moves.pop(0)
 
     def replan(self, state: State, group: GroupId) -> Replan:
-        """Another wheel each time: the members in the opposite order, and who is first goes round twice."""
+        """Another schedule each time: the members in the opposite order, and who is first goes round twice."""
         found, known = super().replan(state, group), state.groups[group]
-        names = list(dict.fromkeys(visit.job for visit in known.schedule if not visit.once))
+        names = list(dict.fromkeys(turn.job for turn in known.schedule if not turn.once))
         if known.coming or len(names) < 2:
             return found
         order = [*reversed(names), names[-1]]
-        wheel = (PlannedTurn(name, phase.name) for name in order for phase in state.jobs[name].spec.phases)
-        return Replan(found.period_ms, found.at_risk, tuple(wheel))
+        schedule = (PlannedTurn(name, phase.name) for name in order for phase in state.jobs[name].spec.phases)
+        return Replan(found.period_ms, found.at_risk, tuple(schedule))
 
 
 def _spec(name: str, kind: str) -> JobSpec:
@@ -128,7 +130,7 @@ def _spec(name: str, kind: str) -> JobSpec:
         case "stateless":
             return change(base, states=())
         case "leaves":
-            return change(base, states=tuple(change(kept, leftover_mb=LEFT_MB) for kept in states))
+            return change(base, states=tuple(change(kept, residual_mb=LEFT_MB) for kept in states))
         case "launched":
             return change(base, launch=LaunchSpec(("train",)), on_loss=OnLoss.RELAUNCH, movable=Movable.NO)
         case "syncs":
@@ -270,7 +272,7 @@ class World:
                 elif had and told.leaves:
                     self.bytes[gpu].add((*told.who, LEFT))
 
-    def sights(self, gpus: tuple[str, ...]) -> tuple[i.GpuObservation, ...]:
+    def observe(self, gpus: tuple[str, ...]) -> tuple[i.GpuObservation, ...]:
         return tuple(i.GpuObservation(gpu, self.used_mb(gpu)) for gpu in gpus)
 
     def used_mb(self, gpu: str) -> int:
@@ -287,8 +289,8 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        limit = 10**9 if "late_clear" in BROKEN_TODAY else 120_000
-        self.config = Config(lease_ms=LEASE, reattach_ms=REATTACH, drivers=DRIVERS, clear_limit_ms=limit, **CONFIG)
+        limit = 10**9 if "late_clean" in BROKEN_TODAY else 120_000
+        self.config = Config(lease_ms=LEASE, reattach_ms=REATTACH, drivers=DRIVERS, clean_timeout_ms=limit, **CONFIG)
         self.policy = ChaosPolicy()
         self.core = Scheduler(self.config, self.policy)
         self.world, self.now, self.keys = World(), 1, 0
@@ -328,13 +330,6 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 request = self.requests[fact.slot]
                 assert request.attended, f"{fact.slot} goes ahead, and nobody attends it since {request.detached_at}"
                 assert not request.never, f"{fact.slot} was {request.never}, and goes ahead"
-            case f.SlotTakenOver() if fact.slot in self.granted and fact.fence:
-                grant = self.granted[fact.slot]
-                assert fact.fence > self.newest, "a fence went back"
-                self.newest = fact.fence
-                grant.session, grant.fence = fact.session, fact.fence
-            case f.SlotTakenOver() if fact.slot in self.requests:
-                self.requests[fact.slot].session = fact.session
             case f.SlotLost() | f.SlotRevoked() | f.SlotReleased() | f.SlotFaulted():
                 self.granted.pop(fact.slot, None)
             case f.SlotWithdrawn():
@@ -349,7 +344,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 if fact.kind is OrderKind.LOAD:
                     gpus = tuple(gpu for gpu in slot.gpus if gpu in gpus)
                 kept = self.core.state.states[state_key(fact.job, fact.pool, fact.node)]
-                leaves = kept.spec.leftover_mb > 0
+                leaves = kept.spec.residual_mb > 0
                 self.world.orders[fact.order] = Told(fact.kind, (fact.job, fact.run), fact.pool, gpus, leaves)
 
     def is_granted(self, fact: f.SlotGranted) -> None:
@@ -391,7 +386,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                     self.world.dies(process)
 
     def see(self, host: str) -> None:
-        self.give(i.HostObserved(host, self.world.sights(HOST_GPUS[host])))
+        self.give(i.HostObserved(host, self.world.observe(HOST_GPUS[host])))
 
     @initialize(
         kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=4),
@@ -529,7 +524,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
 
     @rule(names=st.permutations("ABCD"), rounds=st.integers(1, 4), lingers=st.booleans())
     def a_good_while(self, names: list[str], rounds: int, lingers: bool) -> None:
-        """Nobody is at fault for some rounds; at most, memory comes clear late."""
+        """Nobody is at fault for some rounds; at most, memory becomes clean late."""
         for number in range(rounds):
             self.all_go_on(names)
             self.drivers_work(4, lingers and number == 1)
@@ -577,7 +572,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             phases = process.spec.phases
             process.asked += 1
             wish = i.NextRequest(phases[following % len(phases)].name, f"{process.key}-{process.asked}")
-            give = i.ReleaseSlot(slot, grant.fence, self.world.sights(grant.gpus), wish if following >= 0 else None)
+            give = i.ReleaseSlot(slot, grant.fence, self.world.observe(grant.gpus), wish if following >= 0 else None)
             answer = self.give(give)
             assert answer is not None, "a valid release was refused"
             if answer.next_slot:
@@ -612,7 +607,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 if lingering:
                     self.world.bytes[gpu].add((*grant.who, "lingering"))
             grant.gpus = grant.gpus[:1]  # before it says so: others may be granted in the very answer
-            assert self.give(i.ShrinkSlot(slot, grant.fence, grant.gpus, self.world.sights(gone))) is not None
+            assert self.give(i.ShrinkSlot(slot, grant.fence, grant.gpus, self.world.observe(gone))) is not None
 
     @rule(name=NAMES)
     def grow(self, name: str) -> None:
@@ -662,6 +657,13 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 self.give(i.ProcessGone(session.id, session.pid, session.started))
 
     @rule(name=NAMES)
+    def give_back(self, name: str) -> None:
+        """A process is interrupted in a call, and gives back what it may hold."""
+        process = self.world.processes.get(name)
+        if process is not None and not process.silent:
+            self.give(i.GiveBack(process.session))
+
+    @rule(name=NAMES)
     def close(self, name: str) -> None:
         process = self.world.processes.get(name)
         if process is None or process.silent:
@@ -695,7 +697,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         self.give(i.UndrainNode(node, "ops"))
 
     @rule(node=st.sampled_from(sorted(GPUS)))
-    def declare_clear(self, node: str) -> None:
+    def declare_clean(self, node: str) -> None:
         """An operator who has truly looked: nothing is there, and nothing is on its way there."""
         on_its_way = any(self.world.may_act(o) and set(o.gpus) & set(GPUS[node]) for o in self.world.orders.values())
         if not on_its_way and not any(self.world.bytes[gpu] for gpu in GPUS[node]):
@@ -717,13 +719,13 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             return None
         first, second = places[which % len(places)]
         group = state.groups.get(first.group or second.group or "")
-        visits = [f.PlannedTurn(v.job, v.phase, v.once) for v in group.schedule if v.job != job.id] if group else []
-        visits += [f.PlannedTurn(job.id, phase.name) for phase in job.spec.phases]
+        turns = [f.PlannedTurn(v.job, v.phase, v.once) for v in group.schedule if v.job != job.id] if group else []
+        turns += [f.PlannedTurn(job.id, phase.name) for phase in job.spec.phases]
         placed = Placed(
-            None if group is None else group.id, {"rollout": (first.id,), "train": (second.id,)}, tuple(visits),
+            None if group is None else group.id, {"rollout": (first.id,), "train": (second.id,)}, tuple(turns),
             "packing", JobStatus.ADMITTED, job.promised, None, 0.0, self.policy.dispatch,
         )  # fmt: skip
-        return Move(job.id, placed, "why not")
+        return Move(job.id, placed, said("why not"))
 
     @rule(name=NAMES, which=st.integers(0, 11))
     def is_better_placed(self, name: str, which: int) -> None:
@@ -784,7 +786,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                         self.world.bytes[gpu].discard((*told.who, told.pool))
                         self.world.bytes[gpu].add((*told.who, "lingering"))
             for _ in range(2 if report == "twice" else 1):
-                self.give(i.OrderDone(name, self.world.sights(told.gpus)))
+                self.give(i.OrderDone(name, self.world.observe(told.gpus)))
         elif report == "failed":
             told.dropped = True
             self.give(i.OrderFailed(name, "no"))
@@ -826,7 +828,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             self.world.bytes[gpu].clear()
         for told in self.world.orders.values():
             told.dropped = told.dropped or bool(set(told.gpus) & set(HOST_GPUS[host]))
-        self.give(i.HostObserved(host, self.world.sights(HOST_GPUS[host]), f"boot-{self.keys}"))
+        self.give(i.HostObserved(host, self.world.observe(HOST_GPUS[host]), f"boot-{self.keys}"))
 
     # ---- time ----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmuxd.core.handlers import hosts
+from rollmuxd.core import facts, marks
 
 sys.path.insert(0, str(Path(__file__).parent))
 import machine
@@ -25,21 +25,30 @@ STOOD_STILL = (
 )
 
 
+#: a job that waits for word of a look needs somebody to go on after it: the first and the last step show it
+NEEDS_THE_LOOK = (
+    "state.some_jobs_are_there(kinds=['inits', 'known', 'colocated', 'syncs'], dispatch=Dispatch.READY)",
+    *STOOD_STILL[4:],
+    "state.a_good_while(lingers=True, names=['A', 'B', 'D', 'C'], rounds=4)",
+)
+
+
 def test_what_was_found_once_does_not_come_back() -> None:
     assert machine.play(list(STOOD_STILL)) == ""
+    assert machine.play(list(NEEDS_THE_LOOK)) == ""
 
 
 def test_a_sequence_that_fails_is_made_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody goes on when a node was looked at: who was first in the way may be found without the rest."""
-    monkeypatch.setattr(hosts, "go_on", lambda *_: None)
+    """No step is taken when GPUs are clean: which job was first in the way may be found without the rest."""
+    monkeypatch.delitem(marks.MARKS, facts.GpusVerifiedClean)
     error = AssertionError()
     looks = [f"state.look(host={host!r})" for host in ("h1", "h2")]
-    for step in ("state = Machine()", *STOOD_STILL[:2], *looks, *STOOD_STILL[2:], "state.teardown()"):
+    for step in ("state = Machine()", *NEEDS_THE_LOOK[:2], *looks, *NEEDS_THE_LOOK[2:], "state.teardown()"):
         error.add_note(step)
     steps = machine.steps_of(error)
-    assert len(steps) == len(STOOD_STILL) + len(looks)
+    assert len(steps) == len(NEEDS_THE_LOOK) + len(looks)
     wrong = machine.play(steps)
     assert wrong.startswith("AssertionError: never granted")
     found = machine.shorter(steps, wrong, time.monotonic() + PATIENCE_S)
     assert machine.play(found).startswith("AssertionError: never granted")
-    assert len(found) < len(STOOD_STILL)
+    assert len(found) < len(NEEDS_THE_LOOK)

@@ -3,11 +3,14 @@
 Hundreds of jobs may wait: no decision tries them all.
 """
 
+import msgspec
+
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
+from rollmuxd.core.spec import Filler, JobSpec, PhaseSpec, StateSpec, Want
+from rollmuxd.core.steps.lend import PER_NODE
 from rollmuxd.policies.rollmux import RollMux
 
 NODES, JOBS, WAITING = 12, 60, 6
@@ -96,3 +99,20 @@ def test_a_newcomer_is_tried_alone_where_nothing_else_has_changed():
     register(1_000 + 10**6)
     assert policy.asked == 2
     assert core.deadline() > 2
+
+
+def test_a_drain_sends_many_fillers_away_in_one_decision_and_each_node_has_a_few():
+    core = Scheduler(Config(), RollMux())
+    cluster(core)
+    state = (StateSpec("rollout", driver="mock", gpu_mb=100),)
+    spec = JobSpec(
+        "f", (PhaseSpec("filler", ("rollout",)),), (Want("rollout"),), states=state, filler=Filler(2_000, 1_000)
+    )
+    for number in range(300):
+        core.handle(i.RegisterJob("team", "ann", msgspec.structs.replace(spec, name=f"f{number}")), 2)
+    homes = [len(node.fillers) for node in core.state.nodes.values() if "rollout" in node.pools]
+    assert homes == [PER_NODE] * NODES
+
+    core.handle(i.DrainNode("rollout0/gpu0", "ops"), 3)
+
+    assert core.state.nodes["rollout0/gpu0"].fillers == []

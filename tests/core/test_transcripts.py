@@ -28,14 +28,27 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.apply import apply
+from rollmuxd.core.causes import Cause, said, sentence
 from rollmuxd.core.config import Config, DriverTraits, OwnerLimits
 from rollmuxd.core.errors import Rejected
-from rollmuxd.core.estimates import phase_ms
+from rollmuxd.core.estimates import phase_ms, slowdown
 from rollmuxd.core.ids import Fence
 from rollmuxd.core.model import Dispatch, JobStatus, OrderKind, OrderStatus
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.core.spec import IfUnmet, JobSpec, LaunchSpec, Movable, OnLoss, Park, PhaseSpec, StateSpec, Want
+from rollmuxd.core.spec import (
+    Asynchronous,
+    Filler,
+    IfUnmet,
+    JobSpec,
+    LaunchSpec,
+    Movable,
+    OnLoss,
+    Park,
+    PhaseSpec,
+    StateSpec,
+    Want,
+)
 from rollmuxd.core.state import State
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux
@@ -52,7 +65,7 @@ WORLDS = {
     "shared": ("node n1 h1/gpu0-1 rollout,train", "0 start", "0 seen"),
     "two-pairs": (
         "node r1 h1/gpu0-1 rollout", "node t1 h1/gpu2-3 train", "node r2 h1/gpu4-5 rollout", "node t2 h1/gpu6-7 train",
-        "config moves=on move_every=0", "0 start", "0 seen",
+        "config moves=on move_interval=0", "0 start", "0 seen",
     ),
     "two-hosts": ("node r1 h1/gpu0-1 rollout", "node t1 h2/gpu0-1 train", "0 start", "0 seen h1", "0 seen h2"),
 }  # fmt: skip
@@ -60,7 +73,8 @@ WORLDS = {
 #: options of ``job`` that are no phases
 _JOB_WORDS = {
     "slo", "nodes", "gpus", "named", "ram", "mb", "left", "driver", "park", "on_loss", "colocate", "priority",
-    "if_unmet", "key", "replace", "side", "nostate", "owner", "load_s", "park_s", "launch", "movable",
+    "if_unmet", "key", "replace", "side", "nostate", "owner", "load_s", "park_s", "launch", "movable", "engines",
+    "pace", "ahead", "filler",
 }  # fmt: skip
 _PHASE = re.compile(
     r"(?P<name>\w+)(@(?P<pools>[\w+]+))?(=(?P<s>[\d.]*)(~(?P<gap>[\d.]+))?(/(?P<min>\d+))?(x(?P<every>\d+))?)?"
@@ -249,7 +263,9 @@ class Play:
             value = getattr(fact, field)
             if field == "at" or value in (None, "", (), {}, False, 0, Dispatch.SCHEDULE):
                 continue
-            if field == "spec":
+            if isinstance(value, Cause):
+                value = sentence(value, self._named)
+            elif field == "spec":
                 value = value.name
             elif field in ("host", "node") and not isinstance(value, str):
                 value = value.id
@@ -302,7 +318,9 @@ class Play:
         self.directed = bool(answer.directives)
         for told in answer.directives:
             keep = f" keep {','.join(told.keep)}" if told.keep else f" to {','.join(told.gpus)}" if told.gpus else ""
-            said.append(f"{told.kind} {told.slot}{keep}{f' ({told.reason})' if told.reason else ''}")
+            said.append(
+                f"{told.kind} {told.slot}{keep}{f' ({sentence(told.reason, self._named)})' if told.reason else ''}"
+            )
         return [f"= {', '.join(said)}"] if said else []
 
     # ---- looking (changes nothing) -------------------------------------------------------------------------------
@@ -310,7 +328,8 @@ class Play:
     def look_expect(self, what: str, is_: str, *more: str) -> list[str]:
         """``expect s1 running``, ``expect A admitted``, ``expect r1 up``, ``expect A:rollout parked``.
 
-        ``expect s1 held h1/gpu0``: what it holds. ``expect h1/gpu0 clear``. ``expect A iterations 3``.
+        ``expect s1 held h1/gpu0``: what it holds. ``expect h1/gpu0 clean``. ``expect A iterations 3``.
+        ``expect t1 lent s4``, ``expect F harvested 86``, ``expect A lent 0``: in seconds.
         """
         state = self.core.state
         if ":" in what:
@@ -323,15 +342,24 @@ class Play:
             found = (
                 f"held {gpu.holder}"
                 if gpu.holder
-                else f"stained {self._named(gpu.dirty_by)}"
+                else f"dirty {self._named(gpu.dirty_by)}"
                 if gpu.dirty_by
-                else "clear"
+                else "clean"
             )
         elif what in state.slots:
             slot = state.slots[what]
             found = f"held {','.join(slot.gpus)}" if is_ == "held" else str(slot.status)
+        elif what in state.nodes and is_ == "lent":
+            found = f"lent {state.nodes[what].loan or 'no'}"
+        elif is_ in ("harvested", "lent"):  # of a filler; of a job: what loans have held it up for
+            job = state.jobs[self._job(what)]
+            found = f"{is_} {(job.harvested_ms if is_ == 'harvested' else job.progress.lent_ms) / 1000:g}"
         elif what in state.nodes:
-            found = str(state.nodes[what].status) if is_ != "reason" else f"reason {state.nodes[what].reason}"
+            found = (
+                str(state.nodes[what].status)
+                if is_ != "reason"
+                else f"reason {sentence(state.nodes[what].reason, self._named)}"
+            )
         elif is_ == "unasked":  # no directive to its last heartbeat
             found = "asked" if self.directed else "unasked"
         elif is_ == "in":
@@ -344,7 +372,14 @@ class Play:
             found = "at_risk" if state.jobs[self._job(what)].at_risk else "safe"
         elif is_ == "reckoned":  # what plans reckon with, by phase
             job = state.jobs[self._job(what)]
-            found = " ".join(("reckoned", *(f"{it.name}={phase_ms(job, it) / 1000:g}" for it in job.spec.phases)))
+            found = " ".join(
+                (
+                    "reckoned",
+                    *(f"{it.name}={(phase_ms(job, it) or 0) / 1000:g}" for it in job.spec.timed if phase_ms(job, it)),
+                )
+            )
+        elif is_ == "slowdown":
+            found = f"slowdown {slowdown(state.jobs[self._job(what)]) or 0:.2f}"
         elif is_ == "iterations":
             found = f"iterations {state.jobs[self._job(what)].progress.finished}"
         else:
@@ -358,7 +393,7 @@ class Play:
         if what in self.core.state.slots:
             at = Explainer(self.core.context).slot_position(what)
             wait = Explainer(self.core.context).expected_wait_ms(what, self.now)
-            head = f"= {at} visits before it, about {'?' if wait is None else f'{wait / 1000:g}'} s"
+            head = f"= {at} turns before it, about {'?' if wait is None else f'{wait / 1000:g}'} s"
             return [
                 head,
                 *(
@@ -404,7 +439,7 @@ class Play:
         return job.slot or job.queued or "none"
 
     def _sights(self, gpus: tuple[str, ...], words: tuple[str, ...]) -> tuple[i.GpuObservation, ...]:
-        """All these GPUs clear, except ``h1/gpu0=5000`` or ``h1/gpu0=5000:pid_4711``."""
+        """All these GPUs clean, except ``h1/gpu0=5000`` or ``h1/gpu0=5000:pid_4711``."""
         used: dict[str, tuple[int, tuple[str, ...]]] = {}
         for word in words:
             names, _, seen = word.partition("=")
@@ -431,8 +466,10 @@ class Play:
         gpus = tuple(gpu for node in self.nodes.values() if node.host == host for gpu in node.gpus)
         since = next((_ms(word.removeprefix("since=")) for word in words_ if word.startswith("since=")), None)
         dark = {gpu: "Xid 79" for w in words_ if w.startswith("unread=") for gpu in _gpus(w.removeprefix("unread="))}
-        sights = self._sights(gpus, tuple(w for w in words_ if "/gpu" in w and not w.startswith("unread=")))
-        return i.HostObserved(host, tuple(it for it in sights if it.gpu not in dark), boot, since=since, unread=dark)
+        observations = self._sights(gpus, tuple(w for w in words_ if "/gpu" in w and not w.startswith("unread=")))
+        return i.HostObserved(
+            host, tuple(it for it in observations if it.gpu not in dark), boot, since=since, unread=dark
+        )
 
     def in_unreachable(self, host: str, *why: str) -> i.Input:
         return i.HostUnreachable(host, " ".join(why) or "no route")
@@ -440,15 +477,19 @@ class Play:
     def in_job(self, name: str, *words: str) -> i.Input:
         """``job A slo=2 rollout=10~1/2 train=5 sync@rollout+train=1``: seconds, ~ own gap, / fewest GPUs.
 
-        ``side=eval@rollout=20x5``: once in five iterations.
+        ``side=eval@rollout=20x5``: once in five iterations. ``pace=10``: asynchronous; ``pace=``: it is measured.
+        ``filler=train,2``: a filler of that pool gives way in 2 s.
         """
         more = {w.partition("=")[0]: w.partition("=")[2] for w in words if w.partition("=")[0] in _JOB_WORDS}
         phases = [self._phase(w) for w in words if w.partition("=")[0] not in _JOB_WORDS]
+        if "filler" in more:
+            phases = [PhaseSpec("filler", (more["filler"].partition(",")[0],))]
         side = [self._phase(w) for w in more.get("side", "").split(";") if w]
         pools = list(dict.fromkeys(pool for phase in (*phases, *side) for pool in phase.pools))
         nodes, gpus = (_per_pool(more.get(key, d), pools) for key, d in (("nodes", "1"), ("gpus", "0")))
         named = _per_pool(more["named"], pools) if "named" in more else {}
         ram, mb, left = (_per_pool(more.get(key, "0"), pools) for key in ("ram", "mb", "left"))
+        engines = _per_pool(more.get("engines", "0"), pools)
         wants = tuple(
             Want(p, int(nodes.get(p, 1)), int(gpus.get(p, 0)), tuple(named[p].split("+")) if p in named else ())
             for p in pools
@@ -457,7 +498,7 @@ class Play:
             StateSpec(
                 p, int(mb.get(p, 0)), int(left.get(p, 0)), round(float(ram.get(p, 0)) * 1000),
                 more.get("driver", "channel"),
-                _ms(more.get("load_s", "0")), _ms(more.get("park_s", "0")),
+                _ms(more.get("load_s", "0")), _ms(more.get("park_s", "0")), int(engines.get(p, 0)),
             )
             for p in pools
         )  # fmt: skip
@@ -468,6 +509,9 @@ class Play:
             on_loss=OnLoss(more.get("on_loss", "hold")), park=Park(more.get("park", "lazy")),
             if_unmet=IfUnmet(more.get("if_unmet", "best_effort")), colocate="colocate" in more,
             movable=Movable(more.get("movable", "no")),
+            asynchronous=Asynchronous(_ms(more["pace"]) if more["pace"] else None, int(more.get("ahead", "1")))
+            if "pace" in more else None,
+            filler=Filler(_ms(more["filler"].partition(",")[2] or "2")) if "filler" in more else None,
             launch=LaunchSpec(tuple(filter(None, more["launch"].split("+")))) if "launch" in more else None,
         )  # fmt: skip
         self.specs[name], self.keys[name] = spec, more.get("key", "")
@@ -492,6 +536,9 @@ class Play:
     def in_close(self, name: str) -> i.Input:
         return i.CloseSession(self._session(name))
 
+    def in_give_back(self, name: str) -> i.Input:
+        return i.GiveBack(self._session(name))
+
     def in_beat(self, name: str, *words: str) -> i.Input:
         """``beat A``; ``beat A 80/100``: how far its slot is; ``beat e1 s1 1/2``."""
         slot = next((word for word in words if re.fullmatch(r"s\d+", word)), None)
@@ -512,7 +559,7 @@ class Play:
         return i.RequestSlot(self._job(name), self._session(session), phase, request)
 
     def in_release(self, name: str, *words: str) -> i.Input:
-        """``release A``; ``release s1 fence=1.1 next=train:r7``; ``clear``, or what was seen on its GPUs."""
+        """``release A``; ``release s1 fence=1.1 next=train:r7``; ``clean``, or what was seen on its GPUs."""
         more = {w.partition("=")[0]: w.partition("=")[2] for w in words if "/gpu" not in w}
         name = self._slot(name)
         slot = self.core.state.slots.get(name)
@@ -524,12 +571,12 @@ class Play:
             self.asked += 1
             phase, _, request = more["next"].partition(":")
             following = i.NextRequest(phase, request or f"next-{self.asked}")
-        sights = tuple(word for word in words if "/gpu" in word)
-        seen = self._sights(slot.gpus, sights) if slot and (sights or "clear" in more) else ()
+        observations = tuple(word for word in words if "/gpu" in word)
+        seen = self._sights(slot.gpus, observations) if slot and (observations or "clean" in more) else ()
         return i.ReleaseSlot(name, fence, seen, following)
 
     def in_done(self, order: str, *words: str) -> i.Input:
-        """Done, and its GPUs were seen clear; ``unseen``: nobody looked; ``h1/gpu0=5000``: they are not."""
+        """Done, and its GPUs were verified clean; ``unseen``: nobody looked; ``h1/gpu0=5000``: they are not."""
         told = self.core.state.orders.get(order)
         if told is None or "unseen" in words or told.kind is OrderKind.LOAD:
             return i.OrderDone(order)
@@ -553,18 +600,20 @@ class Play:
     def in_detach(self, slot: str) -> i.Input:
         return i.DetachSlot(self._slot(slot))
 
-    def in_withdraw(self, slot: str, session: str = "") -> i.Input:
-        return i.WithdrawSlot(self._slot(slot), session or None)
+    def in_withdraw(self, slot: str) -> i.Input:
+        return i.WithdrawSlot(self._slot(slot))
 
     def in_shrink(self, name: str, keep: str, *words: str) -> i.Input:
-        """``shrink A keep=h1/gpu0 [fence=1.1] [clear | h1/gpu1=500]``."""
+        """``shrink A keep=h1/gpu0 [fence=1.1] [clean | h1/gpu1=500]``."""
         slot = self.core.state.slots[self._slot(name)]
         more = dict(w.split("=") for w in words if w.startswith("fence="))
         fence = Fence(*map(int, more["fence"].split("."))) if more else slot.fence
         kept = _gpus(keep.removeprefix("keep="))
         gone = tuple(gpu for gpu in slot.gpus if gpu not in kept)
-        sights = tuple(word for word in words if "/gpu" in word)
-        return i.ShrinkSlot(slot.id, fence, kept, self._sights(gone, sights) if sights or "clear" in words else ())
+        observations = tuple(word for word in words if "/gpu" in word)
+        return i.ShrinkSlot(
+            slot.id, fence, kept, self._sights(gone, observations) if observations or "clean" in words else ()
+        )
 
     def in_grow(self, name: str, *words: str) -> i.Input:
         """``grow A [fence=1.1]``."""
@@ -590,6 +639,9 @@ class Play:
     def in_drain(self, node: str, *words: str) -> i.Input:
         return i.DrainNode(node, "ops", "evict" in words)
 
+    def in_ends(self, host: str, at: str) -> i.Input:
+        return i.HostEnds(host, None if at == "never" else _ms(at))
+
     def in_undrain(self, node: str) -> i.Input:
         return i.UndrainNode(node, "ops")
 
@@ -599,22 +651,22 @@ class Play:
     def in_better(self, name: str, group: str, *words: str) -> i.Input:
         """``better A g2 rollout:r2 train:t2``: the policy finds that A is better placed there; ``new``: a new group.
 
-        Last in the wheel, or where ``wheel=B.rollout,A.rollout,...`` says. ``unsound``: with no visits at all.
+        Last in the schedule, or where ``schedule=B.rollout,A.rollout,...`` says. ``unsound``: with no turns at all.
         """
         state = self.core.state
         job = state.jobs[self._job(name)]
         pins = {word.partition(":")[0]: tuple(word.partition(":")[2].split(",")) for word in words if ":" in word}
         known = state.groups.get(group)
-        visits = [f.PlannedTurn(v.job, v.phase, v.once) for v in known.schedule if v.job != job.id] if known else []
-        visits += [f.PlannedTurn(job.id, phase.name) for phase in job.spec.phases]
-        given = next((word.removeprefix("wheel=") for word in words if word.startswith("wheel=")), "")
+        turns = [f.PlannedTurn(v.job, v.phase, v.once) for v in known.schedule if v.job != job.id] if known else []
+        turns += [f.PlannedTurn(job.id, phase.name) for phase in job.spec.phases]
+        given = next((word.removeprefix("schedule=") for word in words if word.startswith("schedule=")), "")
         if given:
-            visits = [f.PlannedTurn(self._job(v.split(".")[0]), v.split(".")[1]) for v in given.split(",")]
+            turns = [f.PlannedTurn(self._job(v.split(".")[0]), v.split(".")[1]) for v in given.split(",")]
         placed = Placed(
-            None if group == "new" else group, pins, tuple(visits), "packing", JobStatus.ADMITTED,
+            None if group == "new" else group, pins, tuple(turns), "packing", JobStatus.ADMITTED,
             job.spec.slo is not None, 20_000, 0.0, self.dispatch,
         )  # fmt: skip
-        self.core.policy.moves.append(Move(job.id, placed, "it saves a node", 8.0, 2.0))
+        self.core.policy.moves.append(Move(job.id, placed, said("it saves a node"), 8.0, 2.0))
         self.core.timers.at(self.now, "regroup", "")
         return i.Tick()
 

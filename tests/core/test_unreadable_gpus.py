@@ -48,7 +48,7 @@ def test_its_node_is_lost_with_the_reason_once_and_the_other_goes_on():
 
     facts = [see(made, now, "box/gpu0", none="", lost="the GPU is lost").facts for now in (2, 3)]
     assert statuses(made) == [NodeStatus.UP, NodeStatus.LOST]
-    assert [getattr(fact, "reason", "") for fact in facts[0]] == ["box/gpu1: the GPU is lost"]
+    assert [str(getattr(fact, "reason", "")) for fact in facts[0]] == ["box/gpu1: the GPU is lost"]
     assert list(facts[1]) == []
 
     see(made, 4, *GPUS)

@@ -92,7 +92,7 @@ async def write(scenario: str, folder: Path, *, compacted: bool = False) -> None
             async def settled() -> tuple[int, int]:
                 return state.at, len(facts)
 
-            await RetentionTask(journal, Keep(1, 10**12, 1_000), settled).tend()
+            await RetentionTask(journal, Keep(1, 10**12, 1_000), settled).run_once()
             assert journal.first > middle // 2
             scenario = "compacted"
         await journal.close()

@@ -34,7 +34,7 @@ from rollmuxd.spi import ContactLost, DriverTraits, NotDone, Observation, Probed
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
-CLEAR = (GpuObservation("box/gpu0", 0), GpuObservation("box/gpu1", 0))
+CLEAN = (GpuObservation("box/gpu0", 0), GpuObservation("box/gpu1", 0))
 
 
 async def nothing(*_: object) -> None:
@@ -45,13 +45,13 @@ class ScriptedBackend:
     """Sees what ``sees`` answers; counts."""
 
     def __init__(self) -> None:
-        self.sees: Callable[[], Awaitable[Observation]] = self._clear
+        self.sees: Callable[[], Awaitable[Observation]] = self._clean
         self.looks: list[float] = []
         self.killed: list[tuple[str, int, str, str, str]] = []
         self.ends = True
 
-    async def _clear(self) -> Observation:
-        return Observation((*CLEAR, GpuObservation("box/gpu2", 999)), "boot1")
+    async def _clean(self) -> Observation:
+        return Observation((*CLEAN, GpuObservation("box/gpu2", 999)), "boot1")
 
     async def observe(self, host: str) -> Observation:
         self.looks.append(asyncio.get_running_loop().time())
@@ -126,7 +126,7 @@ async def acting(state: State, driver: object = None, backend: ScriptedBackend |
 
 
 @pytest.mark.parametrize(
-    ("kind", "seen"), [(m.OrderKind.PARK, CLEAR), (m.OrderKind.DISCARD, CLEAR), (m.OrderKind.LOAD, ())]
+    ("kind", "seen"), [(m.OrderKind.PARK, CLEAN), (m.OrderKind.DISCARD, CLEAN), (m.OrderKind.LOAD, ())]
 )
 async def test_an_order_that_lets_go_of_gpus_is_reported_with_what_is_seen_there_and_a_load_at_once(kind, seen):
     driver = ScriptedDriver()
@@ -170,7 +170,7 @@ async def test_a_driver_that_is_idempotent_is_told_again_twice():
         await anyio.sleep(60)
 
         assert [verb for verb, _ in driver.told] == ["park"] * 3
-        assert posted == [OrderDone("o1", CLEAR)]
+        assert posted == [OrderDone("o1", CLEAN)]
     driver = ScriptedDriver(*[NotDone("no")] * 3, idempotent=True)
     async with acting(world(order()), driver) as (actuator, posted, _):
         actuator.perform([Perform("o1")])
@@ -221,7 +221,7 @@ async def test_a_backend_that_leaves_a_gpu_out_has_seen_none():
     backend = ScriptedBackend()
 
     async def half():
-        return Observation(CLEAR[:1], "boot1")
+        return Observation(CLEAN[:1], "boot1")
 
     backend.sees = half
     async with acting(world(order()), ScriptedDriver(), backend) as (actuator, posted, _):
@@ -229,7 +229,7 @@ async def test_a_backend_that_leaves_a_gpu_out_has_seen_none():
         await anyio.sleep(1)
 
         assert posted == [OrderDone("o1", ())]
-        assert await actuator.sight("box", ("box/gpu0", "box/gpu1")) == ()
+        assert await actuator.observe("box", ("box/gpu0", "box/gpu1")) == ()
 
 
 async def test_an_order_that_is_under_way_is_not_told_again():
@@ -264,7 +264,7 @@ async def test_an_order_for_a_driver_that_is_not_there_has_certainly_failed():
 @pytest.mark.parametrize(
     ("probed", "report"),
     [
-        (Probed(known=True, done=True), OrderDone("o1", CLEAR)),
+        (Probed(known=True, done=True), OrderDone("o1", CLEAN)),
         (Probed(known=True, done=False, error="oom"), OrderFailed("o1", "oom")),
         (Probed(known=True, done=False, begun=False), OrderNotBegun("o1")),
         (Probed(known=False), OrderLostContact("o1", "the driver does not know what became of it")),
@@ -287,7 +287,7 @@ async def test_one_order_that_hangs_stops_no_other():
         actuator.perform([Perform("o1"), Perform("o2")])
         await anyio.sleep(1)
 
-        assert posted == [OrderDone("o2", CLEAR)]
+        assert posted == [OrderDone("o2", CLEAN)]
 
 
 # ---- looking -------------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ async def test_a_look_is_reported_with_all_gpus_of_the_host():
         await anyio.sleep(1)
 
         (seen,) = posted
-        assert seen == HostObserved("box", (*CLEAR, GpuObservation("box/gpu2", 999)), "boot1", seen.since)
+        assert seen == HostObserved("box", (*CLEAN, GpuObservation("box/gpu2", 999)), "boot1", seen.since)
         assert seen.since is not None
 
 
@@ -313,7 +313,7 @@ async def test_an_order_that_has_left_the_books_is_stopped_and_reports_nothing()
         assert driver.told
 
         del state.orders["o1"]
-        actuator.on_facts([(7, f.StateSeen(7, "j1", "rollout", "box/gpu0-1", m.StateStatus.GONE))])
+        actuator.on_facts([(7, f.StateObserved(7, "j1", "rollout", "box/gpu0-1", m.StateStatus.GONE))])
         await anyio.sleep(0.01)
 
         assert posted == []
@@ -341,7 +341,7 @@ async def test_looks_asked_for_during_a_look_are_one_more_look():
 
     async def slow():
         await anyio.sleep(1)
-        return Observation(CLEAR, "boot1")
+        return Observation(CLEAN, "boot1")
 
     backend.sees = slow
     async with acting(world(), backend=backend) as (actuator, posted, _):
@@ -373,12 +373,12 @@ async def test_a_host_that_does_not_answer_is_unreachable():
 async def test_a_sight_for_a_release_is_bounded_and_says_nothing_where_it_cannot_know():
     backend = ScriptedBackend()
     async with acting(world(), backend=backend) as (actuator, _, _):
-        assert await actuator.sight("box", ("box/gpu1",)) == CLEAR[1:]
+        assert await actuator.observe("box", ("box/gpu1",)) == CLEAN[1:]
         backend.sees = anyio.sleep_forever
         began = asyncio.get_running_loop().time()
-        assert await actuator.sight("box", ("box/gpu1",)) == ()
+        assert await actuator.observe("box", ("box/gpu1",)) == ()
         assert asyncio.get_running_loop().time() - began == pytest.approx(5)
-        assert await actuator.sight("nowhere", ("x",)) == ()
+        assert await actuator.observe("nowhere", ("x",)) == ()
 
 
 async def test_a_kill_goes_where_the_job_is_with_pid_and_start_time_and_is_looked_after():
@@ -475,7 +475,7 @@ async def test_effects_that_come_before_it_runs_are_performed_when_it_does():
         await anyio.sleep(0.1)
         tasks.cancel_scope.cancel()
 
-    assert posted == [OrderDone("o1", CLEAR)]
+    assert posted == [OrderDone("o1", CLEAN)]
 
 
 async def test_a_driver_is_told_in_which_phase_the_state_was_used_last():
@@ -506,7 +506,7 @@ async def test_a_driver_that_is_cancelled_from_within_has_its_order_reported_as_
         assert posted == [OrderLostContact("o1", "the plugin's own call was cancelled, and not by the daemon")]
         actuator.perform([Perform("o2")])
         await anyio.sleep(1)
-        assert posted[1:] == [OrderDone("o2", CLEAR)]
+        assert posted[1:] == [OrderDone("o2", CLEAN)]
 
 
 class CancelsItself(ScriptedDriver):
@@ -534,7 +534,7 @@ async def test_a_backend_that_is_cancelled_from_within_or_exits_costs_its_own_lo
     good, backend.sees = backend.sees, torn
     async with acting(world(order()), ScriptedDriver(), backend) as (actuator, posted, _):
         actuator.perform([Observe("box"), Kill("j1", 1, "n1")])
-        assert await actuator.sight("box", ("box/gpu0",)) == ()
+        assert await actuator.observe("box", ("box/gpu0",)) == ()
         await anyio.sleep(1)
         assert posted
         assert {type(report) for report in posted} == {HostUnreachable}
@@ -546,7 +546,7 @@ async def test_a_backend_that_is_cancelled_from_within_or_exits_costs_its_own_lo
 
 
 @pytest.mark.parametrize(
-    "sight",
+    "observation",
     [
         None,
         Observation(None, "boot1"),
@@ -554,23 +554,23 @@ async def test_a_backend_that_is_cancelled_from_within_or_exits_costs_its_own_lo
         Observation((GpuObservation("box/gpu0", None), GpuObservation("box/gpu1", 0)), "boot1"),
         Observation((GpuObservation("box/gpu0", -1), GpuObservation("box/gpu1", 0)), "boot1"),
         Observation((GpuObservation("box/gpu0", 0), GpuObservation("box/gpu0", 0)), "boot1"),
-        Observation(CLEAR, None),
-        Observation(CLEAR, "boot \udcff"),
-        Observation(CLEAR, "boot1", unread={"box/gpu2": 7}),
+        Observation(CLEAN, None),
+        Observation(CLEAN, "boot \udcff"),
+        Observation(CLEAN, "boot1", unread={"box/gpu2": 7}),
     ],
     ids=["none", "no gpus", "float", "no mb", "below zero", "twice", "no boot id", "no text", "no reason"],
 )
-async def test_a_sight_that_is_none_is_believed_by_nobody_and_ends_nothing(sight):
+async def test_a_sight_that_is_none_is_believed_by_nobody_and_ends_nothing(observation):
     """What is not of the contract's types would stop the daemon here, or be journalled and never be read again."""
     backend = ScriptedBackend()
 
     async def lie() -> Observation:
-        return sight
+        return observation
 
     good, backend.sees = backend.sees, lie
     async with acting(world(order()), ScriptedDriver(), backend) as (actuator, posted, _):
         actuator.perform([Observe("box")])
-        assert await actuator.sight("box", ("box/gpu0", "box/gpu1")) == ()
+        assert await actuator.observe("box", ("box/gpu0", "box/gpu1")) == ()
         await anyio.sleep(1)
         assert [type(report) for report in posted] == [HostUnreachable]
         assert "cannot be used" in posted[0].reason
@@ -674,7 +674,7 @@ class Slow(ScriptedDriver):
             raise ConnectionResetError("while it stopped") from None
 
 
-GONE = [(7, f.StateSeen(7, "j1", "rollout", "box/gpu0-1", m.StateStatus.GONE))]
+GONE = [(7, f.StateObserved(7, "j1", "rollout", "box/gpu0-1", m.StateStatus.GONE))]
 
 
 def errors_unread() -> Callable[[], list[str]]:
@@ -768,7 +768,7 @@ async def test_an_order_that_leaves_the_books_before_it_has_begun_is_not_under_w
         state.orders["o1"] = taken
         actuator.perform([Perform("o1")])
         await anyio.sleep(1)
-        assert posted == [OrderDone("o1", CLEAR)]
+        assert posted == [OrderDone("o1", CLEAN)]
 
 
 class Deaf(ScriptedBackend):
@@ -784,7 +784,7 @@ class Deaf(ScriptedBackend):
         while len(self.looks) < self.at and anyio.current_time() < until:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(1)
-        return Observation(CLEAR, "boot1")
+        return Observation(CLEAN, "boot1")
 
 
 async def test_a_look_that_cannot_be_stopped_keeps_nobody_from_looking_again():
@@ -814,6 +814,21 @@ async def test_looks_that_cannot_be_stopped_become_no_more_than_eight_and_when_o
         await anyio.sleep(1)
         assert len(backend.looks) == 9
         await anyio.sleep(700)
+
+
+async def test_what_a_call_raises_as_its_asker_is_cancelled_is_no_error_of_the_loops():
+    unheard: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, said: unheard.append(said))
+
+    async def fails():
+        askers[0].cancel()
+        raise OSError("the host is gone")
+
+    askers = [asyncio.create_task(ask(1, fails()))]
+    await asyncio.wait(askers)
+    askers.clear()
+    gc.collect()
+    assert unheard == []
 
 
 async def test_calls_that_take_a_moment_to_stop_are_no_reason_not_to_ask():
@@ -863,7 +878,7 @@ async def test_an_order_of_which_there_is_no_word_is_not_told_again_but_asked_fo
         await anyio.sleep(1)
 
         assert [verb for verb, _ in driver.told] == ["probe"]
-        assert posted == [OrderDone("o1", CLEAR)]
+        assert posted == [OrderDone("o1", CLEAN)]
 
 
 async def test_an_order_that_has_left_the_books_is_not_tried_again():

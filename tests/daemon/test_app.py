@@ -33,6 +33,7 @@ from rollmuxd.daemon.journal import backup as journal_tools
 from rollmuxd.daemon.journal import retention
 from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.settings import BadSettings, JournalTable, Settings, load_settings
+from rollmuxd.spi.fake_fabric import MockFabric
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.e2e]
 
@@ -107,13 +108,20 @@ async def test_after_a_stop_in_good_order_nothing_is_left_but_the_journal_and_wh
     assert list(past.facts) == []
 
 
-async def test_nobody_but_the_owner_can_read_the_journal(settings, tmp_path):
-    (tmp_path / "state").mkdir(mode=0o755)
-    async with running(settings()):
-        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state").glob("journal*")}
-
-        assert set(modes.values()) == {0o600}
-        assert len(modes) == 3
+async def test_the_state_directory_is_for_the_daemons_user_alone_whatever_the_umask(tmp_path):
+    """Who could write daemon.json would send the jobs' clients to another daemon."""
+    (state := tmp_path / "state").mkdir(mode=0o755)
+    (tmp_path / "gpus.json").write_text('{"gpus": [{"uuid": "GPU-1", "name": "NVIDIA H20", "total_mb": 97871}]}')
+    options = {"made_up_gpus": str(tmp_path / "gpus.json")}
+    host = {"id": "here", "backend": "local", "options": options, "nodes": [{"gpus": "0", "pools": ["p"]}]}
+    before = os.umask(0)
+    try:
+        async with running(Settings(daemon={"state_dir": state, "listen": "127.0.0.1:0"}, hosts=[host])):
+            found = {str(one.relative_to(state)): stat.S_IMODE(one.stat().st_mode) for one in state.rglob("*")}
+    finally:
+        os.umask(before)
+    assert {name for name, mode in found.items() if mode & 0o077} == set()
+    assert found.keys() >= {"backends/local/owner", "daemon.json", "inventories.json", "journal.sqlite3-wal", "mark"}
 
 
 async def test_a_parked_long_poll_holds_no_stop_up_and_is_answered(settings):
@@ -441,8 +449,8 @@ async def test_thrift_is_run_where_the_settings_say_so_with_its_options():
     ("given", "policy"),
     [
         ({}, ("thrift", "credit")),
-        ({"policy": {"thrift": {"uncertain": False}}}, ("thrift", "wheel")),
-        ({"daemon": {"policy": "rollmux"}}, ("rollmux", "wheel")),
+        ({"policy": {"thrift": {"promise": "certified"}}}, ("thrift", "schedule")),
+        ({"daemon": {"policy": "rollmux"}}, ("rollmux", "schedule")),
     ],
 )
 async def test_a_daemon_that_is_told_nothing_keeps_promises_by_credit_and_rollmux_is_the_paper(given, policy):
@@ -452,9 +460,9 @@ async def test_a_daemon_that_is_told_nothing_keeps_promises_by_credit_and_rollmu
 
 @pytest.mark.parametrize(
     ("options", "rounds"),
-    [({}, 1), ({"uncertain": False}, 4), ({"rounds": 3}, 3), ({"uncertain": False, "rounds": 2}, 2)],
+    [({}, 1), ({"promise": "certified"}, 4)],
 )
-async def test_where_phases_are_uncertain_everybody_goes_round_once_a_turn_unless_told_otherwise(options, rounds):
+async def test_where_promises_are_measured_each_job_goes_round_once_a_rotation(options, rounds):
     assert max(make_policy(Settings(policy={"thrift": options})).rates.values()) == rounds
 
 
@@ -516,6 +524,50 @@ async def test_a_job_on_a_node_that_was_taken_out_of_the_configuration_is_warned
     assert listed["pins"] == {"rollout": ["box/gpu0"]}, "nobody has ended it"
 
 
+def with_a_switch(tmp_path, cables=(1,), **options):
+    host = {"id": "box", "backend": "mock", "options": {"memory": ""}, "nodes": [{"gpus": "0", "pools": ["rollout"]}]}
+    switch = {"name": "ocs", "driver": "mock", "options": options, "ports": {"box/gpu0": cables}}
+    daemon = {"state_dir": tmp_path / "state", "listen": "", "shutdown_s": 2}
+    return Settings(daemon=daemon, hosts=[host], fabric=[switch])
+
+
+async def fabric(unix, *what, **body):
+    if what:
+        answer = await unix.post(f"/v1/fabrics/ocs/{what[0]}", json=body)
+        assert answer.status_code == 200, answer.text
+    (view,) = (await unix.get("/v1/fabrics")).json()["items"]
+    return view["degraded"], view["reason"]
+
+
+async def test_a_switch_that_an_operator_leaves_alone_is_left_alone_after_a_restart_too(tmp_path):
+    settings = with_a_switch(tmp_path)
+    async with running(settings) as where, client(where) as unix:
+        assert await fabric(unix, "degrade", reason="mirrors are cleaned") == (True, "mirrors are cleaned")
+    async with running(settings) as where, client(where) as unix:
+        assert await fabric(unix) == (True, "mirrors are cleaned")
+        assert (await fabric(unix, "restore"))[0] is False
+    async with running(settings) as where, client(where) as unix:
+        assert (await fabric(unix))[0] is False
+
+
+@pytest.mark.parametrize(
+    ("cables", "why"), [((1, 40), "port 40 is not one of 1 to 16"), ((1, 9), "port 9 is protected")]
+)
+async def test_a_cable_at_a_port_that_the_switch_cannot_use_is_refused_by_its_key(tmp_path, cables, why):
+    with pytest.raises(CannotStart, match=rf"settings: fabric\[0\]\.ports\.box/gpu0: {why}"):
+        await serve(with_a_switch(tmp_path, cables, ports=16, protected=[9]))
+
+
+async def test_a_switch_that_is_away_at_the_start_keeps_no_daemon_from_starting(tmp_path, monkeypatch):
+    async def away(self):
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(app, "PORTS_S", 0.05)
+    monkeypatch.setattr(MockFabric, "ports", away)
+    async with running(with_a_switch(tmp_path)) as where, client(where) as unix:
+        assert (await unix.get("/readyz")).status_code == 200
+
+
 async def test_a_node_that_is_put_back_into_the_configuration_is_usable_again(tmp_path):
     def settings(*nodes):
         host = {
@@ -552,9 +604,14 @@ async def test_a_node_that_is_put_back_into_the_configuration_is_usable_again(tm
 
 @pytest.mark.parametrize(
     "damage",
-    ["body = substr(body, 1, 20)", "body = replace(body, 'alice', 'malice')", "sum = sum + 1"],
+    [
+        "UPDATE facts SET body = substr(body, 1, 20)",
+        "UPDATE facts SET body = replace(body, 'alice', 'malice')",
+        "UPDATE facts SET sum = sum + 1",
+        "DELETE FROM facts",
+    ],
 )
-async def test_damaged_facts_of_before_are_named_and_the_rest_is_delivered(tmp_path, damage):
+async def test_facts_of_before_that_are_damaged_or_missing_are_named_and_the_rest_is_delivered(tmp_path, damage):
     host = {"id": "box", "backend": "mock", "options": {"memory": ""}, "nodes": [{"gpus": "0", "pools": ["rollout"]}]}
     settings = Settings(daemon={"state_dir": tmp_path / "state", "listen": "", "shutdown_s": 2}, hosts=[host])
     body = {"name": "alice", "phases": [{"name": "rollout", "pools": ["rollout"]}], "wants": {"rollout": {}}}
@@ -573,7 +630,7 @@ async def test_damaged_facts_of_before_are_named_and_the_rest_is_delivered(tmp_p
         if fact["fact"] == "job_registered" and fact["job"] == job
     ]
     with closing(sqlite3.connect(tmp_path / "state" / "journal.sqlite3")) as connection, connection:
-        connection.execute(f"UPDATE facts SET {damage} WHERE seq = ?", (registered,))
+        connection.execute(f"{damage} WHERE seq = ?", (registered,))
     async with running(settings) as where, client(where) as unix:
         page = (await unix.get("/v1/facts", params={"until": last})).json()
         assert [it["seq"] for it in page["unreadable"]] == [registered]

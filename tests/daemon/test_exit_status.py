@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -31,6 +32,33 @@ def run(folder, *, before="", text="", listen=""):
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     return ran.returncode, ran.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_terminal_that_closes_stops_a_daemon_unless_it_was_started_with_nohup(tmp_path, nohup):
+    (tmp_path / "rollmux.toml").write_text(f'[daemon]\nstate_dir = "{tmp_path}/state"\nlisten = ""\n')
+    words = [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", str(tmp_path / "rollmux.toml")]
+    # What these tests were started with may ignore the signal: whatever it starts would inherit that.
+    hears = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
+    words = [sys.executable, "-c", hears, *["nohup"][: int(nohup)], *words]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as ran:
+        try:
+            until = time.monotonic() + PATIENCE_S
+            while not (tmp_path / "state" / "daemon.json").exists():
+                assert ran.poll() is None, ran.stdout.read()
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            ran.send_signal(signal.SIGHUP)
+            if nohup:
+                ignored = re.search(r"^SigIgn:\s*(\w+)$", Path(f"/proc/{ran.pid}/status").read_text(), re.MULTILINE)
+                assert int(ignored[1], 16) & 1 << signal.SIGHUP - 1
+                ran.send_signal(signal.SIGTERM)
+            else:
+                ran.send_signal(signal.SIGHUP)  # from the shell and from the kernel
+            assert ran.wait(PATIENCE_S) == 0, ran.stdout.read()
+            assert b"stopped" in ran.stdout.read()
+        finally:
+            ran.kill()
 
 
 #: stands in for a disk that has no room: the file system says so to whoever writes

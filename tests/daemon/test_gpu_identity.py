@@ -13,7 +13,7 @@ from rollmuxd.daemon.hosts.gpu_identity import GpuIdentities
 from rollmuxd.spi import ContactLost, Observation
 
 
-def sight(host, *names):
+def observation(host, *names):
     gpus = [f"{host}/gpu{number}" for number in range(len(names))]
     return Observation(tuple(GpuObservation(gpu, 0) for gpu in gpus), "boot1", dict(zip(gpus, names, strict=True)))
 
@@ -25,24 +25,24 @@ def all_of(host):
 def test_the_second_way_to_a_gpu_is_refused_and_the_first_goes_on():
     identities = GpuIdentities()
     for _ in range(2):
-        identities.check("box", sight("box", "GPU-a", "GPU-b"), all_of("box"))
+        identities.check("box", observation("box", "GPU-a", "GPU-b"), all_of("box"))
         with pytest.raises(
             ContactLost, match=r"alias/gpu0 is the same GPU as box/gpu1 \(GPU-b\): alias is a second way"
         ):
-            identities.check("alias", sight("alias", "GPU-b", "GPU-c"), all_of("alias"))
+            identities.check("alias", observation("alias", "GPU-b", "GPU-c"), all_of("alias"))
 
 
 def test_two_hosts_may_be_one_machine_if_each_has_gpus_of_its_own():
     identities = GpuIdentities()
-    identities.check("box", sight("box", "GPU-a", "GPU-b"), {"box/gpu0"})
-    identities.check("alias", sight("alias", "GPU-a", "GPU-b"), {"alias/gpu1"})
+    identities.check("box", observation("box", "GPU-a", "GPU-b"), {"box/gpu0"})
+    identities.check("alias", observation("alias", "GPU-a", "GPU-b"), {"alias/gpu1"})
 
 
 def test_a_gpu_that_was_replaced_is_forgotten_and_may_be_elsewhere():
     identities = GpuIdentities()
-    identities.check("box", sight("box", "GPU-a"), all_of("box"))
-    identities.check("box", sight("box", "GPU-new"), all_of("box"))
-    identities.check("other", sight("other", "GPU-a"), all_of("other"))
+    identities.check("box", observation("box", "GPU-a"), all_of("box"))
+    identities.check("box", observation("box", "GPU-new"), all_of("box"))
+    identities.check("other", observation("other", "GPU-a"), all_of("other"))
 
 
 def test_gpus_without_names_are_taken_as_they_are():
@@ -58,7 +58,7 @@ async def test_the_core_hears_that_the_second_host_cannot_be_reached():
 
     class Backend:
         async def observe(self, host):
-            return sight(host, "GPU-a")
+            return observation(host, "GPU-a")
 
     actuator = Actuator({"fake": Backend()}, {}, state=lambda: state, post=posted.append)
     running = asyncio.create_task(actuator.run())
@@ -74,4 +74,4 @@ async def test_the_core_hears_that_the_second_host_cannot_be_reached():
     assert isinstance(first, HostObserved)
     assert isinstance(second, HostUnreachable)
     assert "same GPU as box/gpu0" in second.reason
-    assert await actuator.sight("alias", ["alias/gpu0"]) == (), "a release must not rest on it either"
+    assert await actuator.observe("alias", ["alias/gpu0"]) == (), "a release must not rest on it either"

@@ -15,6 +15,7 @@ import pytest
 
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
+from rollmuxd.daemon import files
 from rollmuxd.daemon.journal import file as journal_file
 from rollmuxd.daemon.journal.backup import backup, check
 from rollmuxd.daemon.journal.store import Journal, JournalRefused
@@ -226,7 +227,7 @@ async def test_a_disk_that_is_full_when_the_mark_is_written_loses_nothing(tmp_pa
     await start(tmp_path)
     if not reserve:
         (tmp_path / "reserve").unlink()
-    written, real = [], journal_file.write_synced
+    written, real = [], files.write
 
     def write_if_there_is_room(path, content):
         written.append(path.name)
@@ -235,7 +236,7 @@ async def test_a_disk_that_is_full_when_the_mark_is_written_loses_nothing(tmp_pa
         real(path, content)
 
     with monkeypatch.context() as patched:
-        patched.setattr(journal_file, "write_synced", write_if_there_is_room)
+        patched.setattr(files, "write", write_if_there_is_room)
         if reserve:
             assert await start(tmp_path) == ""
         else:

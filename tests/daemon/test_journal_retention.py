@@ -91,10 +91,10 @@ class Cluster:
             if isinstance(effect, Perform):
                 self.orders = [*getattr(self, "orders", []), effect.order]
             elif isinstance(effect, Observe):
-                self.tell(HostObserved(effect.host, self.sights(effect.host), "boot"))
+                self.tell(HostObserved(effect.host, self.observe(effect.host), "boot"))
         return done
 
-    def sights(self, host):
+    def observe(self, host):
         return tuple(GpuObservation(f"{host}/gpu{number}", 0) for number in (0, 1))
 
     def live(self, until, rng):
@@ -106,7 +106,7 @@ class Cluster:
             state = self.core.state
             if self.orders and rng.random() < 0.7:
                 order = self.orders.pop(0)
-                self.tell(OrderDone(order, self.sights(state.nodes[state.orders[order].node].host)))
+                self.tell(OrderDone(order, self.observe(state.nodes[state.orders[order].node].host)))
                 continue
             job = rng.choice(list(self.jobs))
             slot = state.jobs[job].slot
@@ -115,7 +115,7 @@ class Cluster:
                 self.tell(UndrainNode("train/gpu0-1", by="ops"))
             elif slot is not None and state.slots[slot].status == "running":
                 node = state.slots[slot].gpus[0].partition("/")[0]
-                self.tell(ReleaseSlot(slot, state.slots[slot].fence, self.sights(node)))
+                self.tell(ReleaseSlot(slot, state.slots[slot].fence, self.observe(node)))
             elif slot is None and state.jobs[job].queued is None:
                 self.asked[job] += 1
                 phase = ("rollout", "train")[self.asked[job] % 2]
@@ -127,7 +127,7 @@ def lived():
     cluster = Cluster()
     cluster.live(20_000 * DAY + DAYS * DAY + 9 * HOUR, random.Random(4))
     kinds = {f.name(fact) for fact in cluster.facts}
-    assert {"slot_granted", "order_ended", "node_draining", "visit_skipped"} & kinds
+    assert {"slot_granted", "order_ended", "node_draining", "turn_skipped"} & kinds
     assert len({fact.at // DAY for fact in cluster.facts}) == DAYS + 1
     return cluster
 
@@ -173,8 +173,8 @@ def same(one, other):
 
 
 async def reported(journal, cluster, since, until):
-    books, end = await compute_usage(journal, since=since, until=until, now=cluster.now, durable=len(cluster.facts))
-    return books.view(since or 0, end)
+    usage, end = await compute_usage(journal, since=since, until=until, now=cluster.now, durable=len(cluster.facts))
+    return usage.view(since or 0, end)
 
 
 BEGIN = 20_000 * DAY
@@ -197,7 +197,7 @@ WITHIN = [
 async def test_a_report_says_the_same_before_and_after_the_facts_are_gone(tmp_path, lived, keep):
     journal = await written(tmp_path, lived)
     if keep is not None:
-        done = await keeper(journal, lived, keep).tend()
+        done = await keeper(journal, lived, keep).run_once()
         assert done.booked == DAYS
         assert (journal.first > 1) == (keep is ONE)
     for since, until in SPANS + ([] if keep is ONE else WITHIN):
@@ -207,7 +207,7 @@ async def test_a_report_says_the_same_before_and_after_the_facts_are_gone(tmp_pa
 
 async def test_a_report_of_a_part_of_a_day_whose_facts_are_gone_says_so(tmp_path, lived):
     journal = await written(tmp_path, lived)
-    await keeper(journal, lived, ONE).tend()
+    await keeper(journal, lived, ONE).run_once()
     for since, until in WITHIN:
         with pytest.raises(FactsGone, match="begin and end the span at the beginning of a day"):
             await reported(journal, lived, since, until)
@@ -229,14 +229,14 @@ async def test_days_are_booked_one_by_one_as_they_pass_and_come_to_the_same(tmp_
         cluster.live(BEGIN + day * DAY + 5 * HOUR, rng)
         await journal.append(list(enumerate(cluster.facts, 1))[told:])
         told = len(cluster.facts)
-        assert (await keeper(journal, cluster, ONE).tend()).booked == 1
+        assert (await keeper(journal, cluster, ONE).run_once()).booked == 1
     same(await reported(journal, cluster, None, None), plainly(cluster, None, None))
     await journal.close()
 
 
 async def test_a_daemon_that_starts_on_a_compacted_journal_has_the_state_that_it_had(tmp_path, lived):
     journal = await written(tmp_path, lived)
-    done = await keeper(journal, lived, ONE).tend()
+    done = await keeper(journal, lived, ONE).run_once()
     await journal.close()
     assert done.cut > 100
     journal = Journal.open(tmp_path)
@@ -261,7 +261,7 @@ async def test_a_daemon_that_starts_on_a_compacted_journal_has_the_state_that_it
 
 async def test_a_compacted_journal_is_backed_up_and_restored_like_any(tmp_path, lived):
     journal = await written(tmp_path / "live", lived)
-    await keeper(journal, lived, ONE).tend()
+    await keeper(journal, lived, ONE).run_once()
     backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
     first = journal.first
     await journal.close()
@@ -274,17 +274,17 @@ async def test_a_compacted_journal_is_backed_up_and_restored_like_any(tmp_path, 
 
 async def test_damage_after_the_cut_is_found_as_before_and_the_state_at_the_cut_is_proven(tmp_path, lived):
     journal = await written(tmp_path, lived)
-    first = (await keeper(journal, lived, ONE).tend()).first
+    first = (await keeper(journal, lived, ONE).run_once()).first
     await journal.close()
     with closing(sqlite3.connect(tmp_path / "journal.sqlite3", isolation_level=None)) as connection:
-        connection.execute("DELETE FROM snapshots")
+        connection.execute("DELETE FROM snapshots WHERE day IS NULL OR seq >= ?", (first,))
         connection.execute("UPDATE facts SET body = body || ' ' WHERE seq = ?", (first,))
     journal = Journal.open(tmp_path)
     with pytest.raises(JournalDamaged, match=f"fact {first} of"):
         list(journal.load().facts)
     await journal.close()
     with closing(sqlite3.connect(tmp_path / "journal.sqlite3", isolation_level=None)) as connection:
-        connection.execute("UPDATE days SET sum = sum + 1 WHERE state IS NOT NULL")
+        connection.execute("UPDATE snapshots SET sum = sum + 1")
     journal = Journal.open(tmp_path)
     with pytest.raises(
         JournalDamaged, match=f"facts up to {first - 1} were compacted away, and the state after them is damaged"
@@ -299,9 +299,9 @@ def damage(statement):
 
 async def test_a_report_goes_round_what_is_damaged_where_there_are_facts(tmp_path, lived):
     journal = await written(tmp_path, lived)
-    await keeper(journal, lived, ALL).tend()
-    await journal.operate(damage("UPDATE days SET books = x'00' WHERE day = 20002"))
-    await journal.operate(damage("UPDATE days SET state = x'00' WHERE day IN (20003, 20005)"))
+    await keeper(journal, lived, ALL).run_once()
+    await journal.operate(damage("UPDATE usage SET body = x'00' WHERE day = 20002"))
+    await journal.operate(damage("UPDATE snapshots SET body = x'00' WHERE day IN (20003, 20005)"))
     for since, until in SPANS + WITHIN:
         same(await reported(journal, lived, since, until), plainly(lived, since, until))
     await journal.close()
@@ -309,8 +309,8 @@ async def test_a_report_goes_round_what_is_damaged_where_there_are_facts(tmp_pat
 
 async def test_a_report_of_damaged_books_whose_facts_are_gone_says_so(tmp_path, lived):
     journal = await written(tmp_path, lived)
-    await keeper(journal, lived, ONE).tend()
-    await journal.operate(damage("UPDATE days SET books = x'00' WHERE day = 20002"))
+    await keeper(journal, lived, ONE).run_once()
+    await journal.operate(damage("UPDATE usage SET body = x'00' WHERE day = 20002"))
     with pytest.raises(FactsGone):
         await reported(journal, lived, None, None)
     await journal.close()
@@ -321,10 +321,10 @@ async def test_what_keeps_the_books_from_being_closed_shows_until_it_is_gone(tmp
     of = keeper(journal, lived, ALL)
     await journal.operate(damage("UPDATE facts SET sum = sum + 1 WHERE seq = 40"))
     with pytest.raises(JournalDamaged, match=r"fact 40 of .*journal check` says what is damaged, and what to do$"):
-        await of.tend()
+        await of.run_once()
     assert "fact 40 of" in of.trouble
     await journal.operate(damage("UPDATE facts SET sum = sum - 1 WHERE seq = 40"))
-    await of.tend()
+    await of.run_once()
     assert of.trouble == ""
     await journal.close()
 
@@ -333,8 +333,8 @@ async def test_no_day_is_booked_of_damaged_facts(tmp_path, lived):
     journal = await written(tmp_path, lived)
     await journal.operate(damage("UPDATE facts SET body = replace(body, '\"at\":', '\"at\": ') WHERE seq = 40"))
     with pytest.raises(JournalDamaged, match="fact 40 of"):
-        await keeper(journal, lived, ONE).tend()
-    assert not any(day.booked for day in await journal.days())
+        await keeper(journal, lived, ONE).run_once()
+    assert await journal.days() == []
     await journal.close()
 
 
@@ -352,7 +352,10 @@ LATER = [
 
 
 async def states(journal):
-    return [day.day - 20_000 for day in await journal.days() if day.has_state]
+    def days(writer):
+        return [day - 20_000 for (day,) in writer.execute("SELECT day FROM snapshots WHERE day NOT NULL ORDER BY day")]
+
+    return await journal.operate(days)
 
 
 async def test_days_with_facts_after_days_without_are_booked_as_any(tmp_path, monkeypatch):
@@ -362,7 +365,7 @@ async def test_days_with_facts_after_days_without_are_booked_as_any(tmp_path, mo
     cluster.now += 30 * DAY
     cluster.live(cluster.now + 2 * DAY, rng)
     journal = await written(tmp_path, cluster)
-    await keeper(journal, cluster, ALL).tend()
+    await keeper(journal, cluster, ALL).run_once()
     for since in (None, BEGIN + 2 * DAY, BEGIN + 20 * DAY + HOUR, BEGIN + 31 * DAY, BEGIN + 32 * DAY + HOUR):
         for until in (None, BEGIN + 31 * DAY + HOUR, BEGIN + 32 * DAY):
             if until is None or (since or 0) < until:
@@ -374,11 +377,11 @@ async def test_days_with_facts_after_days_without_are_booked_as_any(tmp_path, mo
 async def test_after_a_cut_within_days_without_facts_all_is_as_after_any(tmp_path, lived, later):
     journal = await written(tmp_path, lived)
     soon = SimpleNamespace(facts=lived.facts, now=lived.now + 4 * DAY)
-    await keeper(journal, soon, ONE).tend()
+    await keeper(journal, soon, ONE).run_once()
     assert journal.first == len(lived.facts) + 1
     for ahead in (5, 6, 340):
         now = SimpleNamespace(facts=lived.facts, now=lived.now + ahead * DAY)
-        await keeper(journal, now, ONE).tend()
+        await keeper(journal, now, ONE).run_once()
     for since, until in (LATER[0], LATER[2], LATER[3]):
         same(await reported(journal, later, since, until), plainly(later, since, until))
     state = msgspec.json.decode(journal.load(snapshot=False).snapshot, type=State)
@@ -391,13 +394,13 @@ async def test_the_state_at_a_cut_stays_whatever_comes_after_it(tmp_path, lived)
     """The days before the cut have none, though they begin after the same fact."""
     journal = await written(tmp_path, lived)
     soon = SimpleNamespace(facts=list(lived.facts), now=lived.now + 4 * DAY)
-    await keeper(journal, soon, ALL).tend()
-    await keeper(journal, soon, ONE._replace(days=0)).tend()
+    await keeper(journal, soon, ALL).run_once()
+    await keeper(journal, soon, ONE._replace(days=0)).run_once()
     assert await states(journal) == [9]
     soon.facts.append(f.HostAdded(soon.now, HostSpec("new", "fake", 0)))
     await journal.append([(len(soon.facts), soon.facts[-1])])
     soon.now += 3 * DAY
-    await keeper(journal, soon, ALL).tend()
+    await keeper(journal, soon, ALL).run_once()
     assert await states(journal) == [9, 10, 11, 12]
     assert len(list(journal.load(snapshot=False).facts)) == 1
     await journal.close()
@@ -406,30 +409,30 @@ async def test_the_state_at_a_cut_stays_whatever_comes_after_it(tmp_path, lived)
 
 async def test_who_did_what_outlives_the_facts_and_goes_when_it_is_old_too(tmp_path, lived):
     journal = await written(tmp_path, lived)
-    await keeper(journal, lived, ONE).tend()
+    await keeper(journal, lived, ONE).run_once()
     old = [fact for fact in lived.facts[: journal.first - 1] if f.name(fact) == "node_draining"]
     kept = await journal.lasting(0, "node_draining", 1_000)
     assert [fact for _, fact in kept] == old
     assert old
     assert all(fact == lived.facts[seq - 1] for seq, fact in kept)
-    await keeper(journal, lived, Keep(1, 10**12, audit_days=2)).tend()
+    await keeper(journal, lived, Keep(1, 10**12, audit_days=2)).run_once()
     left = await journal.lasting(0, "node_draining", 1_000)
     assert [fact for _, fact in left] == [fact for fact in old if fact.at >= lived.now - 2 * DAY]
     await journal.close()
 
 
 async def test_what_people_do_is_what_lasts():
-    assert {"audited", "node_draining", "slot_revoked", "gpus_cleared", "job_ended"} <= set(retention.LASTING)
+    assert {"audited", "node_draining", "slot_revoked", "gpus_verified_clean", "job_ended"} <= set(retention.LASTING)
     assert not {"slot_granted", "session_fenced", "order_issued"} & set(retention.LASTING)
 
 
 async def test_facts_go_by_size_too_and_those_of_today_never(tmp_path, lived):
     journal = await written(tmp_path, lived)
-    await keeper(journal, lived, ALL).tend()
+    await keeper(journal, lived, ALL).run_once()
     assert journal.first == 1
-    done = await keeper(journal, lived, Keep(1_000, 150_000, 1_000)).tend()
+    done = await keeper(journal, lived, Keep(1_000, 150_000, 1_000)).run_once()
     assert done.first > 1
-    done = await keeper(journal, lived, Keep(1_000, 1, 1_000)).tend()
+    done = await keeper(journal, lived, Keep(1_000, 1, 1_000)).run_once()
     today = next(seq for seq, fact in enumerate(lived.facts, 1) if fact.at >= BEGIN + DAYS * DAY)
     assert done.first == today
     assert [seq for seq, _ in await journal.read(0, 10_000)] == list(range(today, len(lived.facts) + 1))
@@ -438,10 +441,10 @@ async def test_facts_go_by_size_too_and_those_of_today_never(tmp_path, lived):
 
 async def test_nothing_goes_whose_state_could_not_be_read(tmp_path, lived):
     journal = await written(tmp_path, lived)
-    await keeper(journal, lived, ALL).tend()
-    await journal.operate(lambda writer: writer.execute("UPDATE days SET state = x'00' WHERE books IS NOT NULL"))
-    with pytest.raises(JournalDamaged, match=r"the state at the beginning of .* cannot be read"):
-        await keeper(journal, lived, ONE).tend()
+    await keeper(journal, lived, ALL).run_once()
+    await journal.operate(lambda writer: writer.execute("UPDATE snapshots SET body = x'00' WHERE day < 20005"))
+    with pytest.raises(JournalDamaged, match=r"the state at the beginning of .* is damaged"):
+        await keeper(journal, lived, ONE).run_once()
     assert journal.first == 1
     assert len(await journal.read(0, 10_000)) == len(lived.facts)
     await journal.close()
@@ -466,12 +469,12 @@ async def test_wherever_it_breaks_off_the_next_one_goes_on(tmp_path, lived):
 
         with closing(sqlite3.connect(folder / "journal.sqlite3", isolation_level=None)) as writer:
             try:
-                Retention(folder / "journal.sqlite3", ONE, write).tend(lived.now, len(lived.facts))
+                Retention(folder / "journal.sqlite3", ONE, write).run_once(lived.now, len(lived.facts))
             except KeyboardInterrupt:
                 stopped += 1
         assert check(folder / "journal.sqlite3").good
         journal = Journal.open(folder)
-        await keeper(journal, lived, ONE).tend()
+        await keeper(journal, lived, ONE).run_once()
         same(await reported(journal, lived, None, None), plainly(lived, None, None))
         assert len(await journal.lasting(0, "node_draining", 100)) > 0
         await journal.close()
@@ -487,11 +490,11 @@ async def test_booking_that_is_cancelled_ends_within_a_batch_and_the_next_one_bo
     of = keeper(journal, lived, ALL)
     monkeypatch.setattr(retention, "BATCH", 10)
     scope, ended, read = anyio.CancelScope(), threading.Event(), []
-    rows_after, tend = retention.rows_after, Retention.tend
+    rows_after, run_once = retention.rows_after, Retention.run_once
 
     async def booking():
         with scope:
-            await of.tend()
+            await of.run_once()
 
     task = asyncio.create_task(booking())
     cancel = {"its scope": scope.cancel, "its task": task.cancel}[by]
@@ -505,18 +508,18 @@ async def test_booking_that_is_cancelled_ends_within_a_batch_and_the_next_one_bo
 
     def tending(*args, **options):
         try:
-            return tend(*args, **options)
+            return run_once(*args, **options)
         finally:
             ended.set()
 
     monkeypatch.setattr(retention, "rows_after", reading)
-    monkeypatch.setattr(Retention, "tend", tending)
+    monkeypatch.setattr(Retention, "run_once", tending)
     await asyncio.wait([task])
     assert await asyncio.to_thread(ended.wait, 60)
     assert read == [0, 10, 20, 30, 40, 50]
     assert of.trouble == ""
     monkeypatch.setattr(retention, "rows_after", rows_after)
-    assert (await of.tend()).booked == DAYS
+    assert (await of.run_once()).booked == DAYS
     await journal.close()
 
 
@@ -536,11 +539,11 @@ async def test_upkeep_that_is_cancelled_while_it_writes_is_no_trouble_and_the_ne
 
     monkeypatch.setattr(journal, "operate", operating)
     with scope:
-        await of.tend()
+        await of.run_once()
     assert scope.cancelled_caught
     assert left == -1
     assert of.trouble == ""
-    await of.tend()
+    await of.run_once()
     assert journal.first > 1
     same(await reported(journal, lived, None, None), plainly(lived, None, None))
     await journal.close()
@@ -574,7 +577,7 @@ async def test_space_is_given_back_and_commits_wait_no_more_than_a_moment(tmp_pa
 
     writing = asyncio.create_task(write_on())
     began = time.perf_counter()
-    done = await RetentionTask(journal, ONE, settled).tend()
+    done = await RetentionTask(journal, ONE, settled).run_once()
     took = time.perf_counter() - began
     going = False
     await writing

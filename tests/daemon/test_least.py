@@ -112,7 +112,7 @@ def test_there_is_no_search_where_placing_the_jobs_once_takes_too_long_for_sever
     copy = Copy(msgspec.json.encode(State()), Config(), "rollmux", {})
     pools = {pool: PlanPool(nodes=2) for pool in ("rollout", "train")}
 
-    view = plan.PlanQuestion(copy, "o", "u", [job], "empty", pools, long, 0, lambda owner: True).answer()
+    view = plan.PlanQuestion(copy, "o", "u", [job], {}, "empty", pools, long, 0, lambda owner: True).answer()
 
     assert view.jobs[0].status == "admitted"
     assert "they were not searched: placing these jobs once takes" in view.least.reason

@@ -1,7 +1,7 @@
-"""The books of today are kept as facts come, and nobody can tell: they are what a fold of all facts gives.
+"""The usage of today is counted as facts come. It is what a fold of all facts gives.
 
-Random histories (processes die, hosts vanish, orders fail) are told bit by bit; days are a few seconds long, so that
-they end while facts come; now and then somebody asks, or the writer begins anew.
+Random histories (processes die, hosts vanish, orders fail) become durable bit by bit; days are a few seconds long, so
+that they end while facts come; now and then somebody asks.
 """
 
 import random
@@ -13,7 +13,7 @@ import pytest
 from memory_journal import MemoryJournal
 from simkit import swarm
 
-from rollmuxd.core.state import State
+from rollmuxd.daemon.journal.store import JournalFailed
 from rollmuxd.daemon.usage import daily
 from rollmuxd.daemon.usage.daily import LiveUsage, compute_usage
 from rollmuxd.daemon.usage.ledger import UsageLedger
@@ -33,15 +33,13 @@ def history(seed):
 
 
 class Told:
-    """A journal and the books beside it, told facts as a driver does: first durable, then heard of."""
+    """A journal and the usage beside it."""
 
     def __init__(self, facts):
         self.facts = facts
         self.durable = 0
         self.journal = MemoryJournal()
         self.today = LiveUsage(self.journal, self.settled)
-        self.today.begin(State())
-        self.reads = 0
 
     @property
     def now(self):
@@ -50,21 +48,18 @@ class Told:
     async def settled(self):
         return self.now, self.durable
 
-    async def tell(self, count, *, later=False):
-        """So many more facts come to pass. ``later``: they are durable, and heard of with what this returns."""
+    async def tell(self, count):
+        """So many more facts are durable."""
         batch = [(self.durable + n, fact) for n, fact in enumerate(self.facts[self.durable : self.durable + count], 1)]
         if batch:
             await self.journal.append(batch)
             self.durable = batch[-1][0]
-            if not later:
-                self.today.on_facts(batch)
-        return batch
 
     async def report(self, since=None):
-        books, end = await compute_usage(
+        usage, end = await compute_usage(
             self.journal, since=since, until=None, now=self.now, durable=self.durable, today=self.today
         )
-        return books.view(since or 0, end)
+        return usage.view(since or 0, end)
 
     def plainly(self, since=None):
         """The same, of all facts from the first one on."""
@@ -100,32 +95,26 @@ async def test_it_is_what_a_fold_of_all_facts_gives_whenever_somebody_asks(seed)
         told = Told(facts)
         for left in reversed(range(6)):
             await told.tell(chance.randrange(len(facts) // 3) if left else len(facts))
-            match chance.choice(["ask", "ask", "restart", "book"]) if left else "ask":
-                case "restart":
-                    told.today.begin(State())
-                case "book":
-                    await told.today.books(told.now)
-                case _:
-                    begun = told.now // daily.DAY * daily.DAY
-                    for since in (None, begun) if begun < told.now else ():
-                        same(await told.report(since), told.plainly(since))
+            if left and chance.random() < 0.3:
+                await told.today.usage(told.now, told.durable)
+            else:
+                begun = told.now // daily.DAY * daily.DAY
+                for since in (None, begun) if begun < told.now else ():
+                    same(await told.report(since), told.plainly(since))
 
 
 async def test_a_report_over_today_looks_at_the_facts_that_came_since_the_last_one_and_at_no_others():
     told = Told(history(1))
-    reads, seen = [], []
-    read, see = told.journal.read, UsageLedger.see
-    told.journal.read = lambda after, limit: reads.append(after) or read(after, limit)
+    seen, see = [], UsageLedger.see
     with patch.object(UsageLedger, "see", lambda ledger, fact: seen.append(fact) or see(ledger, fact)):
         await told.tell(500)
         await told.report()  # the daemon has just begun: what is there is read
         for more in (0, 7, 0, 40):
-            reads.clear()
             seen.clear()
             await told.tell(more)
             await told.report()
             await told.report(since=0)
-            assert (reads, len(seen)) == ([], more)
+            assert len(seen) == more
 
 
 async def test_facts_that_come_while_the_day_is_read_are_booked_once():
@@ -140,41 +129,20 @@ async def test_facts_that_come_while_the_day_is_read_are_booked_once():
             await told.tell(30)
         return found
 
-    told.journal.read = slowly
-    same(await told.report(), told.plainly())
+    told.journal.read, wanted = slowly, told.plainly()
+    same(await told.report(), wanted)
     assert len(came) == 3
-
-
-async def test_facts_that_are_durable_when_the_day_is_read_and_heard_of_afterwards_are_booked_once():
-    """Sinks hear of facts a little later than the disk has them."""
-    told = Told(history(0))
-    await told.tell(200)
-    late = await told.tell(50, later=True)
-    await told.report()
-    told.today.on_facts(late)
-    await told.tell(100)
     same(await told.report(), told.plainly())
 
 
 async def test_a_report_is_of_its_moment_whatever_is_booked_while_it_is_made():
     told = Told(history(0))
     await told.tell(200)
-    books, wanted = await told.today.books(told.now), told.plainly()
+    usage, wanted = await told.today.usage(told.now, told.durable), told.plainly()
     now = told.now
     await told.tell(200)
-    await told.today.books(told.now)
-    same(books.view(0, now), wanted)
-
-
-async def test_what_a_failed_commit_left_in_the_journal_is_booked_once_the_writer_is_back():
-    """Nobody was told of it: so the writer's new life is what counts, and not what was heard."""
-    told = Told(history(0))
-    await told.tell(200)
-    await told.report()
-    await told.tell(50, later=True)
-    told.today.begin(State())
-    await told.tell(100)
-    same(await told.report(), told.plainly())
+    await told.today.usage(told.now, told.durable)
+    same(usage.view(0, now), wanted)
 
 
 async def test_books_of_the_day_before_are_remembered_until_the_journal_has_them():
@@ -191,35 +159,37 @@ async def test_books_of_the_day_before_are_remembered_until_the_journal_has_them
             same(await told.report(), told.plainly())
 
 
-async def test_a_writer_that_begins_anew_while_the_day_is_read_makes_it_be_read_again():
-    """What the first reading has seen may not be what the journal has now."""
-    told = Told(history(8))
+async def test_what_was_booked_in_part_when_the_journal_failed_is_booked_once():
+    told = Told(history(1))
     await told.tell(300)
-    settled, times = told.settled, []
+    await told.report()
+    await told.tell(400)
+    read = told.journal.read
 
-    async def restarted():
-        times.append(told.durable)
-        if len(times) == 1:
-            told.today.begin(State())
-        return await settled()
+    async def fails(after, limit):
+        if after >= 500:
+            raise JournalFailed("the disk does not answer")
+        return await read(after, limit)
 
-    told.today._settled = restarted
+    told.journal.read = fails
+    with pytest.raises(JournalFailed):
+        await told.report()
+    told.journal.read = read
     same(await told.report(), told.plainly())
-    assert len(times) == 2
 
 
 @pytest.mark.looptime
-async def test_facts_are_booked_a_moment_after_they_come_so_that_whoever_asks_waits_for_none():
+async def test_facts_are_booked_soon_after_they_come_so_that_whoever_asks_waits_for_none():
     told = Told(history(1))
     await told.tell(300)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(told.today.run)
-        await anyio.sleep(daily.FIRST_S + 30)  # the day so far is read
+        await anyio.sleep(daily.EVERY_S * 1.5)  # the day so far is read
         await told.tell(100)
-        await anyio.sleep(daily.EVERY_S + 1)
+        await anyio.sleep(daily.EVERY_S)
         wanted = told.plainly()
         with (
-            patch.object(UsageLedger, "see", side_effect=AssertionError("it books facts")),
+            patch.object(UsageLedger, "see", side_effect=AssertionError("it counts facts")),
             patch.object(told.journal, "read", side_effect=AssertionError("it reads facts")),
         ):
             same(await told.report(), wanted)
@@ -240,9 +210,7 @@ async def test_a_writer_that_is_down_when_the_day_is_to_be_read_is_asked_again_l
     told.today._settled = up_again
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(told.today.run)
-        for _ in range(5):
-            await anyio.sleep(daily.FIRST_S * 1.5)
-            await told.tell(20)
+        await anyio.sleep(daily.EVERY_S * 3.5)
         assert downs == []
         with patch.object(told.journal, "read", side_effect=AssertionError("it reads facts")):
             same(await told.report(), told.plainly())

@@ -32,7 +32,7 @@ def test_some_orders_are_over_by_the_sight_of_their_state_alone(played):
                 orders.add(fact, fact.order)
             elif isinstance(fact, f.OrderEnded | f.OrderFaulted):
                 assert orders.over(fact.order) in (fact.order, None)
-            elif isinstance(fact, f.StateSeen):
+            elif isinstance(fact, f.StateObserved):
                 by_sight += orders.seen(fact) is not None
     assert by_sight > 10
 

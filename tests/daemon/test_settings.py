@@ -1,5 +1,7 @@
 """Whatever is wrong with the settings is answered with the file, the key and the remedy, all of it at once."""
 
+import ast
+import itertools
 import os
 import re
 import tomllib
@@ -71,10 +73,12 @@ def test_the_sample_names_every_setting():
 
 
 def test_every_setting_says_what_it_is():
-    for name, field in Settings.model_fields.items():
-        inner = getattr(field.annotation, "model_fields", {})
-        for key, setting in inner.items():
-            assert setting.description, f"{name}.{key}"
+    for table in ast.walk(ast.parse((REPOSITORY / "rollmuxd" / "daemon" / "settings.py").read_text())):
+        if isinstance(table, ast.ClassDef) and table.name.endswith("Table"):
+            for field, said in itertools.pairwise([*table.body, None]):
+                if isinstance(field, ast.AnnAssign):
+                    assert isinstance(said, ast.Expr), f"{table.name}.{field.target.id}"
+                    assert isinstance(said.value.value, str)
 
 
 # ---- where they come from ------------------------------------------------------------------------------------------
@@ -141,7 +145,10 @@ def test_a_typo_is_answered_with_the_key_that_was_meant():
         ("[lesae]", "rollmux.toml: lesae is not a setting; did you mean lease?"),
         ("[lease]\nlease = 5", "rollmux.toml: lease.lease is not a setting; did you mean lease_s?"),
         ("[log]\nzzz = 5", "rollmux.toml: log.zzz is not a setting; known here: level, format"),
-        ("[policy.rolmux]\nprune = true", "rollmux.toml: policy.rolmux is not a setting; did you mean policy.rollmux?"),
+        (
+            "[policy.rolmux]\nmax_group = 2",
+            "rollmux.toml: policy.rolmux is not a setting; did you mean policy.rollmux?",
+        ),
         (
             "[defaults.owner]\nmax_job = 2",
             "rollmux.toml: defaults.owner.max_job is not a setting; did you mean max_jobs?",
@@ -151,7 +158,10 @@ def test_a_typo_is_answered_with_the_key_that_was_meant():
             'rollmux.toml: owners: "*" is no owner; [defaults.owner] has what holds for all others',
         ),
         ("[owners.team-a]\nshar = 2", "rollmux.toml: owners.team-a.shar is not a setting; did you mean share?"),
-        ("[policy.rollmux]\nprun = 1", "rollmux.toml: policy.rollmux.prun is not a setting; did you mean prune?"),
+        (
+            "[policy.rollmux]\nmax_grup = 1",
+            "rollmux.toml: policy.rollmux.max_grup is not a setting; did you mean max_group?",
+        ),
         ("[lease]\nlease_s = -1", "rollmux.toml: lease.lease_s: input should be greater than 0 (it is -1)"),
         ("[lease]\nlease_s = 20", "rollmux.toml: lease: lease_s (20) must be at least twice heartbeat_s (15)"),
         ("[lease]\nlease_s = nan", "lease.lease_s: input should be a finite number"),
@@ -212,7 +222,7 @@ def test_who_says_nothing_has_thrift_with_its_guard():
     settings = load_settings()
 
     assert settings.daemon.policy == "thrift"
-    assert settings.policy_options()["uncertain"] is True
+    assert settings.policy_options()["promise"] == "measured"
 
 
 def test_what_the_environment_gave_is_not_blamed_on_the_file(monkeypatch):
@@ -233,12 +243,12 @@ def test_settings_know_the_file_that_they_are_from():
 
 def test_the_core_gets_milliseconds_megabytes_and_ids():
     settings = load_settings(
-        write("[lease]\nlease_s = 30.5\n[limits]\nclear_tolerance_gb = 0.25\n" + HOST + "ram_gb = 1.5\n")
+        write("[lease]\nlease_s = 30.5\n[limits]\nclean_tolerance_gb = 0.25\n" + HOST + "ram_gb = 1.5\n")
     )
     config = settings.to_core_config({"channel": DriverTraits(probes=True)})
     start = settings.to_start()
 
-    assert (config.lease_ms, config.clear_tolerance_mb) == (30_500, 250)
+    assert (config.lease_ms, config.clean_tolerance_mb) == (30_500, 250)
     assert config.drivers["channel"].probes
     assert start.hosts == (HostSpec("box", "mock", 1500),)
     assert start.nodes == (NodeSpec("box/gpu0-1", "box", ("box/gpu0", "box/gpu1"), ("rollout",)),)
@@ -264,9 +274,9 @@ def test_what_is_not_said_of_an_owner_is_as_the_defaults_say_it(monkeypatch):
 
 
 def test_the_core_is_told_to_revoke_only_where_that_was_said():
-    assert Settings().to_core_config().overstay_revoke is False
-    config = load_settings(write('[overstay]\naction = "revoke"\ngrace_s = 7\n')).to_core_config()
-    assert (config.overstay_revoke, config.overstay_grace_ms) == (True, 7_000)
+    assert Settings().to_core_config().overrun_revoke is False
+    config = load_settings(write('[overrun]\naction = "revoke"\ngrace_s = 7\n')).to_core_config()
+    assert (config.overrun_revoke, config.overrun_grace_ms) == (True, 7_000)
 
 
 @pytest.mark.parametrize(

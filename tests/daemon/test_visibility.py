@@ -1,48 +1,27 @@
-"""Where the core writes a job's name down, another owner's reader finds its id."""
+"""What the core writes down names jobs by id, and its sentence has the names that this reader may see."""
 
+import ast
 import re
 from collections import Counter
 from pathlib import Path
+from string import Formatter
 
 import pytest
 
+from rollmuxd.core.causes import SENTENCES, Cause, said
 from rollmuxd.core.config import Config
-from rollmuxd.core.errors import UnknownThing
-from rollmuxd.core.model import Job, Owner
+from rollmuxd.core.model import Job
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access.visibility import OwnersOfJobs, Visibility, sanitize
-from rollmuxd.daemon.hosts.plugin_calls import said
+from rollmuxd.daemon.access.visibility import OwnersOfJobs, Visibility
 from rollmuxd.policies.observe import Watch
-from rollmuxd.spi import NotDone
 
 CORE = Path(__file__).parents[2] / "rollmuxd" / "core"
 #: where the names of jobs are in answers to a caller that acts on a job of its own
 LEFT_OUT = {"handlers/jobs.py"}
-#: how often the other files of the core have a job's name: it is the caller's own, or a key, or the sentence is below
-WRITTEN = {
-    "apply/jobs.py": 2,
-    "handlers/orders.py": 1,
-    "handlers/resize.py": 3,
-    "handlers/slots.py": 3,
-    "steps/move.py": 3,
-    "steps/reclaim.py": 1,
-    "steps/replan.py": 1,
-    "steps/residual_memory.py": 1,
-}
-SENTENCES = [
-    "h1/gpu0, h1/gpu1 not seen clear after {} released them",
-    "h1/gpu0 not seen clear after {} moved away; not clear within 60 s: h1/gpu0 has 3 GB, of which 2 GB would be clear",
-    "h1/gpu0 not seen clear after {} was to park",
-    "slot s1 cannot grow: h1/gpu1 has not been seen clear of {}; it goes on on h1/gpu0",
-    "h1/gpu1 has not been seen clear of {}",
-    "phases of {} take another time than was planned",
-    "its move was abandoned: job {} has joined its group meanwhile",
-    "job {} is moving",
-    "its train state left 3 GB on h1/gpu0 ... (leftover_gb), and {} needs 70.5 GB of the GPU's 96 GB",
-    "... (leftover_gb), and whether {} fits beside that is not known (gpu_gb)",
-]
+#: how often the other files of the core have a job's name: it is the caller's own, or a key, or said only now
+WRITTEN = {"apply/jobs.py": 2, "handlers/resize.py": 2, "handlers/slots.py": 2, "steps/move.py": 1}
 
 
 def told(*jobs):
@@ -54,89 +33,46 @@ def a_job(id, owner, name):
     return Job(id, owner, "ann", JobSpec(name, (), ()), 0)
 
 
-@pytest.mark.parametrize("sentence", SENTENCES)
-@pytest.mark.parametrize("name", ["secret", "a.b-c_1", "job", "GPU"])
-def test_in_each_sentence_that_is_written_down_a_foreign_job_is_its_id_and_ones_own_its_name(sentence, name):
-    said = sentence.format(name)
-    foreign, own = a_job("j7", "theirs", name), a_job("j8", "mine", name)
-    assert told(foreign).text(said) == sentence.format("j7")
-    assert told(own).text(said) == said
-    assert told(own, a_job("j9", "theirs", "other")).text(said) == said
-    # of two it is not known which is meant, and of none any more
-    for jobs in ([foreign, a_job("j9", "theirs", name)], [a_job("j9", "theirs", "other")]):
-        assert told(*jobs).text(said) == sentence.format("another owner's")
+#: causes whose sentences name a job
+NAMING = [code for code, sentence in SENTENCES.items() if "{job}" in sentence]
 
 
-def test_a_name_that_both_have_tells_nothing():
-    said = "phases of math take another time than was planned"
-    assert told(a_job("j1", "theirs", "math"), a_job("j2", "mine", "math")).text(said) == said
+def test_no_cause_knows_a_name_and_each_sentence_has_its_parts():
+    """Whatever the core writes down has ids: a name is put in for each reader."""
+    parts = {code: {part for _, part, _, _ in Formatter().parse(text) if part} for code, text in SENTENCES.items()}
+    assert NAMING
+    for path in CORE.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Cause"):
+                continue
+            codes = [it.value for it in ast.walk(call.args[0]) if isinstance(it, ast.Constant)]
+            assert all(code in SENTENCES for code in codes if isinstance(code, str)), f"{path.name}:{call.lineno}"
+            data = call.args[1] if len(call.args) > 1 else ast.Dict([], [])
+            if codes and isinstance(data, ast.Dict) and all(data.keys):
+                given = {key.value for key in data.keys}
+                assert given == parts[codes[0]] - {"cause"}, f"{path.name}:{call.lineno}"
 
 
-@pytest.mark.parametrize("sentence", SENTENCES)
-def test_what_others_than_the_core_write_is_shown_as_it_is_whatever_jobs_there_are(sentence):
+@pytest.mark.parametrize("code", NAMING)
+def test_a_foreign_job_is_its_id_and_ones_own_its_name(code):
+    parts = dict.fromkeys(("kind", "gpu", "node"), "x") | {"needed_gb": 1, "gpu_gb": 2, "job": "j7"}
+    cause = Cause("move_abandoned", cause=Cause(code, parts))
+    for owner, name in (("theirs", "j7"), ("mine", "secret")):
+        said = told(a_job("j7", owner, "secret")).sentence(cause)
+        assert name in said.split()
+        assert ("secret" in said) is (owner == "mine")
+    assert "j7" in told().sentence(cause), "it is forgotten"
+
+
+def test_what_people_wrote_is_shown_as_it_is_whatever_jobs_there_are():
     """Else whoever writes such a sentence would be told whether there is a job of that name."""
-    written = sanitize(sentence.format("secret"))
-    assert " ".join(written.split()) == sentence.format("secret")
-    for end in range(len(written) + 1):  # the core cuts what is long
-        shown = f"revoked by ann: {written[:end]}; ended"
-        for jobs in ([a_job("j7", "theirs", "secret")], [a_job("j9", "theirs", "other")]):
-            assert told(*jobs).text(shown) == shown
-    assert sanitize("it is lost, as ever") == "it is lost, as ever"
-
-
-def test_what_a_driver_or_a_backend_says_is_its_own_words():
-    """A job's options and its ranks' errors are in it."""
-    assert said(NotDone("phases of x take another time")) == "phases  of x take another time"
-    assert said(ValueError("job x is moving")) == "ValueError: job x is  moving"
-
-
-@pytest.mark.parametrize("sentence", SENTENCES)
-def test_a_refusal_that_may_quote_the_caller_tells_not_whether_there_is_a_job_of_that_name(sentence):
-    asked = sentence.format("secret")
-    answers = []
-    for name in ("secret", "other"):
-        refused = UnknownThing("job", asked)
-        told(a_job("j7", "theirs", name)).refusal(refused, {"job": asked})
-        answers.append((str(refused), refused.name))
-    assert answers[0] == answers[1]
-    own = UnknownThing("job", asked)
-    told(a_job("j7", "mine", "secret"), a_job("j8", "theirs", "other")).refusal(own, {"job": asked})
-    assert own.name == asked
-
-
-def test_for_all_the_names_in_what_is_shown_the_jobs_are_looked_through_twice_at_most():
-    """A page of a thousand jobs may have thirty names in each of its reasons."""
-    looked = 0
-
-    class Jobs(dict):
-        def values(self):
-            nonlocal looked
-            looked += 1
-            return super().values()
-
-    jobs = [a_job(f"j{number}", "theirs", f"n{number}") for number in range(5)]
-    view = Visibility(
-        Scheduler(Config(), Watch(), State(jobs=Jobs({job.id: job for job in jobs}))), lambda owner: False
-    )
-    looked = 0
-    for number in range(100):
-        view.text("phases of n1 take another time " * 30 + str(number))
-    assert looked <= 2
-
-
-def test_a_job_of_anothers_is_not_named_either_when_it_is_forgotten_and_no_other_is_there():
-    sentence = "h1/gpu0 not seen clear after secret-run released them"
-    state = State(jobs={"j1": a_job("j1", "mine", "math")}, owners={"mine": Owner()})
-    core = Scheduler(Config(), Watch(), state)
-    alone = Visibility(core, lambda owner: owner == "mine").text(sentence)
-    state.owners["theirs"] = Owner()
-    beside = Visibility(core, lambda owner: owner == "mine").text(sentence)
-    assert (alone, beside) == (sentence, "h1/gpu0 not seen clear after another owner's released them")
-    assert Visibility(core, lambda owner: True).text(sentence) == sentence
+    for text in ("job secret is moving", "{job} {0} {text}", ""):
+        for jobs in ([a_job("j7", "theirs", "secret")], []):
+            assert told(*jobs).sentence(said(text)) == text
 
 
 def test_no_further_place_of_the_core_writes_the_name_of_a_job():
-    """One that does, of a job that need not be the reader's own, needs its sentence here and its place in ``told``."""
+    """What is written down has ids: see :mod:`rollmuxd.core.causes`."""
     found = Counter(
         {
             name: len(re.findall(r"\bspec\.name\b", path.read_text()))

@@ -26,7 +26,7 @@ _FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _MARK = "\x1e"
-#: where ``rollmuxd`` and ``python`` are
+#: where ``rollmuxd`` and ``python`` are, if a caller does not say
 BIN = Path(sys.executable).parent
 
 
@@ -79,7 +79,7 @@ def typed(block: Block) -> list[Typed]:
     return [Typed(command, tuple(shown)) for command, shown in found]
 
 
-def run(page: Path, folder: Path, limit_s: float = 600) -> list[Seen]:
+def run(page: Path, folder: Path, limit_s: float = 600, binaries: Path = BIN) -> list[Seen]:
     """Type a page's commands into one shell, and see what comes. Whatever it leaves running is ended."""
     lines: list[Typed] = []
     script = ["exec 2>&1 </dev/null"]
@@ -91,7 +91,7 @@ def run(page: Path, folder: Path, limit_s: float = 600) -> list[Seen]:
             for one in typed(block):
                 lines.append(one)
                 script += [f"printf '{_MARK}begin\\n'", one.command, f"printf '\\n{_MARK}%s\\n' $?"]
-    ran = _shell("\n".join(script), folder, limit_s)
+    ran = _shell("\n".join(script), folder, limit_s, binaries)
     parts = re.findall(rf"{_MARK}begin\n(.*?)\n?{_MARK}(\d+)$", ran, re.MULTILINE | re.DOTALL)
     assert len(parts) == len(lines), f"{page.name}: only {len(parts)} of {len(lines)} commands came to an end:\n{ran}"
     return [
@@ -100,14 +100,14 @@ def run(page: Path, folder: Path, limit_s: float = 600) -> list[Seen]:
     ]
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path, binaries: Path = BIN) -> dict[str, str]:
     """A home of its own, and a daemon that listens nowhere else: nothing of whoever runs the tests."""
     kept = {name: os.environ[name] for name in ("LANG", "TZ", "VIRTUAL_ENV") if name in os.environ}
     state = folder / "state"
     return {
         **kept,
         "HOME": str(folder),
-        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "PATH": f"{binaries}:{os.environ['PATH']}",
         "PYTHONUNBUFFERED": "1",
         "COLUMNS": "120",
         "ROLLMUX_URL": f"unix://{state}/rollmux.sock",
@@ -117,13 +117,13 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def _shell(script: str, folder: Path, limit_s: float) -> str:
+def _shell(script: str, folder: Path, limit_s: float, binaries: Path) -> str:
     shell = subprocess.Popen(
         ["bash", "--norc", "-c", script],
         stdout=subprocess.PIPE,
         text=True,
         cwd=folder,
-        env=environment(folder),
+        env=environment(folder, binaries),
         start_new_session=True,
     )
     try:
@@ -133,15 +133,16 @@ def _shell(script: str, folder: Path, limit_s: float) -> str:
         out, _ = shell.communicate()
         out += f"\n(ended after {limit_s:g} s)"
     finally:
-        _end_daemon(folder)
+        _end_daemon(folder, binaries)
         with suppress(ProcessLookupError):  # what it has started in the background
             os.killpg(shell.pid, signal.SIGKILL)
     return out
 
 
-def _end_daemon(folder: Path) -> None:
+def _end_daemon(folder: Path, binaries: Path) -> None:
     """End the daemon that a page has started and left: it is in a session of its own."""
-    subprocess.run([BIN / "rollmuxd", "daemon", "stop"], cwd=folder, env=environment(folder), capture_output=True)
+    stop = [binaries / "rollmuxd", "daemon", "stop"]
+    subprocess.run(stop, cwd=folder, env=environment(folder, binaries), capture_output=True)
 
 
 def as_shown(shown: tuple[str, ...], out: tuple[str, ...]) -> str | None:

@@ -1,7 +1,7 @@
 """A newcomer's walk: install what would be published into clean homes, and type the README and the tutorial there.
 
-``make newcomer``; it needs a package index, takes about ten minutes, and says how long each step took. What git has is
-packed as a source archive, and the wheel is built from that archive. Then, each in a home of its own:
+``make newcomer``; it needs a package index, takes about ten minutes, and says on stderr how long each step took. The
+last commit is packed as a source archive, and the wheel is built from that archive. Then, each in a home of its own:
 
 - the archive is unpacked into a folder called ``rollmuxd``: the README's commands, and the tutorial
 - the wheel goes into a new environment: ``rollmuxd demo``, and the tutorial
@@ -33,6 +33,8 @@ BEGAN = time.monotonic()
 #: one run of it is too long for this walk, and CI has it
 NOT_TYPED = ("make test",)
 READY_S = 120
+#: the tutorial takes one minute, on a machine that does nothing else
+TUTORIAL_S = 1200
 
 
 class Stumbled(Exception):
@@ -44,13 +46,13 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="newcomer-") as folder:
             walk(Path(folder))
     except Stumbled as error:
-        print(error)
+        print(error, file=sys.stderr)
         return 1
     return 0
 
 
 def walk(folder: Path) -> None:
-    archive, wheel = build(folder)
+    archive, wheel = build(folder, folder / "dist")
 
     home = new_home(folder, "archive")
     checkout = unpack(archive, home)
@@ -58,23 +60,31 @@ def walk(folder: Path) -> None:
     type_tutorial(checkout, home, checkout / ".venv" / "bin")
     say("archive: the README and the tutorial work")
 
-    home = new_home(folder, "wheel")
-    shell([PYTHON, "-m", "venv", home / "venv"], home, home)
-    binaries = home / "venv" / "bin"
-    shell([binaries / "pip", "install", "--quiet", f"{wheel}[daemon,demo,ssh]"], home, home)
-    shell([binaries / "rollmuxd", "demo"], home, home)
-    type_tutorial(checkout, home, binaries)
+    install(wheel, PYTHON, checkout, new_home(folder, "wheel"))
     say("wheel: the demo and the tutorial work")
 
-    home = new_home(folder, "script")
-    shell(["sh", "deploy/install.sh"], checkout, home)
-    type_tutorial(checkout, home, home / ".local" / "share" / "rollmux" / "bin")
+    run_script([], checkout, new_home(folder, "script"))
     say("deploy/install.sh: the tutorial works")
 
 
-def build(folder: Path) -> tuple[Path, Path]:
-    """The source archive of what git has, and the wheel that is built from it."""
-    clone, dist = folder / "clone", folder / "dist"
+def install(package: Path, python: str, checkout: Path, home: Path) -> None:
+    """Install an archive or a wheel into a new environment; then type the demo and the tutorial there."""
+    shell([python, "-m", "venv", home / "venv"], home, home)
+    binaries = home / "venv" / "bin"
+    shell([binaries / "pip", "install", "--quiet", f"{package}[daemon,demo,ssh]"], home, home)
+    shell([binaries / "rollmuxd", "demo"], home, home)
+    type_tutorial(checkout, home, binaries)
+
+
+def run_script(words: list[str | Path], checkout: Path, home: Path) -> None:
+    """Run ``deploy/install.sh`` with these arguments; then type the tutorial."""
+    shell(["sh", "deploy/install.sh", *words], checkout, home)
+    type_tutorial(checkout, home, home / ".local" / "share" / "rollmux" / "bin")
+
+
+def build(folder: Path, dist: Path) -> tuple[Path, Path]:
+    """Build into ``dist`` the source archive of the last commit, and the wheel from that archive."""
+    clone = folder / "clone"
     git = ["git", "clone", "--quiet", "--depth", "1", f"file://{console.REPOSITORY}", clone]
     shell(git, folder, folder)
     builder = [sys.executable, "-m", "hatchling", "build", "--directory", dist]
@@ -138,10 +148,9 @@ def daemons_end(checkout: Path, home: Path):
 
 
 def type_tutorial(checkout: Path, home: Path, binaries: Path) -> None:
-    console.BIN = binaries
     folder = home / "tutorial"
     folder.mkdir()
-    for seen in console.run(checkout / "docs" / "tutorial.md", folder):
+    for seen in console.run(checkout / "docs" / "tutorial.md", folder, TUTORIAL_S, binaries):
         trouble = console.as_shown(seen.typed.shown, seen.out)
         if seen.status or trouble:
             what = trouble or f"exits with {seen.status}"
@@ -173,7 +182,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def say(text: str) -> None:
-    print(f"{time.monotonic() - BEGAN:4.0f} s  {text}", flush=True)
+    print(f"{time.monotonic() - BEGAN:4.0f} s  {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -265,7 +265,8 @@ def _limited(name: str, metas: tuple[Any, ...]) -> str:
             continue
         for word, value in (("at least", meta.ge), ("above", meta.gt), ("at most", meta.le)):
             if value is not None:
-                limits.append(f"{word} {value:,}")
+                # typing keeps one of two equal annotations, and which one depends on imports: 1 and 1.0 look alike
+                limits.append(f"{word} {int(value) if value == int(value) else value:,}")
         if meta.min_length:
             limits.append("not empty" if meta.min_length == 1 else f"at least {meta.min_length} long")
         if meta.max_length:
@@ -369,7 +370,8 @@ def facts_page() -> str:
         (
             "What `GET /v1/facts` and `rollmuxd facts` show, and the journal keeps. Each has `seq`, `fact` (its "
             "name below) "
-            "and `at` (milliseconds, UTC). Fields get added, with a default; nothing is renamed.\n"
+            "and `at` (milliseconds, UTC). Fields get added, with a default; nothing is renamed.\n\n"
+            "A `Cause` says why: `code`, `data`, maybe a `cause` behind it, and here its sentence, `text`.\n"
         ),
     ]
     for kind in get_args(facts.AnyFact):

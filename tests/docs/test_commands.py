@@ -10,6 +10,9 @@ import click
 import pytest
 
 from rollmuxd.cli.main import cli
+from rollmuxd.daemon.hosts.circuits import ports_of
+from rollmuxd.daemon.settings import FabricTable
+from rollmuxd.spi.discovery import find_fabric
 
 spec = importlib.util.spec_from_file_location("console", Path(__file__).with_name("console.py"))
 console = importlib.util.module_from_spec(spec)
@@ -121,6 +124,26 @@ def test_nothing_of_ours_is_installed_from_an_index_that_does_not_have_it(name):
             folder, _, asked = here.rstrip("]").partition("[")
             assert folder == ".", line
             assert set(filter(None, asked.split(","))) <= set(extras), line
+
+
+def shown_switches():
+    """The ``[[fabric]]`` tables of the page about optical switches, by their drivers."""
+    bodies = [block.body for block in console.blocks(BY_NAME["docs/how-to/optical-switch.md"]) if block.lang == "toml"]
+    tables = [table for body in bodies for table in tomllib.loads(body)["fabric"]]
+    return {table["driver"]: FabricTable(**table) for table in tables}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("driver", ["polatis", "mock"])
+async def test_the_switches_that_the_page_shows_can_be_opened_and_have_the_ports(driver, tmp_path):
+    table = shown_switches()[driver]
+    options = dict(table.options)
+    if "password_file" in options:
+        options["password_file"] = str(tmp_path / "password")
+        (tmp_path / "password").write_text("secret")
+    controller = await find_fabric(driver).open(options)
+    await ports_of("fabric[0]", controller, table.ports, 1.0)
+    await controller.close()
 
 
 def test_a_page_can_give_a_file_and_leave_a_block_out(tmp_path):

@@ -102,6 +102,20 @@ def test_the_container_runs_as_nobody_who_may_do_more_and_its_user_owns_what_it_
     assert [word for word, _ in found].index("USER") > [word for word, _ in found].index("RUN")
 
 
+def test_the_container_has_its_socket_in_the_folder_that_the_host_shares():
+    """The daemon of the image listens on loopback only, so the socket is how a client reaches it."""
+    from rollmuxd.daemon.settings import DaemonTable
+
+    (env,) = [rest for word, rest in instructions() if word == "ENV"]
+    state_dir = re.search(r"ROLLMUX_DAEMON__STATE_DIR=(\S+)", env)[1]
+    shared = DaemonTable(state_dir=state_dir).socket_path.parent
+    head = (DEPLOY / "Containerfile").read_text().partition("FROM")[0]
+    assert f"-v {shared}:{shared} rollmuxd" in head
+    assert f"ROLLMUX_URL=unix://{shared}/rollmux.sock" in head
+    (user,) = [rest for word, rest in instructions() if word == "USER"]
+    assert f"install -d -o {user} -m 0755 {shared}" in head
+
+
 def test_what_the_image_is_made_of_is_not_left_out_of_what_is_sent_to_its_builder():
     left_out = (DEPLOY / "Containerfile.dockerignore").read_text().split()
     for needed in ("pyproject.toml", "constraints.txt", "README.md", "rollmuxd", "backends", "plugins"):
@@ -138,6 +152,13 @@ def test_the_script_tells_what_it_would_do_and_does_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_script_installs_the_file_of_a_release_that_it_is_given(tmp_path):
+    wheel = tmp_path / "rollmuxd-9.whl"
+    wheel.touch()
+    ran = script("--dry-run", str(wheel), HOME=str(tmp_path), XDG_DATA_HOME="")
+    assert f"-c {REPOSITORY}/constraints.txt {wheel}[daemon,demo,fast,ssh]" in ran.stdout
+
+
 def test_the_script_removes_what_it_made_and_leaves_settings_and_journals(tmp_path):
     made = tmp_path / ".local" / "share" / "rollmux" / "bin"
     made.mkdir(parents=True)
@@ -162,7 +183,8 @@ def test_the_script_removes_what_it_made_and_leaves_settings_and_journals(tmp_pa
 @pytest.mark.parametrize(
     ("words", "env", "said"),
     [
-        (["--sytem"], {}, "--sytem is not an option; there are --system, --dry-run, --remove"),
+        (["--sytem"], {}, "--sytem is not an option; there are --system, --dry-run, --remove, and the file of a"),
+        (["rollmuxd-7.whl"], {}, "there is no file rollmuxd-7.whl; make dist builds one"),
         (["--dry-run"], {"PATH": "/nowhere"}, "Python 3.11 or newer is needed"),
     ],
 )

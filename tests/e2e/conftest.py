@@ -1,6 +1,6 @@
 """Live tests: a real daemon, real client processes, and the record of the mock backend as witness.
 
-``live.daemon()`` starts a daemon of the test's own, with leases of ten seconds; ``live.trainer(name)`` gives
+``live.daemon()`` starts a daemon of the test's own, with leases of six seconds; ``live.trainer(name)`` gives
 a trainer (``workloads/trainer.py``), which does phase by phase what the test tells it, on its main thread, through the
 public API; ``live.script(path)`` starts a whole program. What was started is killed at the end of the test, whatever
 happened, and the logs of all of them are shown where the test has failed. What must hold in every test (no GPU held
@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import forked
 import httpx
 import pytest
 from patience import PATIENCE_S, until
@@ -32,7 +33,7 @@ from rollmuxd.client.sync import Daemon as Line
 WORKLOADS = Path(__file__).with_name("workloads")
 #: rollmuxd, with a mock backend whose calls can go wrong
 FAULTY = Path(__file__).parents[1] / "shared" / "faulty_mock.py"
-LEASE_S, HEARTBEAT_S = 10.0, 0.5
+LEASE_S, HEARTBEAT_S = 6.0, 0.5
 #: what may come on top of any time limit: other people use this machine too
 SLACK_S = 5.0
 
@@ -52,7 +53,7 @@ grace_s = {grace_s}
 
 [limits]
 order_s = {order_s}
-clear_s = {clear_s}
+clean_timeout_s = {clean_timeout_s}
 observe_s = {observe_s}
 
 [[hosts]]
@@ -141,7 +142,7 @@ class LiveDaemon:
             "shutdown_s": 10.0,
             "mode": "share",
             "order_s": PATIENCE_S,
-            "clear_s": 2 * PATIENCE_S,
+            "clean_timeout_s": 2 * PATIENCE_S,
             "observe_s": 0.5,
             "policy": "thrift",
             **settings,
@@ -172,7 +173,7 @@ class LiveDaemon:
     def start(self) -> None:
         beside = [str(self.folder / "plugins"), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = forked.Popen(
                 [sys.executable, FAULTY, "daemon", "run", "--config", str(self._config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -422,10 +423,13 @@ class Trainer:
 
     def kill(self, *, heartbeat_too: bool = True) -> float:
         """SIGKILL, and to its heartbeat too; wall time of it."""
-        heartbeats = children_of(self.pid) if heartbeat_too else []
+        if heartbeat_too:
+            # The heartbeat dies first, or it tells the daemon of the death; and a trainer that is awake starts another.
+            self.freeze()
+            for pid in children_of(self.pid):
+                os.kill(pid, signal.SIGKILL)
         at = time.time()
-        for pid in (self.pid, *heartbeats):
-            os.kill(pid, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)
         self.process.wait()
         self.died = time.monotonic()
         return at
@@ -463,7 +467,7 @@ def start(name: str, command: list[str], folder: Path, **environment: str) -> Tr
     """Start a program of ``workloads``."""
     log = folder / f"{name}-{time.monotonic_ns()}.log"
     with log.open("w") as stderr:
-        process = subprocess.Popen(
+        process = forked.Popen(
             [sys.executable, str(WORKLOADS / command[0]), *command[1:]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

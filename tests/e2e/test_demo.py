@@ -81,6 +81,21 @@ def test_over_ray_it_is_the_same():
     assert "the host is a node of a Ray cluster" in ran.stderr
 
 
+def test_over_slurm_it_is_the_same():
+    testing = pytest.importorskip("rollmuxd_backend_slurm.testing")
+    if absent := testing.missing():
+        pytest.skip(f"there is no {absent[0]} here; apt-get install {testing.PACKAGES}")
+    ran = demo("--backend", "slurm")
+
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["backend"], found["violations"]) == ("slurm", [])
+    assert found["weights_identical"] is True
+    assert [job["iterations"] for job in found["jobs"]] == [3, 3, 3]
+    assert found["switches"]["loads"] > 0
+    assert "the host is a node of allocation 1 of a Slurm cluster" in ran.stderr
+
+
 def test_a_daemon_that_is_killed_in_the_middle_costs_a_pause_and_nothing_else():
     ran = demo("--kill-daemon-at", "0.4")
 

@@ -8,8 +8,8 @@ import pytest
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PAIRS = (("0", "rollout"), ("1", "train"), ("2", "rollout"), ("3", "train"))
-SOON = "\n[estimates]\nwindow = 4\nenough = 2\nreplan_every_s = 0\n"
-MOVES = '\n[moves]\nenabled = "on"\nevery_h = 0\ntakes_s = 0\n'
+SOON = "\n[estimates]\nwindow = 4\nmin_samples = 2\nreplan_every_s = 0\n"
+MOVES = '\n[moves]\nenabled = "on"\nmin_interval_h = 0\nmove_cost_s = 0\n'
 
 
 def grows(live, **options):
@@ -54,8 +54,8 @@ def test_where_nobody_may_be_moved_the_promise_is_said_to_be_at_risk_also_after_
         assert "at risk" in " ".join(daemon.get("/v1/jobs/b/explain")["sentences"])
         seen = daemon.job("a")["estimates"]["rollout"]
         assert seen["planned_s"] == 0.05
-        assert seen["reckoned_s"] >= 0.4
-        assert seen["reckoned_from"] >= 2
+        assert seen["estimate_s"] >= 0.4
+        assert seen["estimate_samples"] >= 2
         daemon.kill9()
         daemon.restart()
     a.do("end")

@@ -7,10 +7,10 @@ slot, and when.
 import itertools
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from patience import PATIENCE_S
 
@@ -36,7 +36,7 @@ def loops(tmp_path):
         env = {key: value for key, value in os.environ.items() if not key.startswith(("ROLLMUX_", "XDG_"))}
         ours = {"ROLLMUX_URL": daemon.url, "ROLLMUX_REQUIRED": "1", "ROLLMUX_HOOK": str(tmp_path / f"{name}.toml")}
         with (tmp_path / f"{name}.out").open("wb") as out, (tmp_path / f"{name}.err").open("wb") as said:
-            started[name] = subprocess.Popen(
+            started[name] = forked.Popen(
                 [sys.executable, LOOPS, *arguments],
                 env={**env, **ours, "HOME": str(tmp_path), "LOOPS_WORK": "20000"},
                 cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""Trainers that are killed or stopped, in every place where that can happen, and what becomes of their GPUs."""
+"""Trainers that are killed, stopped or interrupted, where that can happen, and what becomes of their GPUs."""
 
 import os
 import signal
@@ -58,42 +58,42 @@ def test_killed_it_is_lost_at_the_last_beat_of_its_heartbeat_and_its_gpus_are_gi
 
     # Long before its lease has run out.
     (lost,) = live.until("it is lost", lambda: daemon.facts("job_lost", job=job))
-    assert lost["reason"].startswith(f"its process (pid {a.pid} on ")
-    assert lost["reason"].endswith(" is gone")
+    assert lost["reason"]["text"].startswith(f"its process (pid {a.pid} on ")
+    assert lost["reason"]["text"].endswith(" is gone")
     print(f"lost {lost['at'] / 1000 - killed_at:.3f} s after it was killed")
     assert b.answer(asked)["gpus"] == ["mock/gpu0"]
     live.until("its heartbeat has ended", lambda: not live.lives(heartbeat))
     assert daemon.facts("session_lost")
 
 
-@pytest.mark.parametrize("clear_later", [False, True], ids=["clear at once", "clear later"])
-def test_killed_while_holding_its_gpus_are_given_on_only_when_they_were_seen_clear(live, clear_later):
+@pytest.mark.parametrize("clean_later", [False, True], ids=["clean at once", "clean later"])
+def test_killed_while_holding_its_gpus_are_given_on_only_when_they_were_verified_clean(live, clean_later):
     daemon = live.daemon()
     a = live.holder("a")
     b, asked = live.waiter("b")
-    if clear_later:  # the process is gone, and its bytes are not: a hung driver, a child that nobody knows of
+    if clean_later:  # the process is gone, and its bytes are not: a hung driver, a child that nobody knows of
         left = {"gpu": "mock/gpu0", "mb": 2000, "process": f"pid {a.pid} [python] <defunct>"}
         daemon.fault(strangers=[left])
 
     a.kill()
     lost_at = lost_within_a_lease(live, daemon, "a", daemon.renew("a"))
 
-    if clear_later:
+    if clean_later:
         seen = len(daemon.facts())
         time.sleep(1.2)  # at least two looks at the host, by its settings: nothing comes of them
         assert b.done(asked) is None
         waits = daemon.slot(daemon.job("b")["slot"])
         held = next(why for why in waits["reasons"] if why["code"] == "held_by_lost")
-        assert held["text"] == f"mock/gpu0 is held by lost job a, pid {a.pid}, until it was seen clear"
+        assert held["text"] == f"mock/gpu0 is held by lost job a, pid {a.pid}, until it was verified clean"
         assert held["data"]["pid"] == a.pid
         assert f"lost job a, pid {a.pid}" in " ".join(daemon.get("/v1/jobs/b/explain")["sentences"])
-        assert daemon.facts("gpus_cleared", node="mock/gpu0", after=seen) == []
+        assert daemon.facts("gpus_verified_clean", node="mock/gpu0", after=seen) == []
         daemon.fault()
     granted = b.answer(asked)
 
     facts = daemon.facts()
     number = {fact["fact"]: fact["seq"] for fact in facts if fact.get("slot") == granted["slot"]}
-    cleared = [fact for fact in facts if fact["fact"] == "gpus_cleared" and fact["node"] == "mock/gpu0"]
+    cleared = [fact for fact in facts if fact["fact"] == "gpus_verified_clean" and fact["node"] == "mock/gpu0"]
     assert cleared[-1]["at"] / 1000 >= lost_at
     assert cleared[-1]["seq"] < number["slot_claimed"]
 
@@ -219,3 +219,60 @@ def test_a_trainer_that_fails_in_a_phase_gives_its_gpus_back_at_once(live):
     b.answer(asked)  # long before any lease has run out
     live.until("its job has ended", lambda: daemon.job("failing")["status"] == "ended")
     assert daemon.job("failing")["reason"] == "failed: ZeroDivisionError: division by zero"
+
+
+def test_ctrl_c_in_a_wait_takes_the_request_back_and_the_trainer_goes_on(live):
+    daemon = live.daemon()
+    a = live.holder("a")
+    b, asked = live.waiter("b")
+    waiting = daemon.job("b")["slot"]
+
+    os.kill(b.pid, signal.SIGINT)
+
+    live.until("b was interrupted", lambda: b.done(asked))
+    assert b.done(asked)["error"] == "KeyboardInterrupt"
+    assert daemon.facts("slot_withdrawn", slot=waiting)
+    a.do("leave")
+    assert b.do("enter", phase="rollout")["gpus"] == ["mock/gpu0"]
+    assert daemon.facts("session_opened", job=daemon.job("b")["job"]) != []
+    assert daemon.facts("session_fenced") == []
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["heard", "not heard"])
+def test_a_slot_whose_release_was_interrupted_twice_is_given_on_once_its_state_is_parked(live, heard):
+    daemon = live.daemon()
+    a = live.holder("a")
+    b, asked = live.waiter("b")
+    slot = a.happened("granted")[0]["slot"]
+    a.do("interrupt", path="/release", times=2, heard=heard)
+
+    assert a.fails("leave")["error"] == "KeyboardInterrupt"
+
+    if not heard:  # its process lives, and it is not known whether it computes
+        assert daemon.slot(slot)["status"] == "running"
+        assert b.done(asked) is None
+    train = a.ask("enter", phase="train")
+    assert b.answer(asked)["gpus"] == ["mock/gpu0"]
+    a.answer(train)
+    assert daemon.slot(slot)["status"] == "over"
+    assert daemon.facts("slot_lost", "slot_revoked") == []
+
+
+def test_memory_that_an_interrupted_trainer_left_on_a_gpu_keeps_it_from_others(live):
+    """It lives, and no driver moves what it has there."""
+    daemon = live.daemon()
+    a = live.holder("a", bytes_=False)
+    b, asked = live.waiter("b", bytes_=False)
+    daemon.fault(strangers=[{"gpu": "mock/gpu0", "mb": 2000, "process": f"pid {a.pid} [python]"}])
+    a.do("interrupt", path="/release", times=2, heard=False)
+    assert a.fails("leave")["error"] == "KeyboardInterrupt"
+
+    train = a.ask("enter", phase="train")
+    live.until("it is given back", lambda: daemon.facts("slot_released"))
+    a.answer(train)
+
+    time.sleep(1.2)  # at least two looks at the host
+    assert b.done(asked) is None
+    assert daemon.facts("slot_granted", job=daemon.job("b")["job"]) == []
+    daemon.fault(strangers=[])
+    assert b.answer(asked)["gpus"] == ["mock/gpu0"]

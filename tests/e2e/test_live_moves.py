@@ -9,6 +9,7 @@ POLICY = """
 from msgspec.structs import replace
 
 from rollmuxd.policies.rollmux import RollMux
+from rollmuxd.core.causes import said
 from rollmuxd.core.policy import Move
 
 
@@ -22,10 +23,10 @@ class Restless(RollMux):
                 others = {name: group for name, group in state.groups.items() if name != job.group}
                 placed = self.place(replace(state, groups=others), job)
                 yield None
-                yield None if placed is None else Move(job.id, placed, "there is another place")
+                yield None if placed is None else Move(job.id, placed, said("there is another place"))
 """
 PAIRS = (("0", "rollout"), ("1", "train"), ("2", "rollout"), ("3", "train"), ("4", "rollout"), ("5", "train"))
-MOVES = '\n[moves]\nenabled = "on"\nevery_h = 0\n'
+MOVES = '\n[moves]\nenabled = "on"\nmin_interval_h = 0\n'
 
 
 @pytest.fixture

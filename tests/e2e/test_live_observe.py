@@ -3,9 +3,9 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
+import forked
 import pytest
 from patience import PATIENCE_S
 
@@ -61,7 +61,7 @@ def test_what_sharing_would_have_gained_is_worked_out_from_what_was_seen(live):
                 job.do("leave")
 
     def asked(*command):
-        told = subprocess.run(
+        told = forked.run(
             [sys.executable, "-m", "rollmuxd", *command, "--url", daemon.url, "--json"],
             capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
@@ -83,7 +83,7 @@ def test_what_rollmuxd_run_starts_keeps_the_gpus_that_it_sees(live, tmp_path):
     (tmp_path / "job.toml").write_text('name = "math"\nrollout = {nodes = 1}\ntrain = {nodes = 1}\n')
     show = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ['ROLLMUX_JOB'])"
     command = ["run", "--job", "job.toml", "--url", daemon.url, "--", sys.executable, "-c", show]
-    told = subprocess.run(
+    told = forked.run(
         [sys.executable, "-m", "rollmuxd", *command],
         cwd=tmp_path, env={**os.environ, "CUDA_VISIBLE_DEVICES": "3,4"}, capture_output=True, text=True,
         timeout=PATIENCE_S, check=False,

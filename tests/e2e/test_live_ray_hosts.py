@@ -249,4 +249,4 @@ def test_a_park_on_a_node_that_leaves_the_cluster_has_one_verdict_and_its_gpus_a
     assert b.stays()[0][0] == "h1/gpu0"
     live.until("the driver has been asked", lambda: verdicts(daemon, "park") != [[]])
     assert verdicts(daemon, "park") == [["order_ended"]]
-    assert [fact["status"] for fact in daemon.facts("state_seen", job=parked["job"])] == ["parked"]
+    assert [fact["status"] for fact in daemon.facts("state_observed", job=parked["job"])] == ["parked"]

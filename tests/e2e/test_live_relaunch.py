@@ -1,12 +1,12 @@
-"""Processes that the daemon starts: killed, hung or failing they are started again, on GPUs seen clear before."""
+"""Processes that the daemon starts: killed, hung or failing they are started again, on GPUs verified clean before."""
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -105,7 +105,7 @@ def test_one_that_fails_is_started_again_and_one_that_cannot_be_started_is_quara
     first = runs(live, daemon, 1)
     runs(live, daemon, 2)
     assert not live.lives(first)
-    assert "did not end the job" in daemon.facts("job_lost")[0]["reason"]
+    assert "did not end the job" in daemon.facts("job_lost")[0]["reason"]["text"]
     assert "out of luck" in (daemon.state / "backends" / "mock" / "logs" / "l1.log").read_text()
     daemon.call("DELETE", "/v1/jobs/again", {"reason": "enough"})
 
@@ -120,7 +120,7 @@ def test_one_that_fails_is_started_again_and_one_that_cannot_be_started_is_quara
 def test_one_that_exits_with_0_inside_its_job_has_ended_it_and_is_not_started_again(live, daemon):
     register(daemon, "exit")
     wait = [sys.executable, "-m", "rollmuxd", "job", "wait", "again", "--url", daemon.url, "--timeout", "60"]
-    waited = subprocess.run(wait, capture_output=True, text=True)
+    waited = forked.run(wait, capture_output=True, text=True)
     assert (waited.returncode, waited.stderr) == (0, "")
     assert daemon.job("again")["reason"] == "finished"
     assert daemon.facts("job_lost") == []

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def test_killed_while_one_holds_and_two_wait_it_finds_all_three_again(live):
-    # In the wheel's order, which nothing changes while they wait (credit does); and nobody's turn is passed over,
+    # In the schedule's order, which nothing changes while they wait (credit does); and nobody's turn is passed over,
     # however late he asks again.
     daemon = live.daemon(policy="rollmux", grace_s=15.0)
     a = live.holder("a")
@@ -125,12 +125,18 @@ def test_stopped_under_load_it_ends_with_0_stops_no_job_and_all_finish_after_its
     b, b_asked = live.waiter("b")
     c, c_asked = live.waiter("c", phase="train")
     live.until("somebody follows", lambda: feed.happened("facts"))
-    # The first poll of a client lasts 10 s, after which it says that it waits; the next ones last 25 s.
-    live.until("their polls are long", lambda: all("waits for" in one.log.read_text() for one in (b, c)))
+    with socket.socket(socket.AF_UNIX) as poll:
+        poll.connect(str(daemon.socket))
+        path = f"/v1/facts?after={daemon.last_seq()}&wait_ms=60000"
+        poll.sendall(f"GET {path} HTTP/1.1\r\nhost: rollmuxd\r\n\r\n".encode())
+        daemon.last_seq()  # by this answer the daemon has read the poll, too
+        with pytest.raises(BlockingIOError):
+            poll.recv(1, socket.MSG_DONTWAIT)
 
-    began = time.monotonic()
-    assert daemon.stop() == 0
-    assert time.monotonic() - began < 15, "long polls held it up"  # which last 25 s
+        began = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - began < 45, "a long poll held it up"  # which lasts 60 s
+        assert poll.recv(12) == b"HTTP/1.1 200"
     assert daemon.socket.exists(), "a job that is started now would run alone, beside the holder"
     assert not (daemon.state / "daemon.json").exists()
 

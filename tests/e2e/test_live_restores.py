@@ -1,10 +1,10 @@
 """A backup is restored while jobs live: what they have done since is not in it."""
 
 import shutil
-import subprocess
 import sys
 import time
 
+import forked
 import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 def journal(daemon, *words):
     command = [sys.executable, "-m", "rollmuxd", "journal", *words, "--state-dir", str(daemon.state)]
-    subprocess.run(command, check=True, capture_output=True)
+    forked.run(command, check=True, capture_output=True)
 
 
 def restored(daemon, backup):
@@ -128,7 +128,7 @@ def test_a_damaged_log_after_a_kill_loses_every_run_and_no_gpu_gets_two_holders(
     content = bytearray(log.read_bytes())
     content[len(content) // 2] ^= 1
     log.write_bytes(content)
-    checked = subprocess.run(
+    checked = forked.run(
         [sys.executable, "-m", "rollmuxd", "journal", "check", "--state-dir", str(daemon.state)],
         capture_output=True,
         text=True,

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 from click.testing import CliRunner
 from patience import PATIENCE_S
@@ -76,7 +77,7 @@ class Runs:
         return {**plain, "ROLLMUX_URL": self.live.daemons[-1].url, "HOME": str(self.folder), "PYTHONUNBUFFERED": "1"}
 
     def start(self, *arguments):
-        process = subprocess.Popen(
+        process = forked.Popen(
             [sys.executable, "-m", "rollmuxd", *arguments],
             cwd=self.folder, env=self.env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

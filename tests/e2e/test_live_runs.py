@@ -172,7 +172,7 @@ def test_a_node_is_drained_under_load_and_undrained(live):
     assert [why["data"] for why in waits["reasons"] if why["code"] == "node"] == [
         {"node": "mock/gpu0", "status": "drained"}
     ]
-    assert daemon.witness()[-1]["event"] == "clear"
+    assert daemon.witness()[-1]["event"] == "clean"
     # The other node is used all the while.
     a.do("enter", phase="train")
     a.do("leave")

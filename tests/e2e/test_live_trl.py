@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
+
+from rollmuxd_backend_local.testing import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 if importlib.util.find_spec("trl") is None or importlib.util.find_spec("torch") is None:
@@ -160,12 +161,6 @@ def runs(tmp_path, starter, live):
 def where(daemon):
     """The environment of a run that is to be shared."""
     return {"ROLLMUX_URL": daemon.url, "ROLLMUX_REQUIRED": "1"}
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def test_three_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_each_has_alone(live, runs):

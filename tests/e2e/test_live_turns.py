@@ -35,7 +35,7 @@ def test_two_jobs_take_turns_and_no_gpu_is_ever_held_twice(live):
         one.do("leave")
         other.do("leave")
     seen = {line["event"] for line in daemon.witness()}
-    assert {"load", "park", "clear"} <= seen
+    assert {"load", "park", "clean"} <= seen
     assert "violation" not in seen
 
 
@@ -198,7 +198,7 @@ def test_a_park_that_fails_quarantines_that_job_only_and_it_can_be_reinstated(li
 
 def test_the_end_of_a_job_with_state_holds_nobody_up(live):
     # Who is waited for is waited for longer than anything here takes.
-    daemon = live.daemon(order_s=6000.0, clear_s=6000.0, policy="rollmux")
+    daemon = live.daemon(order_s=6000.0, clean_timeout_s=6000.0, policy="rollmux")
     own = {"rollout": {"gpu_gb": 2, "ram_gb": 2, "driver": "channel"}, "train": None, "phases": ["rollout"]}
 
     def first_in(name):

@@ -8,6 +8,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+import forked
 import pytest
 from patience import PATIENCE_S
 
@@ -69,7 +70,7 @@ def test_the_tail_gives_gpus_to_a_second_one_of_its_kind(tmp_path):
     config.write_text(CONFIG.format(state=json.dumps(str(tmp_path / "state"))))
     with (
         (tmp_path / "daemon.log").open("wb") as log,
-        subprocess.Popen(
+        forked.Popen(
             [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", str(config)], env=env, stderr=log
         ) as daemon,
     ):
@@ -81,7 +82,7 @@ def test_the_tail_gives_gpus_to_a_second_one_of_its_kind(tmp_path):
                 time.sleep(0.05)
             tail = [sys.executable, str(EXAMPLES / "tail.py"), "--step-s", "0.01", "--iterations", "2"]
             pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            both += [subprocess.Popen([*tail, "--name", name], env=env, **pipes) for name in "ab"]
+            both += [forked.Popen([*tail, "--name", name], env=env, **pipes) for name in "ab"]
             said = [one.communicate(timeout=PATIENCE_S) for one in both]
         finally:
             for process in (*both, daemon):

@@ -108,10 +108,11 @@ class Digests:
             self._kept.close()
 
 
-def play(case: Case, policy: str, seed: int, keep: Path | None) -> tuple[Outcome, Digests]:
-    """One run."""
+def play(case: Case, policy: str, seed: int, keep: Path | None, jobs: int | None) -> tuple[Outcome, Digests]:
+    """One run, of so many jobs at most."""
     digests = Digests(keep / f"{policy}-{case.name}-{seed}.jsonl" if keep is not None else None)
-    task = Task(case.workload, case.options, policy, case.fidelity, "work", seed)
+    options = case.options if jobs is None else msgspec.structs.replace(case.options, jobs=jobs)
+    task = Task(case.workload, options, policy, case.fidelity, "work", seed)
     try:
         return checked.perform(task, faults=PRESETS[case.faults], hear=digests.hear), digests
     finally:
@@ -143,7 +144,9 @@ def spread(values: Sequence[float | None]) -> dict[str, float] | None:
     return {"mean": math.fsum(known) / len(known), "sd": sd, "min": min(known), "max": max(known)}
 
 
-def golden(names: Sequence[str], *, full: bool = False, keep: Path | None = None) -> dict[str, Any]:
+def golden(
+    names: Sequence[str], *, full: bool = False, keep: Path | None = None, jobs: int | None = None
+) -> dict[str, Any]:
     """All digests and outcomes of these cases."""
     digests: dict[str, str] = {}
     outcomes: dict[str, dict[str, Any]] = {policy: {} for policy in POLICIES}
@@ -151,7 +154,7 @@ def golden(names: Sequence[str], *, full: bool = False, keep: Path | None = None
         for case in [case for case in CASES if case.name in names]:
             found = []
             for seed in range(case.all_draws if full else case.draws):
-                outcome, told = play(case, policy, seed, keep)
+                outcome, told = play(case, policy, seed, keep, jobs)
                 digests[f"bytes/{policy}/{case.name}/{seed}"] = told.bytes.hexdigest()
                 digests[f"structure/{policy}/{case.name}/{seed}"] = told.structure.hexdigest()
                 found.append(outcome)
@@ -205,6 +208,7 @@ def main() -> int:
     names = [case.name for case in CASES]
     parser = argparse.ArgumentParser(description="Digests and outcomes of fixed runs; one JSON object on stdout.")
     parser.add_argument("--full", action="store_true", help="every draw of each workload")
+    parser.add_argument("--jobs", type=int, help="so many jobs of each workload, instead of its own number")
     parser.add_argument("--only", default=",".join(names), help="some of the workloads, with commas")
     parser.add_argument("--against", type=Path, metavar="FILE", help="compare with a former output; 1 if it differs")
     parser.add_argument(
@@ -218,11 +222,12 @@ def main() -> int:
     if strange := [name for name in only if name not in names]:
         parser.error(f"{strange[0]} is none of {', '.join(names)}")
     if asked.child:
-        print(json.dumps(golden(only, full=asked.full, keep=asked.keep)))
+        print(json.dumps(golden(only, full=asked.full, keep=asked.keep, jobs=asked.jobs)))
         return 0
 
     before = json.loads(asked.against.read_text()) if asked.against is not None else None
     words = ["--only", asked.only, *(["--full"] if asked.full else [])]
+    words += [] if asked.jobs is None else ["--jobs", str(asked.jobs)]
     kept = []
     if asked.keep is not None:
         asked.keep.mkdir(parents=True, exist_ok=True)

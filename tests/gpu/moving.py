@@ -1,10 +1,12 @@
-"""The checks that need torch and nothing else: memory, bandwidth, overlap."""
+"""The checks that need torch, and no daemon: memory, bandwidth, overlap, weights."""
 
 import gc
 import hashlib
 import multiprocessing
 import statistics
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from rollmuxd_channel.torch_state import TorchState
 
 #: of the time that a plain copy takes, so much a park or a load has to reach
 AIM = 0.9
+#: GB/s of the copy from a model into host memory, for which a job holds its slot: 32B in bf16 in 33 s
+COPY_AIM = 2.0
 MB = 2**20
 
 
@@ -227,3 +231,55 @@ def _job(line: Any, nbytes: int, device: str) -> None:
     while True:
         verb = line.recv()
         line.send(model.digest() if verb == "digest" else getattr(state, verb)().bytes)
+
+
+# ---- weights --------------------------------------------------------------------------------------------------------
+
+
+def weights(asked: Any) -> dict:
+    """A version of weights goes from its file in host memory into a model, against a plain copy from pinned memory."""
+    from rollmuxd_weights import NoRoom, Publisher, load_into
+
+    device = device_of(asked)
+    model = Workload(bytes_of(asked), device)
+    digest = model.digest()
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        try:
+            with Publisher("gpu", dir=Path(folder) / "weights") as publisher:
+                made = publisher.publish(model.state_dict(), 1)
+        except NoRoom as error:
+            return {"ok": None, "why": f"{error}; in a container, --shm-size"}
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        pieces = [min(PIECE, made.bytes - at) for at in range(0, made.bytes, PIECE)]
+        host = [torch.empty(piece, dtype=torch.uint8, pin_memory=device != "cpu") for piece in pieces]
+        there = [torch.empty(piece, dtype=torch.uint8, device=device) for piece in pieces]
+        times: dict[str, list[float]] = {"plain_in": [], "load_into": []}
+        for turn in range(asked.rounds + 1):  # the first one warms up
+            for name, move in (
+                ("plain_in", lambda: _copy(host, there, device)),
+                ("load_into", lambda: load_into(model, made.path)),
+            ):
+                synchronize(device)
+                began = time.perf_counter()
+                move()
+                synchronize(device)
+                if turn:
+                    times[name].append(time.perf_counter() - began)
+    took = {name: statistics.median(all_) for name, all_ in times.items()}
+    exact, share = model.digest() == digest, took["plain_in"] / took["load_into"]
+    copied = made.bytes / 1e9 / made.copy_s
+    return {
+        "ok": exact if device == "cpu" else exact and share >= AIM and copied >= COPY_AIM,
+        "bytes": made.bytes,
+        "bit_exact": exact,
+        "publish_s": round(made.seconds, 3),
+        "copy_s": round(made.copy_s, 3),
+        "copy_gb_per_s": round(copied, 2),
+        "copy_aim": COPY_AIM,
+        "gb_per_s": {name: round(made.bytes / 1e9 / seconds, 2) for name, seconds in took.items()},
+        "share_of_plain": round(share, 3),
+        "aim": AIM,
+    }

@@ -3,6 +3,7 @@
 memory            a torch state is parked: is its memory really free, and is every bit there after the load?
 bandwidth         park and load against a plain copy of as many bytes between the GPU and pinned memory, in turns
 overlap           one process parks while another loads: does it take less time than one after the other?
+weights           a version of weights from its file in host memory into a model, against a plain copy of as many bytes
 cuda_checkpoint   a torch process is taken off the GPU and brought back by the residency driver cuda-checkpoint
 two_jobs          two torch jobs share one GPU under a real daemon: are their weights those of each one alone?
 
@@ -28,8 +29,9 @@ VENV = ROOT / ".venv-gpu"
 sys.path.insert(0, str(ROOT / "plugins/channel"))
 sys.path.insert(0, str(ROOT / "tests/shared"))
 
-CHECKS = ("memory", "bandwidth", "overlap", "cuda_checkpoint", "two_jobs")
-NEED_DAEMON = ("cuda_checkpoint", "two_jobs")
+CHECKS = ("memory", "bandwidth", "overlap", "weights", "cuda_checkpoint", "two_jobs")
+#: need what a daemon needs to be installed
+NEED_DAEMON = ("weights", "cuda_checkpoint", "two_jobs")
 
 
 def say(text: str) -> None:

@@ -124,15 +124,15 @@ def two_jobs(asked: Any) -> dict:
         shared = {name: _weights(one) for (name, _), one in zip(JOBS, both, strict=True)}
         facts = _facts(socket)
     moved = {kind: sum(fact.get("kind") == kind for fact in facts["order_issued"]) for kind in ("load", "park")}
-    quarantined = [fact["reason"] for fact in facts["job_quarantined"] + facts["node_quarantined"]]
-    left = [fact["mb"] for fact in facts["left_over_seen"]]
+    quarantined = [fact["reason"]["text"] for fact in facts["job_quarantined"] + facts["node_quarantined"]]
+    left = [fact["mb"] for fact in facts["residual_memory_observed"]]
     return {
         "ok": alone == shared and moved["park"] > 2 and not quarantined,
         "same_weights": alone == shared,
         "weights": shared,
         "orders": moved,
         "quarantined": quarantined,
-        "left_over_mb": max(left, default=0),
+        "residual_mb": max(left, default=0),
         "backend": "mock" if asked.cpu else "local",
     }
 
@@ -195,7 +195,7 @@ def _facts(socket: Path) -> dict[str, list[dict]]:
     import httpx
 
     found: dict[str, list[dict]] = {
-        "order_issued": [], "job_quarantined": [], "node_quarantined": [], "left_over_seen": []
+        "order_issued": [], "job_quarantined": [], "node_quarantined": [], "residual_memory_observed": []
     }  # fmt: skip
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://rollmuxd") as client:
         after = 0

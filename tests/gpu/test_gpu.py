@@ -3,13 +3,21 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 RUN = Path(__file__).with_name("run.py")
+
+
+@pytest.fixture(scope="module")
+def sees_a_gpu():
+    import torch  # here and not above: each of pytest's workers would spend a second on it
+
+    return torch.cuda.is_available()
 
 
 def run(*arguments, code=0):
@@ -20,11 +28,14 @@ def run(*arguments, code=0):
 
 @pytest.mark.slow
 def test_what_needs_torch_only_runs_on_a_cpu_too():
-    report, said = run("--cpu", "--gb", "0.01", "--rounds", "1", "--only", "memory,bandwidth,cuda_checkpoint")
+    report, said = run("--cpu", "--gb", "0.01", "--rounds", "1", "--only", "memory,bandwidth,weights,cuda_checkpoint")
     checks = report["checks"]
     assert (checks["memory"]["bit_exact"], checks["memory"]["still_shared"]) == (True, True)
     assert checks["memory"]["bytes"] > 10_000_000
     assert checks["bandwidth"]["ok"] is None, "a CPU's figures are no verdict"
+    assert checks["weights"]["ok"], "every bit of a version that was published is in the model again"
+    assert checks["weights"]["bytes"] > 10_000_000
+    assert 0 < checks["weights"]["copy_s"] <= checks["weights"]["publish_s"], "what a slot is held for"
     assert checks["cuda_checkpoint"] == {"ok": None, "why": "needs a GPU", "took_s": 0.0}
     assert "gpu: memory: ok" in said
 
@@ -40,8 +51,9 @@ def test_two_torch_jobs_that_share_a_device_under_a_real_daemon_end_with_the_wei
     assert len(set(found["weights"].values())) == 2, "two seeds, two results"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here there is a GPU")
-def test_without_a_gpu_it_says_so_and_measures_nothing():
+def test_without_a_gpu_it_says_so_and_measures_nothing(sees_a_gpu):
+    if sees_a_gpu:
+        pytest.skip("here there is a GPU")
     report, said = run("--only", "memory", code=2)
     assert report == {"ok": None, "why": "no torch that sees a GPU"}
     assert "needs a GPU" in said
@@ -49,7 +61,8 @@ def test_without_a_gpu_it_says_so_and_measures_nothing():
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here: make gpu says what it would measure")
-def test_on_a_gpu_all_that_can_be_had_holds():
+def test_on_a_gpu_all_that_can_be_had_holds(sees_a_gpu):
+    if not sees_a_gpu:
+        pytest.skip("there is no GPU here: make gpu says what it would measure")
     report, said = run("--rounds", "3")
     assert report["ok"], said

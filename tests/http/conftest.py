@@ -14,6 +14,7 @@ from patience import PATIENCE_S
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform
 from rollmuxd.core.inputs import GpuObservation, HostObserved, HostSpec, NodeSpec, OrderDone, OrderFailed, Start
+from rollmuxd.daemon import question
 from rollmuxd.daemon.access.gate import PEER_EXTENSION, Peer
 from rollmuxd.daemon.access.keys import Role, new_key
 from rollmuxd.daemon.access.owner_limits import scheduler_of
@@ -21,6 +22,8 @@ from rollmuxd.daemon.app import make_policy
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.hosts.actuator import Seen
 from rollmuxd.daemon.hosts.channel import ChannelHub
+from rollmuxd.daemon.hosts.circuits import Circuits
+from rollmuxd.daemon.hosts.endings import Endings
 from rollmuxd.daemon.http import background
 from rollmuxd.daemon.http.app import make_app
 from rollmuxd.daemon.metrics import Metrics
@@ -28,13 +31,14 @@ from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.daemon.usage.daily import LiveUsage
 from rollmuxd.daemon.writer import Driver
-from rollmuxd.spi import NotDone, Output
+from rollmuxd.spi import NotDone, Output, Ports
+from rollmuxd.spi.fake_fabric import FakeSwitch, MockFabric
 
 ROLLOUT, TRAIN = "h1/gpu0-1", "h1/gpu2-3"
 
 
 class Backends:
-    """Does every order at once and sees every GPU clear, unless told otherwise."""
+    """Does every order at once and sees every GPU clean, unless told otherwise."""
 
     def __init__(self) -> None:
         self.post: Callable[[Any], None] = lambda given: None
@@ -43,7 +47,7 @@ class Backends:
         #: orders are kept here instead of being done
         self.hold: list[str] | None = None
         self.fail: str = ""
-        self.sights: list[tuple[str, tuple[str, ...]]] = []
+        self.observations: list[tuple[str, tuple[str, ...]]] = []
         self.seen: dict[str, Seen] = {}
 
     def perform(self, effects: Any) -> None:
@@ -67,9 +71,21 @@ class Backends:
         node = self.state().nodes[self.state().orders[order].node]
         self.post(OrderDone(order, tuple(GpuObservation(gpu, self.used_mb.get(gpu, 0)) for gpu in node.gpus)))
 
-    async def sight(self, host: str, gpus: Any) -> tuple[GpuObservation, ...]:
-        self.sights.append((host, tuple(gpus)))
+    async def observe(self, host: str, gpus: Any) -> tuple[GpuObservation, ...]:
+        self.observations.append((host, tuple(gpus)))
         return tuple(GpuObservation(gpu, self.used_mb.get(gpu, 0)) for gpu in gpus)
+
+
+class Clock(SystemClock):
+    """Between two looks at it at least a millisecond passes: a phase of 0 ms, on a fast machine, has run nothing."""
+
+    def now(self) -> int:
+        while super().now() == self._looked_at:
+            self._anchor_ms += 1
+        self._looked_at = self._last
+        return self._last
+
+    _looked_at = 0
 
 
 class World:
@@ -79,10 +95,10 @@ class World:
         self.journal = MemoryJournal()
         self.backends = Backends()
         self.metrics = Metrics()
-        self.clock = SystemClock()
+        self.clock = Clock()
         self.hub = ChannelHub()
         config = Config(
-            drivers={"channel": DriverTraits(idempotent=True, probes=True)},
+            drivers={"channel": DriverTraits(idempotent=True, probes=True), "vllm": DriverTraits()},
             observe_after_ms=20,
             launch_hosts=("h1",),
             owners=settings.to_core_config().owners,
@@ -102,13 +118,13 @@ class World:
             self.clock,
             self.backends.perform,
             start,
-            sinks=(self.metrics.sink, self.today.on_facts),
+            sinks=(self.metrics.sink,),
             prompt=(self.hub.on_facts,),
-            begun=self.today.begin,
         )
         self.backends.state = lambda: self.driver.scheduler.state
         # As a real backend: it reports later, and not within the decision that orders it.
         self.backends.post = lambda given: _soon(self.driver.post, given)
+        self.endings = Endings({}, lambda: self.state, self.driver.post, Path("/nonexistent/endings.json"))
         self.services = Services(
             driver=self.driver,
             actuator=self.backends,
@@ -118,6 +134,10 @@ class World:
             clock=self.clock,
             started_at=self.clock.now(),
             today=self.today,
+            endings=self.endings,
+            switches=Circuits(
+                {"ocs": ("mock", MockFabric(FakeSwitch(Ports(4))), {ROLLOUT: (1,), TRAIN: (2,)})}, lambda: self.state
+            ).switches,
         )
         self.app = make_app(self.services, self.metrics)
         self.secrets: dict[str, str] = {}
@@ -154,7 +174,7 @@ class World:
 
     async def settle(self) -> None:
         """Let everything that is under way come to its end."""
-        for _ in range(20):
+        for _ in range(100):
             await anyio.sleep(0)
 
     async def job(self, client: httpx.AsyncClient, name: str = "math", **more: Any) -> "RunningJob":
@@ -218,6 +238,13 @@ async def _running(**tables: Any) -> AsyncIterator[World]:
         await world.settle()
         yield world
         world.driver.stop()
+
+
+@pytest.fixture(autouse=True)
+def patient_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What answers questions has as much of a processor as the tests beside it, and as much time as it needs."""
+    monkeypatch.setattr(question, "NICE", 0)
+    monkeypatch.setattr(question, "LIMIT_S", PATIENCE_S)
 
 
 @pytest.fixture

@@ -44,8 +44,8 @@ ACTIONS = {
     "drain_host": ("POST", "/v1/hosts/h1/drain", {"reason": "why"}),
     "undrain_node": ("POST", "/v1/nodes/h1/gpu0-1/undrain", None),
     "undrain_host": ("POST", "/v1/hosts/h1/undrain", None),
-    "declare_node_clear": ("POST", "/v1/nodes/h1/gpu2-3/declare-clear", {"reason": "why"}),
-    "declare_host_clear": ("POST", "/v1/hosts/h1/declare-clear", {"reason": "why"}),
+    "declare_node_clean": ("POST", "/v1/nodes/h1/gpu2-3/declare-clean", {"reason": "why"}),
+    "declare_host_clean": ("POST", "/v1/hosts/h1/declare-clean", {"reason": "why"}),
     "revoke_slot": ("POST", "/v1/slots/{slot}/revoke", {"reason": "why"}),
     "pause_job": ("POST", "/v1/jobs/{job}/pause", None),
     "end_job": ("DELETE", "/v1/jobs/{job}", {"reason": "why"}),
@@ -180,13 +180,13 @@ async def test_who_opens_a_session_on_anothers_job_or_releases_its_slot_stands_i
         job = await world.job(alice)
         slot = (await job.ask("rollout")).json()
         seen = commits(world)
-        opened = await lead.post(f"/v1/jobs/{job.id}/sessions", json={"pid": 2, "host": "h1"})
-        assert with_who(seen, f.SessionOpened) == [["team/lea"]]
-        assert (await alice.post(f"/v1/sessions/{job.session}/heartbeat", json={})).status_code == 409
         fence = (await lead.get(f"/v1/slots/{slot['slot']}")).json()["fence"]
         assert (await lead.post(f"/v1/slots/{slot['slot']}/release", json={"fence": fence})).status_code == 200
         assert with_who(seen, f.SlotReleased) == [["team/lea"]]
-        session, released = await audited(world)
+        opened = await lead.post(f"/v1/jobs/{job.id}/sessions", json={"pid": 2, "host": "h1"})
+        assert with_who(seen, f.SessionOpened) == [["team/lea"]]
+        assert (await alice.post(f"/v1/sessions/{job.session}/heartbeat", json={})).status_code == 409
+        released, session = await audited(world)
     assert (session.action, session.about, session.role) == ("open_session", job.id, "lead")
     assert session.before == f"{job.session} alive, of job {job.id}"
     assert session.after == f"{opened.json()['session']} alive, of job {job.id}"

@@ -4,6 +4,7 @@ import asyncio
 
 import anyio
 import pytest
+from patience import eventually
 
 from rollmuxd.core.facts import JobRegistered, SlotOver, SlotQueued
 from rollmuxd.core.spec import JobSpec
@@ -167,7 +168,7 @@ async def test_who_follows_one_owners_jobs_costs_anothers_hand_overs_nothing(run
 
                 for _ in range(20):
                     tasks.start_soon(lambda: one(job=mine.id))
-                await world.settle()
+                await eventually("all of them wait", lambda: len(asked) == 20)
                 for _ in range(10):
                     await job.give_back(slot)
                     slot = (await job.ask("rollout")).json()

@@ -6,6 +6,7 @@ import anyio
 import pytest
 from patience import PATIENCE_S
 
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.model import JobMove, JobStatus, NodeStatus, SlotStatus
 from rollmuxd.daemon.hosts.actuator import Seen
 
@@ -70,11 +71,11 @@ def running_beside(world):
     """The other's job runs."""
 
 
-def overstays(world):
-    world.state.slots["s1"].overstays_at = 1
+def overran(world):
+    world.state.slots["s1"].overrun_at = 1
 
 
-def lost_and_not_seen_clear(world):
+def lost_and_not_verified_clean(world):
     world.state.slots["s1"].status = SlotStatus.RECLAIMING
     world.state.jobs["j1"].status = JobStatus.LOST
 
@@ -88,30 +89,32 @@ def left_its_bytes(world):
 def quarantined_after_it(world):
     node = world.state.nodes["h1/gpu0-1"]
     node.status = NodeStatus.QUARANTINED
-    node.reason = f"h1/gpu0 not seen clear after {SECRET} released them; not clear within 60 s"
+    dirty = Cause("not_clean", {"gpus": ["h1/gpu0"]}, Cause("after_release", {"job": "j1"}))
+    node.reason = Cause("not_clean_in_time", {"limit_s": 60}, dirty)
 
 
 def moves_on_its_account(world):
     job = world.state.jobs["j2"]
-    job.move = JobMove("g1", dict(job.pins), 1, f"phases of {SECRET} take another time than was planned")
+    job.move = JobMove("g1", dict(job.pins), 1, Cause("times_left_plan", {"job": "j1"}))
 
 
 def quarantined_beside_it(world):
     job = world.state.jobs["j2"]
-    job.reason = f"its rollout state left 2 GB on h1/gpu0, and {SECRET} needs 70 GB of the GPU's 96 GB"
+    room = Cause("does_not_fit", {"job": "j1", "needed_gb": 70, "gpu_gb": 96})
+    job.reason = Cause("residual_memory", {"pool": "rollout", "left_gb": 2, "gpu": "h1/gpu0", "agreed_gb": 1}, room)
 
 
 def paused_where_it_may_not_fit(world):
     job = world.state.jobs["j2"]
-    job.reason = f"its move was abandoned: job {SECRET} has joined its group meanwhile"
+    job.reason = Cause("move_abandoned", cause=Cause("joined", {"job": "j1"}))
 
 
 @pytest.mark.parametrize(
     "happens",
     [
         running_beside,
-        overstays,
-        lost_and_not_seen_clear,
+        overran,
+        lost_and_not_verified_clean,
         left_its_bytes,
         quarantined_after_it,
         moves_on_its_account,
@@ -183,7 +186,7 @@ async def test_a_refusal_names_no_foreign_job_either(running):
         gpu.holder, gpu.dirty_by = None, "j1"
         answer = await stranger.post(f"/v1/slots/{slot['slot']}/grow", json={"fence": slot["fence"]})
         assert answer.status_code == 409
-        assert "not been seen clear of j1" in answer.json()["detail"]
+        assert "not been verified clean of job j1" in answer.json()["detail"]
         assert SECRET not in answer.text
 
 
@@ -198,7 +201,7 @@ async def test_a_word_that_merely_looks_like_a_foreign_jobs_name_stays(running):
         assert "rollout: h1/gpu0-1" in told[1]
 
 
-async def test_facts_of_the_inventory_say_of_whom_a_gpu_is_not_clear_by_id(running):
+async def test_facts_of_the_inventory_say_of_whom_a_gpu_is_not_clean_by_id(running):
     async with running() as world, world.client("alice") as alice, world.client("stranger") as stranger:
         hers, session = await a_job(alice)
         slot = (await ask(alice, hers, session, "rollout", wait_s=5)).json()
@@ -207,12 +210,14 @@ async def test_facts_of_the_inventory_say_of_whom_a_gpu_is_not_clear_by_id(runni
         await alice.post(f"/v1/slots/{slot['slot']}/release", json={"fence": slot["fence"]})
         await alice.delete(f"/v1/jobs/{hers}")
         with anyio.fail_after(PATIENCE_S):
-            while "gpus_unclear" not in (await stranger.get("/v1/facts")).text:
+            while "gpus_not_clean" not in (await stranger.get("/v1/facts")).text:
                 await anyio.sleep(0.02)
-        unclear = [fact for fact in (await stranger.get("/v1/facts")).json()["facts"] if fact["fact"] == "gpus_unclear"]
-        assert unclear
-        assert "after j1" in unclear[0]["reason"]
-        assert SECRET not in str(unclear)
+        not_clean = [
+            fact for fact in (await stranger.get("/v1/facts")).json()["facts"] if fact["fact"] == "gpus_not_clean"
+        ]
+        assert not_clean
+        assert "after j1" in not_clean[0]["reason"]["text"]
+        assert SECRET not in str(not_clean)
 
 
 async def test_ones_own_words_tell_nothing_of_whether_a_foreign_job_has_a_name(running):
@@ -244,7 +249,7 @@ async def test_ones_own_words_tell_nothing_of_whether_a_foreign_job_has_a_name(r
             assert world.state.jobs[job].status is JobStatus.ENDED
             answers.append(
                 [(answer.status_code, plain(answer.text, name)) for answer in told]
-                + [plain(fact["reason"], name) for fact in facts if fact["fact"] == "job_ended"]
+                + [plain(fact["reason"]["text"], name) for fact in facts if fact["fact"] == "job_ended"]
             )
     for one, other in zip(*answers, strict=True):
         assert one == other

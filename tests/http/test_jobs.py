@@ -7,7 +7,7 @@ from functools import partial
 
 import anyio
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, eventually
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.model import Job, JobStatus, NodeStatus, SessionStatus
@@ -18,7 +18,7 @@ from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.hosts.actuator import Seen
 from rollmuxd.daemon.http.wait_reasons import WaitReasons
 from rollmuxd.explain.explainer import Explainer
-from rollmuxd.spi import Output
+from rollmuxd.spi import HostEnd, Output
 
 pytestmark = pytest.mark.asyncio
 
@@ -37,7 +37,7 @@ async def test_a_placed_job_shows_where_it_sits(running):
         assert view["promised"] is True
         assert view["estimates"]["rollout"] == {
             "planned_s": 10.0, "count": 0, "mean_s": None, "p50_s": None, "p95_s": None,
-            "reckoned_s": 10.0, "reckoned_from": 0,
+            "estimate_s": 10.0, "estimate_samples": 0,
         }  # fmt: skip
         explained = (await client.get(f"/v1/jobs/{job.id}/explain")).json()
         assert explained["sentences"]
@@ -51,7 +51,10 @@ async def test_a_job_that_spends_credit_hears_how_slow_it_is_until_when_and_why(
     # two trainings make a turn of 60 s, where the promise is 48 s: spare credit lasts five times as long as it is.
     # A move of 30 s and an iteration stay in reserve
     lasts = timedelta(seconds=5 * (0.2 * 40_000 - 1.2 * 30 - 48))
-    async with running(policy={"thrift": {"objective": "cost", "uncertain": False}}) as world, world.client() as client:
+    async with (
+        running(policy={"thrift": {"objective": "cost", "promise": "certified"}}) as world,
+        world.client() as client,
+    ):
         first = await world.job(client, "first", phases=phases, slo=1.2, movable="warm")
         ran = world.state.jobs[first.id].progress  # a thousand iterations, each as fast as alone
         ran.finished, ran.solo_ms, ran.elapsed_ms = 1_000, 40_000_000, 40_000_000
@@ -118,14 +121,15 @@ async def test_reasons_are_thought_about_anew_after_what_is_decided_and_not_writ
             answers.append(await client.request(method, url, json={} if method == "DELETE" else None))
 
         async with anyio.create_task_group() as tasks:
-            for call in (("DELETE", f"/v1/jobs/{three.id}"), ("GET", "/v1/jobs"), ("POST", f"/v1/jobs/{one.id}/pause")):
-                tasks.start_soon(ask, *call)
-                await world.settle()
+            tasks.start_soon(ask, "DELETE", f"/v1/jobs/{three.id}")
+            await eventually("the end of a job", lambda: len(held) == 1)
+            tasks.start_soon(ask, "GET", "/v1/jobs")
+            await eventually("a thought", lambda: thoughts)
+            tasks.start_soon(ask, "POST", f"/v1/jobs/{one.id}/pause")
+            await eventually("the pause", lambda: len(held) == 2)
             before = len(thoughts)
             tasks.start_soon(ask, "GET", "/v1/jobs")
-            await world.settle()
-            assert before > 0
-            assert len(thoughts) > before
+            await eventually("another thought", lambda: len(thoughts) > before)
             monkeypatch.setattr(world.journal, "append", append)
             for facts, then in held:
                 append(facts, then)
@@ -183,12 +187,45 @@ async def test_a_thousand_that_wait_cost_a_list_no_more_than_a_few_thoughts(monk
         return Job(f"j{number}", "o", "u", spec, number, status=JobStatus.WAITING)
 
     why, told = WaitReasons(), Visibility(Core(), lambda owner: True)
-    alike = why.first(told, [job(n, 10) for n in range(1000)], 1, 0, turns=True)
-    assert (len(alike), len(thoughts)) == (1000, 1)
-    why.first(told, [job(n, 10) for n in range(1000)], 1, 5, turns=True)
+
+    def of(jobs, seq, now):
+        return [why.first(told, each, seq, now, turns=True) for each in jobs]
+
+    alike = of([job(n, 10) for n in range(1000)], 1, 0)
+    assert alike == [("no room", True)] + [("no room", False)] * 999
+    assert len(thoughts) == 1
+    of([job(n, 10) for n in range(1000)], 1, 5)
     assert len(thoughts) == 1, "nothing has happened"
-    all_different = why.first(told, [job(n, n) for n in range(1000)], 2, 0, turns=True)
-    assert len(all_different) == len(thoughts) - 1 == 50
+    assert why.first(told, job(1, 1), 2, 0, turns=True, may_think=False) == ("", False)
+
+
+async def test_a_page_has_thought_about_a_few_kinds_of_jobs_only(running, body_of_job, monkeypatch):
+    monkeypatch.setattr("rollmuxd.daemon.http.routes.jobs.THOUGHTS", 2)
+    async with running() as world, world.client() as client:
+        await world.job(client, "first")
+        for number in range(4):
+            phases = [{"name": "rollout", "pools": ["rollout"], "seconds": 60 + number}]
+            body = body_of_job(f"job-{number}", phases=phases, wants={"rollout": {}}, states={}, slo=1.0)
+            answer = await client.post("/v1/jobs", json=body)
+            assert answer.json()["status"] == "waiting", answer.text
+        listed = (await client.get("/v1/jobs?status=waiting")).json()["items"]
+        assert [bool(job["reason"]) for job in listed] == [True, True, False, False]
+
+
+async def test_while_a_page_is_made_other_calls_are_answered(running, body_of_job, monkeypatch):
+    """A page of many items is made a few at a time; each item is shown as it is at that moment."""
+    monkeypatch.setattr("rollmuxd.daemon.http.limits.SLICE_S", 1e-9)  # one at a time
+    monkeypatch.setattr("rollmuxd.daemon.http.limits.SLICE_PAUSE", 100.0)
+    async with running() as world, world.client() as client:
+        for number in range(20):
+            await client.post("/v1/jobs", json=body_of_job(f"job-{number}"))
+        page = asyncio.create_task(client.get("/v1/jobs"))
+        while (await client.get("/v1/jobs/j20")).json()["status"] != "ended":
+            await client.delete("/v1/jobs/j20")
+        assert not page.done()
+        listed = (await page).json()["items"]
+        assert [job["job"] for job in listed] == [f"j{number}" for number in range(1, 21)]
+        assert listed[-1]["status"] == "ended"
 
 
 async def test_the_same_idempotency_key_is_the_same_run_and_says_so_with_200(running, body_of_job):
@@ -323,6 +360,13 @@ async def test_who_starts_a_killed_job_again_is_told_when_its_run_is_lost_and_ho
         assert silent + left in (60, 61)
 
 
+async def test_a_job_that_says_so_has_finished(running):
+    async with running() as world, world.client() as client:
+        job = await world.job(client)
+        ended = await client.request("DELETE", f"/v1/jobs/{job.id}", json={"reason": "30 steps", "finished": True})
+        assert (ended.json()["reason"], ended.json()["finished"]) == ("30 steps", True)
+
+
 async def test_pause_resume_and_end(running):
     async with running() as world, world.client() as client:
         job = await world.job(client)
@@ -331,6 +375,7 @@ async def test_pause_resume_and_end(running):
             assert (answer.status_code, answer.json()["status"]) == (200, status)
         ended = await client.request("DELETE", f"/v1/jobs/{job.id}", json={"reason": "done"})
         assert (ended.json()["status"], ended.json()["reason"]) == ("ended", "done")
+        assert not ended.json()["finished"], "an operator may end it with any words"
         assert (await client.post(f"/v1/jobs/{job.id}/pause")).status_code == 409
         assert (await client.post(f"/v1/jobs/{job.id}/reinstate")).status_code == 409
 
@@ -339,7 +384,7 @@ async def test_a_heartbeat_renews_and_a_closed_session_is_409(running):
     async with running() as world, world.client() as client:
         job = await world.job(client)
         view = (await client.post(f"/v1/sessions/{job.session}/heartbeat")).json()
-        assert view == {"lease_s": 60.0, "directives": []}
+        assert view == {"lease_s": 60.0, "directives": [], "tag": ""}
         assert (await client.delete(f"/v1/sessions/{job.session}")).status_code == 200
         assert (await client.post(f"/v1/sessions/{job.session}/heartbeat")).status_code == 409
 
@@ -383,6 +428,27 @@ async def test_a_job_whose_heartbeat_is_late_is_shown_as_silent_until_it_comes(r
         assert await shown() == [None, None]
 
 
+async def test_the_explanation_of_a_job_says_that_it_is_silent_and_when_it_is_lost(running, body_of_job):
+    async with running() as world, world.client() as client:
+        first = await world.job(client, "first")
+        phases = [{"name": "rollout", "pools": ["rollout"], "seconds": 60}]
+        body = body_of_job("second", phases=phases, wants={"rollout": {}}, states={}, slo=1.0)
+        second = (await client.post("/v1/jobs", json=body)).json()
+        assert second["status"] == "waiting"
+        session = (await client.post("/v1/jobs/second/sessions", json={"pid": 2, "host": "h1"})).json()["session"]
+        seen = world.driver.scheduler.timers.seen
+
+        async def explained(job):
+            sentences = (await client.get(f"/v1/jobs/{job}/explain")).json()["sentences"]
+            return [re.sub("[0-9]+ s", "N s", sentence) for sentence in sentences]
+
+        said = "It has been silent for N s: without a heartbeat it is lost in N s."
+        for job, of in (("first", first.session), ("second", session)):
+            assert said not in await explained(job)
+            seen[of] -= 40_000  # of a lease of 60 s
+            assert (await explained(job))[1] == said
+
+
 async def test_lists_come_in_pages_and_are_filtered(running):
     async with running() as world, world.client() as client, world.client("root") as root:
         for number in range(12):
@@ -412,27 +478,27 @@ async def test_nodes_hosts_pools_and_groups_show_what_is_held(running):
         assert (await client.get("/v1/nodes/h1%2Fgpu0-1")).json() == node
         assert node["status"] == "up"
         assert node["price_per_hour"] == 4.0
-        assert [(gpu["holder"], gpu["stain"]) for gpu in node["gpus"]] == [("s1", "j1")] * 2
+        assert [(gpu["holder"], gpu["dirty_by"]) for gpu in node["gpus"]] == [("s1", "j1")] * 2
         assert [host["reachable"] for host in (await client.get("/v1/hosts")).json()["items"]] == [True]
         pools = {pool["pool"]: pool for pool in (await client.get("/v1/pools")).json()["items"]}
         assert pools["rollout"]["gpus_held"] == 2
         assert pools["train"]["gpus_held"] == 0
         group = (await client.get("/v1/groups/g1")).json()
-        assert [visit["phase"] for visit in group["wheel"]] == ["rollout", "train"]
+        assert [turn["phase"] for turn in group["schedule"]] == ["rollout", "train"]
         assert group["cost_per_hour"] == 14.0
-        assert group["wheel"][0]["name"] == "math"
+        assert group["schedule"][0]["name"] == "math"
         async with world.client("stranger") as stranger:
-            assert (await stranger.get("/v1/groups/g1")).json()["wheel"][0]["name"] == ""
+            assert (await stranger.get("/v1/groups/g1")).json()["schedule"][0]["name"] == ""
 
 
 async def test_a_node_shows_what_was_last_seen_on_its_gpus(running):
     async with running() as world, world.client() as client:
         unseen = (await client.get("/v1/nodes/h1/gpu0-1")).json()["gpus"][0]
-        assert (unseen["used_gb"], unseen["processes"], unseen["seen_at"]) == (None, [], None)
+        assert (unseen["used_gb"], unseen["processes"], unseen["observed_at"]) == (None, [], None)
         world.backends.seen["h1/gpu0"] = Seen(61_250, ("pid 7 python",), 1_700_000_000_000)
         one, other = (await client.get("/v1/nodes/h1/gpu0-1")).json()["gpus"]
         assert (one["used_gb"], one["processes"]) == (61.25, ["pid 7 python"])
-        assert one["seen_at"] == "2023-11-14T22:13:20.000Z"
+        assert one["observed_at"] == "2023-11-14T22:13:20.000Z"
         assert other["used_gb"] is None
 
 
@@ -491,6 +557,21 @@ async def test_a_rank_dials_in_is_told_to_load_and_its_result_is_acknowledged(ru
                 body = {"session": job.session, "rank": 0, "order": "o7", "ok": False, "error": "no memory"}
                 assert (await client.post(f"{line}/results", json=body)).status_code == 200
         assert (told[0].ok, told[0].error) == (False, "no memory")
+
+
+async def test_results_are_taken_from_ranks_that_the_job_has_and_from_no_others(running):
+    async with running() as world, world.client() as client:
+        job = await world.job(client)  # of one rank
+        line = f"/v1/channel/{job.id}"
+        for rank in (1, 9_999):
+            body = {"session": job.session, "rank": rank, "order": "o7", "ok": True}
+            dialled = await client.post(f"{line}/ranks/{rank}", json={"session": job.session})
+            asked = await client.get(f"{line}/orders", params={"session": job.session, "rank": rank, "wait_s": 0.01})
+            said = await client.post(f"{line}/results", json=body)
+            assert [answer.status_code for answer in (dialled, asked, said)] == [409, 409, 409]
+            assert "register the job with ranks=" in dialled.json()["detail"]
+        assert world.hub.ranks(job.id) == ()
+        assert world.hub.last(job.id, "o7") is None
 
 
 async def test_a_rank_is_on_the_line_while_the_end_of_its_job_is_being_written_down(running, monkeypatch):
@@ -559,3 +640,66 @@ async def test_a_job_whose_promise_is_not_kept_hears_so_with_each_heartbeat_and_
         assert 'What would help: more nodes, or movable="warm"' in told["reason"]
         shown = (await client.get(f"/v1/jobs/{made['job']}")).json()
         assert shown["unmet"] == told["reason"]
+
+
+async def test_a_job_on_a_host_that_goes_away_hears_when_and_the_host_shows_it(running, body_of_job):
+    async with running() as world, world.client() as client:
+        phases = [{"name": "rollout", "pools": ["rollout"]}, {"name": "train", "pools": ["train"]}]
+        made = (await client.post("/v1/jobs", json=body_of_job("first", phases=phases))).json()
+        session = (await client.post(f"/v1/jobs/{made['job']}/sessions", json={"pid": 1, "host": "h1"})).json()
+        world.endings.ends["h1"] = HostEnd(at=1_800_000_000.0, drain_before_s=600.0, what="allocation 4711")
+        (told,) = (await client.post(f"/v1/sessions/{session['session']}/heartbeat")).json()["directives"]
+        assert (told["kind"], told["ends_at"]) == ("ends", "2027-01-15T08:00:00.000Z")
+        assert (await client.get("/v1/hosts/h1")).json()["ends_at"] == "2027-01-15T08:00:00.000Z"
+
+
+@pytest.mark.parametrize(
+    ("phase", "least"),
+    [({"pools": ["rollout"]}, 1), ({"pools": ["rollout"], "min_gpus": 2}, 2), ({"pools": ["rollout", "train"]}, 0)],
+    ids=["derived", "stated", "over_both_pools"],
+)
+async def test_a_phase_on_several_engines_can_begin_and_end_on_one_of_them(running, phase, least):
+    async with running() as world, world.client() as client:
+        states = {"rollout": {"gpu_gb": 10, "engine_gpus": 1}}
+        phases = [{"name": "rollout", "seconds": 10, **phase}, {"name": "train", "pools": ["train"], "seconds": 10}]
+
+        job = await world.job(client, phases=phases, states=states)
+
+        spec = world.state.jobs[job.id].spec
+        assert [phase.min_gpus for phase in spec.phases] == [least, 0]
+        assert spec.states[0].engine_gpus == 1
+
+
+async def test_the_pace_of_an_asynchronous_job_is_its_iteration_alone(running, body_of_job):
+    async with running() as world, world.client() as client:
+        train = {"name": "train", "pools": ["train"], "seconds": 4}
+        asks = {"wants": {"train": {"nodes": 1}}, "asynchronous": {"pace_s": 10}}
+
+        made = (await client.post("/v1/jobs", json=body_of_job("first", phases=[train], **asks))).json()
+
+        said = (await client.get(f"/v1/jobs/{made['job']}/explain")).json()["sentences"]
+        assert any("its rollouts need 10.0 s for a batch, so a wait of 6.0 s" in sentence for sentence in said), said
+        assert any("the 10.0 s that it takes alone" in sentence for sentence in said), said
+
+
+@pytest.mark.parametrize(
+    ("phases", "pace_s", "says"),
+    [
+        (2, 10, "the job has 2 phases, and an asynchronous job has the one phase train"),
+        ({"gap_s": 6}, 10, "phase train says gap_s; leave it out, and say the time of a batch as pace_s"),
+        ({"min_gpus": 1}, 10, "phase train says min_gpus"),
+        ({}, 0.0001, "pace_s is 0; say in what time"),
+    ],
+    ids=["two_phases", "a_gap", "a_part", "no_time"],
+)
+async def test_an_asynchronous_job_of_another_shape_is_refused(running, body_of_job, phases, pace_s, says):
+    async with running() as world, world.client() as client:
+        train = {"name": "train", "pools": ["train"], "seconds": 4}
+        both = [{"name": "save", "pools": ["train"]}, train]
+        asks = {"wants": {"train": {"nodes": 1}}, "asynchronous": {"pace_s": pace_s}}
+        cycle = both if phases == 2 else [{**train, **phases}]
+
+        answer = await client.post("/v1/jobs", json=body_of_job("first", phases=cycle, **asks))
+
+        assert answer.status_code == 422
+        assert says in answer.json()["detail"]

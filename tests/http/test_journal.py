@@ -16,7 +16,28 @@ async def test_facts_that_were_compacted_away_are_410_with_the_first_that_is_the
         assert gone.status_code == 410
         assert gone.json()["type"] == "urn:rollmux:problem:gone"
         assert gone.json()["data"] == {"first": 5}
-        assert "facts 3 to 4 were compacted away; go on after 4" in gone.json()["detail"]
+        assert "facts 3 to 4 were compacted away; continue after 4" in gone.json()["detail"]
+
+
+@pytest.mark.parametrize("read", [0, 1], ids=["before-the-first-fact", "within-a-page"])
+async def test_facts_that_are_compacted_away_while_they_are_read_end_the_page(running, monkeypatch, read):
+    async with running() as world, world.client() as client:
+        await world.job(client)
+        whole, batches = world.driver.facts_after, []
+
+        async def compacted_meanwhile(seq, wait_ms, limit, topics):
+            batches.append(seq)
+            if len(batches) > read:
+                world.journal.first = 5
+            return await whole(seq, wait_ms, min(limit, 1), topics)
+
+        monkeypatch.setattr(world.driver, "facts_after", compacted_meanwhile)
+        page = (await client.get("/v1/facts")).json()
+        assert page["facts"][0]["seq"] == (5 if read == 0 else 1)
+        assert page["first"] == 5
+        if read:
+            assert page["last"] == 1
+            assert (await client.get("/v1/facts?after=1")).status_code == 410
 
 
 async def test_who_knows_of_facts_that_are_not_there_is_told_that_the_journal_is_another(running):

@@ -61,7 +61,7 @@ async def test_what_was_seen_on_gpus_is_worth_a_new_answer_now_and_then(running)
     async with running() as world, world.client() as client:
         await world.job(client)
         tag = (await asked(client))["tag"]
-        for at, news in ((1, False), (2, False), (overview.SIGHTS_MS, True)):
+        for at, news in ((1, False), (2, False), (overview.OBSERVATIONS_MS, True)):
             world.backends.seen["h1/gpu0"] = Seen(7, (), at)
             assert ((await asked(client, since=tag))["lists"] is not None) == news
 

@@ -59,3 +59,19 @@ async def test_nothing_is_lost_when_it_closes():
 
     assert to.done == [b"goodbye", "closed"]
     assert transport.is_closing()
+
+
+async def test_a_connection_whose_handle_is_closed_ends_alone():
+    class Closed(Recorder):
+        def write(self, data: bytes) -> None:
+            raise RuntimeError("unable to perform operation: the handler is closed")
+
+        def abort(self) -> None:
+            self.done.append("aborted")
+
+    to = Closed()
+    transport = OneWrite(to)
+    transport.write(b"too late")
+    transport.close()
+
+    assert to.done[0] == "aborted"

@@ -1,10 +1,13 @@
 """A plan is what would happen, found out without its happening."""
 
+import asyncio
 import hashlib
 
 import anyio
 import msgspec
 import pytest
+
+from rollmuxd.spi import DriverTraits
 
 pytestmark = pytest.mark.asyncio
 
@@ -199,6 +202,29 @@ async def test_who_would_be_refused_is_told_so_and_the_others_are_planned(runnin
         assert "99 nodes are wanted" in first["reasons"][0]["text"]
 
 
+async def test_what_registering_refuses_for_its_caller_a_plan_refuses_for_the_same_reason(running):
+    class Picky:
+        traits, admin_options = DriverTraits(), frozenset({"stop"})
+
+        def check(self, state):
+            raise ValueError("level is 3; say 1 or 2")
+
+    async with running() as world, world.client() as client:
+        world.services.drivers["channel"] = Picky()
+        state = {"driver": "channel", "gpu_gb": 10}
+        refused = [
+            job("level", states={"rollout": {**state, "options": {"level": 3}}}),
+            job("stop", states={"rollout": {**state, "options": {"stop": "now"}}}),
+            job("launch", launch={"argv": ["true"]}),
+        ]
+        view = await planned(client, *refused, job("good"))
+        for plan, body in zip(view["jobs"], refused, strict=False):
+            real = await client.post("/v1/jobs", json=body)
+            assert (plan["status"], plan["reasons"][0]["text"]) == ("refused", real.json()["detail"])
+        assert view["jobs"][3]["status"] == "admitted"
+        assert "level would be refused" in view["least"]["reason"]
+
+
 async def test_a_job_whose_name_runs_already_is_planned_as_another(running):
     async with running() as world, world.client() as client:
         await world.job(client, "math")
@@ -249,3 +275,18 @@ async def test_the_loop_goes_on_while_a_plan_is_made(running):
                 answered.append("ready")
                 await anyio.sleep(0.001)
         assert answered.index("plan") > 1
+
+
+async def test_while_the_jobs_of_a_plan_are_checked_other_calls_are_answered(running, body_of_job, monkeypatch):
+    """A plan has up to 500 jobs, and each can name hundreds of URLs: they are checked a few at a time."""
+    monkeypatch.setattr("rollmuxd.daemon.http.limits.SLICE_S", 1e-9)  # one job at a time
+    monkeypatch.setattr("rollmuxd.daemon.http.limits.SLICE_PAUSE", 100.0)
+    checked = []
+    monkeypatch.setattr("rollmuxd.daemon.http.routes.plan.check_spec", lambda spec, *_: checked.append(spec.name))
+    async with running() as world, world.client() as client:
+        plan = asyncio.create_task(planned(client, *(job(f"job-{number}") for number in range(20))))
+        while not checked:
+            await asyncio.sleep(0)
+        await client.get("/v1/jobs")
+        assert len(checked) < 20
+        assert [one["name"] for one in (await plan)["jobs"]] == checked

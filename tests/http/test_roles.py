@@ -57,7 +57,6 @@ ROUTES = {
     "GET /v1/hosts": (READER, 200),
     "GET /v1/hosts/{host}": (READER, 200),
     "GET /v1/pools": (READER, 200),
-    "GET /v1/pools/{pool}": (READER, 200),
     "GET /v1/groups": (READER, 200),
     "GET /v1/groups/{group}": (READER, 200),
     "GET /v1/facts": (READER, 200),
@@ -72,6 +71,7 @@ ROUTES = {
     "POST /v1/jobs/{job}/sessions": (IN_CHARGE, 201),
     "POST /v1/jobs/{job}/slots": (IN_CHARGE, 200),
     "POST /v1/sessions/{session}/heartbeat": (IN_CHARGE, 200),
+    "POST /v1/sessions/{session}/give-back": (IN_CHARGE, 200),
     "DELETE /v1/sessions/{session}": (IN_CHARGE, 200),
     "DELETE /v1/slots/{slot}": (IN_CHARGE, 409),  # it runs
     "POST /v1/slots/{slot}/release": (IN_CHARGE, 200),
@@ -83,10 +83,13 @@ ROUTES = {
     "POST /v1/slots/{slot}/revoke": (OPERATOR, 200),
     "POST /v1/nodes/{node}/drain": (OPERATOR, 200),
     "POST /v1/nodes/{node}/undrain": (OPERATOR, 200),
-    "POST /v1/nodes/{node}/declare-clear": (OPERATOR, 409),  # a slot runs there
+    "POST /v1/nodes/{node}/declare-clean": (OPERATOR, 409),  # a slot runs there
     "POST /v1/hosts/{host}/drain": (OPERATOR, 200),
     "POST /v1/hosts/{host}/undrain": (OPERATOR, 200),
-    "POST /v1/hosts/{host}/declare-clear": (OPERATOR, 200),  # of the other node
+    "POST /v1/hosts/{host}/declare-clean": (OPERATOR, 200),  # of the other node
+    "GET /v1/fabrics": (READER, 200),
+    "POST /v1/fabrics/{fabric}/degrade": (OPERATOR, 200),
+    "POST /v1/fabrics/{fabric}/restore": (OPERATOR, 200),
     "GET /v1/keys": (OPERATOR, 200),
     "POST /v1/keys": (OPERATOR, 201),
     "DELETE /v1/keys/{key}": (OPERATOR, 200),
@@ -159,7 +162,7 @@ async def called(world, callers, name, route, registration, ready=None):
     method, _, path = route.partition(" ")
     about = {
         "job": job.id, "slot": slot["slot"], "session": job.session, "node": "h1/gpu0-1", "host": "h1", "pool": "train",
-        "group": world.state.jobs[job.id].group, "rank": 0, "key": spare, "file": "main.js",
+        "group": world.state.jobs[job.id].group, "rank": 0, "key": spare, "file": "main.js", "fabric": "ocs",
     }  # fmt: skip
     path = path.format(**{**about, **(await ready(world, job) if ready is not None else {})})
     body = {
@@ -237,7 +240,7 @@ async def elsewhere(world, job):
 READY = {
     "POST /v1/jobs/{job}/reinstate": quarantined,
     "DELETE /v1/slots/{slot}": queued,
-    "POST /v1/nodes/{node}/declare-clear": elsewhere,
+    "POST /v1/nodes/{node}/declare-clean": elsewhere,
 }
 
 

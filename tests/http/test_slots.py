@@ -159,9 +159,9 @@ async def test_gpus_that_no_driver_moves_are_looked_at_before_the_release(runnin
     async with running() as world, world.client() as client:
         job = await world.job(client, states={"train": {"gpu_gb": 10, "ram_gb": 10}})
         await job.give_back((await job.ask("rollout")).json())
-        assert world.backends.sights == [("h1", ("h1/gpu0", "h1/gpu1"))]
+        assert world.backends.observations == [("h1", ("h1/gpu0", "h1/gpu1"))]
         await job.give_back((await job.ask("train")).json())
-        assert len(world.backends.sights) == 1  # its state will be parked, and seen then
+        assert len(world.backends.observations) == 1  # its state will be parked, and seen then
 
 
 async def test_a_release_of_a_job_that_parks_at_release_is_answered_when_it_is_parked(running):
@@ -235,7 +235,9 @@ async def test_who_asks_for_a_slot_that_has_ended_is_told_how(running, how):
         elif how == "withdrawn":
             await client.delete(f"/v1/slots/{first.json()['slot']}")
         slots = [slot for slot in world.state.slots.values() if slot.job == job.id]
-        await eventually("its GPUs are seen clear, and it is over", lambda: {slot.status for slot in slots} <= ENDED)
+        await eventually(
+            "its GPUs are verified clean, and it is over", lambda: {slot.status for slot in slots} <= ENDED
+        )
         answer = await job.ask("rollout", request_id="q")
         assert answer.status_code == 409, answer.text
         data = answer.json()["data"]

@@ -11,17 +11,12 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-import schemathesis
 import uvicorn
 from hypothesis import HealthCheck, Phase, given, settings
 from patience import PATIENCE_S
-from schemathesis import GenerationMode
-from schemathesis.checks import CHECKS, load_all_checks
 
 from rollmuxd.daemon.http.app import ENDPOINTS
 from rollmuxd.daemon.http.peer import PeerHttpToolsProtocol
-
-load_all_checks()
 
 #: what the description cannot say: that a name is taken, that a phase is not in the cycle, that a time has no such day
 LEFT_OUT = ("positive_data_acceptance", "max_response_time")
@@ -78,6 +73,11 @@ def serving(running, path=None):
 
 
 def test_a_fuzzer_finds_no_crash_and_no_contradiction_to_the_description(running):
+    import schemathesis  # a second, which every worker of pytest would pay
+    from schemathesis import GenerationMode
+    from schemathesis.checks import CHECKS, load_all_checks
+
+    load_all_checks()
     checks = [check for check in CHECKS.get_all() if check.__name__ not in LEFT_OUT]
     with serving(running) as (url, secret):
         schema = schemathesis.openapi.from_url(f"{url}/v1/openapi.json")

@@ -63,10 +63,10 @@ async def test_a_driver_that_takes_no_options_is_not_given_any(running, body_of_
 
 @pytest.mark.parametrize(
     ("state", "leaves"),
-    [({}, 1_000), ({"gpu_gb": 40}, 1_000), ({"gpu_gb": 2}, 500), ({"gpu_gb": 40, "leftover_gb": 0}, 0),
-     ({"gpu_gb": 40, "leftover_gb": 6}, 6_000)],
+    [({}, 1_000), ({"gpu_gb": 40}, 1_000), ({"gpu_gb": 2}, 500), ({"gpu_gb": 40, "residual_gb": 0}, 0),
+     ({"gpu_gb": 40, "residual_gb": 6}, 6_000)],
 )  # fmt: skip
 async def test_what_a_parked_state_may_leave_is_as_configured_where_the_job_does_not_say(running, state, leaves):
-    async with running(defaults={"leftover_gb": 1.0}) as world, world.client() as client:
+    async with running(defaults={"residual_gb": 1.0}) as world, world.client() as client:
         job = await world.job(client, states={"rollout": state})
-        assert world.state.jobs[job.id].spec.states[0].leftover_mb == leaves
+        assert world.state.jobs[job.id].spec.states[0].residual_mb == leaves

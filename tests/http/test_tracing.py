@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.causes import said
 from rollmuxd.core.ids import Fence
 from rollmuxd.core.model import Job, OrderKind, StateStatus
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
@@ -40,9 +41,9 @@ ITERATION = [
     f.OrderEnded(17_500, "o1"),
     f.SlotClaimed(18_000, "s2", ("h/gpu2",), 1),
     f.SlotGranted(18_000, "s2", Fence(1, 2)),
-    f.SlotLost(20_000, "s2", "no heartbeat"),
+    f.SlotLost(20_000, "s2", said("no heartbeat")),
     queued(21_000, "s3", "rollout", iteration=True),
-    f.JobEnded(22_000, "j1", "enough"),
+    f.JobEnded(22_000, "j1", said("enough")),
 ]
 
 
@@ -72,10 +73,10 @@ def seconds(span):
 
 def test_a_parking_of_whose_end_nobody_told_is_over_when_its_state_is_seen(made):
     told = [fact for fact in ITERATION if not isinstance(fact, f.OrderEnded)]
-    seen = f.StateSeen(19_000, "j1", "rollout", "h/gpu0-1", StateStatus.PARKED)
+    seen = f.StateObserved(19_000, "j1", "rollout", "h/gpu0-1", StateStatus.PARKED)
     (park,) = made([*told, seen])["park"]
     assert seconds(park) == (16.5, 19)
-    assert park.status.description == "nobody told of its end; the state was seen: parked"
+    assert park.status.description == "its end was not reported; the state was seen: parked"
 
 
 def test_an_iteration_is_a_trace_and_its_phases_have_parts_that_follow_each_other(made):
@@ -118,7 +119,7 @@ def test_what_was_open_when_the_daemon_started_is_left_out_and_what_follows_is_n
     state = State()
     state.jobs["j1"] = Job(id="j1", owner="vision", user="ada", spec=SPEC, registered_at=0)
     spans = made(
-        [f.SlotReleased(3_000, "s0"), queued(4_000, "s1", "train"), f.SlotWithdrawn(5_000, "s1", "gone")], state
+        [f.SlotReleased(3_000, "s0"), queued(4_000, "s1", "train"), f.SlotWithdrawn(5_000, "s1", said("gone"))], state
     )
     assert sorted(spans) == ["train", "wait"]  # the iteration goes on
     assert spans["train"][0].attributes["rollmux.ended"] == "withdrawn"
@@ -190,4 +191,4 @@ def test_where_the_extra_is_not_installed_a_line_says_how_to_get_it(monkeypatch)
     assert from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}) is None
     [(event, reason)] = said
     assert event == "no_spans"
-    assert reason.endswith("it comes with: pip install '.[otel]'")
+    assert reason.endswith("it comes with: pip install 'rollmuxd[otel]'")

@@ -1,4 +1,4 @@
-"""What the docs draw from the code is drawn from this code (ROLLMUX_REWRITE=1 draws it anew); links lead somewhere."""
+"""What the docs draw from the code is drawn from this code (ROLLMUX_REWRITE=1 draws it again); links lead somewhere."""
 
 import os
 import re
@@ -18,7 +18,7 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)[^)]*\)|^\[[^\]]+\]:\s+(\S+)", re.MUL
 
 HEAD = """# Life cycles
 
-Drawn from the tables in `rollmuxd/core/lifecycle.py` (`ROLLMUX_REWRITE=1 make test` draws them anew). What is not here
+Drawn from the tables in `rollmuxd/core/lifecycle.py` (`ROLLMUX_REWRITE=1 make test` draws them again). What is not here
 cannot happen. An arrow's label is the fact that leads along it.
 """
 

@@ -24,12 +24,25 @@ def test_a_folder_counts_its_sub_folders_and_no_tests(tmp_path):
 
     found = measure.measure(tmp_path)
 
-    assert set(found) == {"rollmuxd", "rollmuxd/core", "rollmuxd/core/steps", "reading_path_lines"}
+    (tmp_path / "rollmuxd" / "fabric").mkdir()
+    (tmp_path / "rollmuxd" / "fabric" / "cost.py").write_text("x = 1\n" * 7)
+    (tmp_path / "rollmuxd" / "sim").mkdir()
+    (tmp_path / "rollmuxd" / "sim" / "validate.py").write_text("x = 1\n" * 3)
+    later = measure.measure(tmp_path)
+    assert (later["product_lines"], later["product_lines_without_later"]) == (74, 64)
+
+    totals = {"product_lines", "product_lines_without_later", "reading_path_lines"}
+    assert set(found) == {"rollmuxd", "rollmuxd/core", "rollmuxd/core/steps"} | totals
+    assert found["product_lines"] == found["product_lines_without_later"] == 64
     assert found["rollmuxd/core"] == {
         "lines": 64, "files": 3, "files_here": 2, "branches_p90": 3, "functions_over_60": 1,
     }  # fmt: skip
     assert found["rollmuxd/core/steps"]["functions_over_60"] == 1
     assert found["reading_path_lines"] == 1 + 2 + 61
+
+
+def test_each_folder_and_module_that_came_later_is_there():
+    assert [name for name in measure.LATER if not (measure.REPOSITORY / name).exists()] == []
 
 
 def test_this_repository_is_measured_as_one_json_object():

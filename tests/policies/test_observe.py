@@ -104,7 +104,7 @@ def test_a_job_goes_on_after_a_restore_and_only_the_phase_that_it_was_in_is_over
 def test_a_process_that_the_daemon_is_to_start_is_not_started_and_the_reason_said():
     watched = Watched()
     watched.core.config = Config(launch_hosts=("h",))
-    watched.core._cycle.config = watched.core.config
+    watched.core.context.config = watched.core.config
     job = watched.hand(
         i.RegisterJob("team", "ann", JobSpec("a", PHASES, WANTS, launch=LaunchSpec(("train.sh",))))
     ).answer.job

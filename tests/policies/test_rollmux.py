@@ -214,7 +214,7 @@ def test_ram_that_a_waiting_job_still_holds_is_not_counted_twice() -> None:
     assert again.pins == placed.pins
 
 
-def test_a_wide_job_takes_as_many_rollout_nodes_and_its_period_is_folded_over_the_wheel() -> None:
+def test_a_wide_job_takes_as_many_rollout_nodes_and_its_period_is_folded_over_the_schedule() -> None:
     cluster = Cluster(3, 1)
     for name, nodes in (("A", ("r0", "r1")), ("B", ("r1", "r2")), ("C", ("r0", "r2"))):
         named = {"rollout": tuple(f"{n}/gpu0-7" for n in nodes), "train": ("t0/gpu0-7",)}
@@ -395,8 +395,8 @@ def fits_somewhere(cluster: Cluster, spec: JobSpec, width: int, ram: int) -> tup
         for how, nodes in ways:
             if any(room[state.nodes[n].host] < ram * 1000 for n in nodes) or len(members) >= 5:
                 continue
-            wheel = [(m.spec.phases[0].planned_ms, m.spec.phases[1].planned_ms, m.pins["rollout"]) for m in members]
-            period = rr_period([*wheel, (roll, train, nodes)])
+            schedule = [(m.spec.phases[0].planned_ms, m.spec.phases[1].planned_ms, m.pins["rollout"]) for m in members]
+            period = rr_period([*schedule, (roll, train, nodes)])
             limits = [m.spec.slo * sum(p.planned_ms for p in m.spec.phases) for m in members] + [spec.slo * solo]
             if period <= min(limits) + 1:
                 found.append((0.0 if how == "packing" else width * 8 * H20, how))

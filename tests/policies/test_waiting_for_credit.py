@@ -55,8 +55,8 @@ class Cluster:
     """Two rollout nodes and a train node; ``first`` runs, and ``second`` waits for it to have earned some credit."""
 
     def __init__(self, movable):
-        config = Config(lease_ms=1 << 50, move_takes_ms=5_000, drivers={"channel": DriverTraits(copies=True)})
-        self.core, self.now, self._calls = Scheduler(config, Thrift(steady=True, uncertain=True, rounds=1)), 0, 0
+        config = Config(lease_ms=1 << 50, move_cost_ms=5_000, drivers={"channel": DriverTraits(copies=True)})
+        self.core, self.now, self._calls = Scheduler(config, Thrift(steady=True, promise="measured", rounds=1)), 0, 0
         self._start()
         self.first = self.hand(i.RegisterJob("team", "ann", spec("first", movable))).job
         self.hand(i.RegisterJob("team", "ann", spec("second", movable)))

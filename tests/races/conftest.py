@@ -59,13 +59,13 @@ def spec_of(
     nodes: int = 1,
     keeps: bool = True,
     ram_mb: int = 1_000,
-    left_mb: int = 0,
+    residual_mb: int = 0,
     **more: Any,
 ) -> JobSpec:
     """A job; a phase is named like its pool, and ``sync`` needs all pools at once."""
     pools = tuple(phase for phase in phases if phase != "sync")
     cycle = tuple(PhaseSpec(phase, pools if phase == "sync" else (phase,), planned_ms=10_000) for phase in phases)
-    states = tuple(StateSpec(pool, 40_000, left_mb, ram_mb, "mock") for pool in pools) if keeps else ()
+    states = tuple(StateSpec(pool, 40_000, residual_mb, ram_mb, "mock") for pool in pools) if keeps else ()
     wants = tuple(Want(pool, nodes=nodes if pool == "rollout" else 1) for pool in pools)
     return JobSpec(name, cycle, wants, states=states, **more)
 

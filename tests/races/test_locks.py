@@ -29,7 +29,7 @@ def test_rts_80_a_wait_that_was_given_up_is_never_promoted(core):
     world.release(a)
     world.obey()
     assert b.status == "queued"
-    world.wait(10.0)  # the grace in which b's visit is awaited
+    world.wait(10.0)  # the grace in which b's turn is awaited
     world.obey()
 
     assert (b.status, c.status) == ("queued", "running")
@@ -64,7 +64,7 @@ def test_rts_80_who_comes_back_in_time_has_kept_its_place(core):
 def test_rts_137_who_is_registered_and_idle_does_not_keep_others_from_their_first_turn(core):
     """RTS: the first acquire waits for ever while pods of another job exist which have not acquired anything (#137).
 
-    We: a visit whose job has not begun is skipped.
+    We: a turn whose job has not begun is skipped.
     """
     world = core()
     for name in "abc":
@@ -174,7 +174,7 @@ def test_rts_154_phases_that_need_the_pools_in_any_order_do_not_lock_each_other_
     """RTS: two state locks of its agent were taken in two orders (PR #154); its guide asks for "trainer lock before
     sampler lock", and holds the trainer's while it waits for the sampler's.
 
-    We: a visit claims all its GPUs at once or none. Three jobs, each with a phase over both pools, go round.
+    We: a turn claims all its GPUs at once or none. Three jobs, each with a phase over both pools, go round.
     """
     world = core()
     for name in "abc":
@@ -219,7 +219,7 @@ def test_rts_a_phase_over_two_pools_holds_neither_while_it_waits_for_the_other(c
 def test_rts_a_dead_holder_keeps_the_lock_no_longer_than_its_lease(core):
     """RTS: no lease and no heartbeat; a job whose process died keeps the lock for as long as its pods are there.
 
-    We: it is lost after one lease, and its GPUs go on once they were seen clear; not before, and not later.
+    We: it is lost after one lease, and its GPUs go on once they were verified clean; not before, and not later.
     """
     world = core()
     for name in "ab":
@@ -260,7 +260,7 @@ def test_rts_nobody_yields_for_anybody_else(core):
 def test_rlix_d455b0c_who_asks_again_at_once_does_not_starve_the_others(core):
     """RLix: a starvation deadlock between those who come back at once and those who wait (its commit d455b0c).
 
-    We: a wheel. Whoever asks for the next turn with its release comes after everybody who waits.
+    We: a schedule. Whoever asks for the next turn with its release comes after everybody who waits.
     """
     world = core()
     for name in ("greedy", "b", "c"):

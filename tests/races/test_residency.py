@@ -49,11 +49,11 @@ class OnlyFor(WrappedResidency):
 async def test_sglang_a_release_that_answers_200_and_frees_nothing_lets_nobody_in(stage):
     """SGLang without its memory saver: the call that releases memory answers 200 and frees nothing (RLix, tms-fixes).
 
-    We: GPUs are given on when a backend has seen them clear. The driver's word moves nobody in; the node is quarantined
-    after its time, with the reason, and comes back when it is clear after all.
+    We: GPUs are given on when a backend has verified them clean. The driver's word moves nobody in; the node is
+    quarantined after its time, with the reason, and comes back when it is clean after all.
     """
     liar = OnlyFor("a", LyingResidency(MockResidency()))
-    async with stage(liar, clear_limit_ms=30_000) as world:
+    async with stage(liar, clean_timeout_ms=30_000) as world:
         for name in "abc":
             await world.join(name, "rollout")
         a = await world.hold("a")
@@ -62,7 +62,7 @@ async def test_sglang_a_release_that_answers_200_and_frees_nothing_lets_nobody_i
 
         await world.wait_for(lambda: world.node("r").status == "quarantined")
         assert world.state.slots[b].status == "queued"
-        assert "not seen clear" in world.node("r").reason
+        assert "not verified clean" in str(world.node("r").reason)
         world.backend.give_back("a", "r/gpu0")
         world.backend.give_back("a", "r/gpu1")
         await world.until(b, "running")
@@ -95,9 +95,9 @@ async def test_a_second_engine_is_not_started_on_a_half_empty_gpu(stage):
 
     We: what may stay is agreed when a job registers; so much more than that, and nobody starts there.
     """
-    async with stage(options={"leftover_gb": 12}) as world:
-        await world.join("a", "rollout", left_mb=2_000)
-        await world.join("b", "rollout", left_mb=2_000)
+    async with stage(options={"residual_gb": 12}) as world:
+        await world.join("a", "rollout", residual_mb=2_000)
+        await world.join("b", "rollout", residual_mb=2_000)
         await world.release(await world.hold("a"))
         b = await world.ask("b")
 
@@ -112,15 +112,15 @@ async def test_what_stays_beyond_that_is_let_where_all_others_fit_and_is_counted
 
     We: it is judged after a time in which it may still go; then it is written down, counted, and the next one goes on.
     """
-    async with stage(options={"leftover_gb": 8}) as world:
-        await world.join("a", "rollout", left_mb=2_000)
-        await world.join("b", "rollout", left_mb=2_000)
+    async with stage(options={"residual_gb": 8}) as world:
+        await world.join("a", "rollout", residual_mb=2_000)
+        await world.join("b", "rollout", residual_mb=2_000)
         await world.release(await world.hold("a"))
         b = await world.ask("b")
 
         await world.stays(lambda: world.state.slots[b].status == "queued", 14.0)
         await world.until(b, "running")
-        left = [fact for fact in await facts(world) if isinstance(fact, f.ResidualMemorySeen)]
+        left = [fact for fact in await facts(world) if isinstance(fact, f.ResidualMemoryObserved)]
         assert [(fact.mb, fact.agreed_mb) for fact in left] == [(8_000, 2_000)]
 
 
@@ -129,11 +129,11 @@ async def test_what_was_agreed_to_stay_is_in_nobodys_way(stage):
     """The other side of it: a checkpointing engine always keeps something (RTS's matrix: 2 to 4 GB), and a check for
     zero would never let anybody in.
 
-    We: the left-overs that were declared count as clear.
+    We: the residual memory that was declared counts as clean.
     """
     async with stage() as world:
-        await world.join("a", "rollout", left_mb=4_000)
-        await world.join("b", "rollout", left_mb=4_000)
+        await world.join("a", "rollout", residual_mb=4_000)
+        await world.join("b", "rollout", residual_mb=4_000)
         await world.release(await world.hold("a"))
 
         await world.hold("b")
@@ -156,7 +156,7 @@ async def test_a_restore_that_sticks_for_ever_costs_its_own_time_limit_and_its_o
         assert 10.0 <= waited <= 10.0 + 2.0
         assert world.state.slots[a].granted_at is None
         assert world.job("a").status == "quarantined"
-        assert "no answer within 10 s" in world.job("a").reason
+        assert "no answer within 10 s" in str(world.job("a").reason)
         assert world.job("b").status in {"probing", "admitted"}
 
 
@@ -174,7 +174,7 @@ async def test_rts_a_restore_that_failed_is_never_told_as_restored(stage):
         await world.until(a, "faulted", "reclaiming", "over")
 
         assert world.state.slots[a].granted_at is None
-        assert "CUDA out of memory" in world.state.slots[a].reason
+        assert "CUDA out of memory" in str(world.state.slots[a].reason)
 
 
 @asynchronous
@@ -212,7 +212,7 @@ async def test_vllm_level_2_nobody_wakes_without_weights(stage):
     #2631, TRL).
 
     We: a discarded state is GONE, and the load after it is told as a cold one. Warm is said of what was parked, and of
-    nothing else: not after the machine was restarted, and not to a process that was started anew.
+    nothing else: not after the machine was restarted, and not to a process that was started again.
     """
     async with stage() as world:
         for name in "ab":
@@ -268,7 +268,7 @@ async def test_rlix_an_error_that_nobody_foresaw_stops_one_job_and_nobody_else(s
                 await world.release(await world.hold(name))
                 await world.release(await world.hold(name, "train"))
         assert world.job("a").status == "quarantined"
-        assert "RuntimeError" in world.job("a").reason
+        assert "RuntimeError" in str(world.job("a").reason)
 
 
 @asynchronous

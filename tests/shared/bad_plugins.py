@@ -2,7 +2,7 @@
 
     backend   SlowBackend     answers late
               SilentBackend   never answers
-              LyingBackend    shows every GPU clear, whatever is on it
+              LyingBackend    shows every GPU clean, whatever is on it
               CrashingBackend raises what no contract allows
     driver    SlowResidency, SilentResidency, CrashingResidency likewise
               LyingResidency  says that it parked or discarded, and frees nothing
@@ -157,13 +157,14 @@ class CrashingBackend(WrappedBackend):
 
 
 class LyingBackend(WrappedBackend):
-    """Shows every GPU clear. Nothing can protect from it but a witness, which is what it is good for."""
+    """Shows every GPU clean. Nothing can protect from it but a witness, which is what it is good for."""
 
     async def observe(self, host: HostId) -> Observation:
         """Every GPU, with nothing on it."""
-        sight = await super().observe(host)
+        observation = await super().observe(host)
         return Observation(
-            gpus=tuple(GpuObservation(gpu=seen.gpu, used_mb=0) for seen in sight.gpus), boot_id=sight.boot_id
+            gpus=tuple(GpuObservation(gpu=seen.gpu, used_mb=0) for seen in observation.gpus),
+            boot_id=observation.boot_id,
         )
 
 

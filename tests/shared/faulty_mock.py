@@ -49,7 +49,7 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     - ``fail``: NotDone (ContactLost where a host is looked at, which knows no other error); nothing was done.
     - ``lose``: ContactLost; nothing was done. ``lose_after``: it was done, and ContactLost.
     - ``hang``: never comes back, until cancelled; nothing was done.
-    - ``lie``: returns as if done, nothing was. ``observe`` shows every GPU clear, ``probe`` says done.
+    - ``lie``: returns as if done, nothing was. ``observe`` shows every GPU clean, ``probe`` says done.
     - ``delay``: nothing but ``delay_s``, which comes before whatever else the fault does.
     """
 

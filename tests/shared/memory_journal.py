@@ -12,7 +12,7 @@ from rollmuxd.core.ids import Millis
 from rollmuxd.daemon.access.keys import ApiKey
 from rollmuxd.daemon.journal import store as on_disk
 from rollmuxd.daemon.journal.file import Lost
-from rollmuxd.daemon.journal.store import SNAPSHOTS_KEPT, Day, JournalFailed, Past, Unreadable, until_large
+from rollmuxd.daemon.journal.store import SNAPSHOTS_KEPT, JournalFailed, Past, Unreadable, until_large
 
 
 class MemoryJournal:
@@ -25,6 +25,7 @@ class MemoryJournal:
         self.id = secrets.token_hex(16)
         self.incarnation = incarnation
         self.lost = Lost(0, "")
+        self.left_alone: dict[str, str] = {}
         self.first = 1
         self.tight = False
         self.failing: JournalFailed | None = None
@@ -78,6 +79,10 @@ class MemoryJournal:
                 last = max(at, key.used_at or 0)
                 self._keys[key_id] = msgspec.structs.replace(key, used_at=last)
 
+    async def note_left_alone(self, switch: str, reason: str) -> None:
+        await self._commit(lambda: self.left_alone.update({switch: reason}))
+        self.left_alone = {name: why for name, why in self.left_alone.items() if why}
+
     async def recover(self) -> None:
         await asyncio.sleep(0)  # as with the thread: whoever waits for an earlier commit hears of it first
         if self.failing is not None:
@@ -90,11 +95,14 @@ class MemoryJournal:
     async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
         return []
 
-    async def days(self) -> list[Day]:
+    async def days(self) -> list[int]:
         return []
 
-    async def day(self, day: int) -> Day:
+    async def usage_of(self, day: int) -> bytes:
         raise KeyError(day)
+
+    async def state_before(self, day: int) -> tuple[int, bytes] | None:
+        return None
 
     async def close(self) -> None:
         pass

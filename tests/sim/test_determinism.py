@@ -20,8 +20,8 @@ kind, seed, path = sys.argv[2], int(sys.argv[3]), sys.argv[4]
 run, faults = (fluid.run, {}) if kind == "fluid" else (checked.run, {"faults": small.PRESETS[kind]})
 with open(path, "wb") as file:
     write = lambda fact: file.write(facts.encode(fact) + bytes([10]))
-    contender = small.policy_under_test("random" if kind == "fluid" else "rollmux")
-    outcome = run(small.small(seed), contender, seed=seed, accounting="work", hear=write, **faults)
+    policy = small.policy_under_test("random" if kind == "fluid" else "rollmux")
+    outcome = run(small.small(seed), policy, seed=seed, accounting="work", hear=write, **faults)
 print(outcome.facts_digest, outcome.facts, outcome.cost)
 """
 

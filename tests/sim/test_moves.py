@@ -29,11 +29,11 @@ def nodes(wide=1):
     return {"rollout": wide, "train": 1}
 
 
-def played(contender, *jobs, rollout=3, train=3):
+def played(under_test, *jobs, rollout=3, train=3):
     """The facts of a run, and its outcome."""
     pools = (Pool("rollout", "H20", 1.85, nodes=rollout), Pool("train", "H800", 5.28, nodes=train))
     facts = []
-    made = checked.run(Workload("made", jobs, pools), contender, seed=0, accounting="work", hear=facts.append)
+    made = checked.run(Workload("made", jobs, pools), under_test, seed=0, accounting="work", hear=facts.append)
     return made, facts
 
 
@@ -51,7 +51,7 @@ def test_jobs_that_move_again_and_again_finish_their_work():
 
 def test_what_a_move_takes_is_its_jobs_own_time():
     """Two nodes for each pool and nobody else: a move costs parking, and fetching and loading both states."""
-    once = ChaosPolicy(move_every_ms=10**9)
+    once = ChaosPolicy(move_interval_ms=10**9)
     made, facts = played(once, job("A", iterations=5), rollout=2, train=2)
     stayed, _ = played(once, job("A", iterations=5), rollout=1, train=1)
 
@@ -71,9 +71,9 @@ def test_a_guarded_job_keeps_a_promise_that_its_plan_would_have_broken():
         job("A", 100, 20, slo=2.0, iterations=40),
         job("B", 100, 20, slo=2.5, iterations=40, series=((300, 20),)),
     )
-    by_credit = Moving("by credit", "", lambda _: RollMux(uncertain=True), move_s=10)
+    by_credit = Moving("by credit", "", lambda _: RollMux(promise="measured"), move_s=10)
     guarded, facts = played(by_credit, *jobs)
-    open_, _ = played(ChaosPolicy(move_every_ms=10**9), *jobs, rollout=1, train=1)
+    open_, _ = played(ChaosPolicy(move_interval_ms=10**9), *jobs, rollout=1, train=1)
 
     assert count(facts, f.JobGuarded) >= 1
     assert guarded.jobs[0].slowdown <= 2.0 < open_.jobs[0].slowdown

@@ -17,6 +17,7 @@ from patience import PATIENCE_S
 from simkit import checked
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.causes import said
 from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import NodeSpec
 from rollmuxd.core.model import JobStatus, OrderKind
@@ -154,9 +155,9 @@ STORY = [
     f.SlotShrunk(40, "s1", GPUS[:2]),
     f.SlotReleased(50, "s1"),
     f.SlotOver(55, "s1"),
-    f.NodeLost(60, NODE, "ssh timed out"),
-    f.JobEnded(70, "j1", "done"),
-    f.PlacementEnded(80, "j1"),
+    f.NodeLost(60, NODE, said("ssh timed out")),
+    f.JobEnded(70, "j1", said("done")),
+    f.PlacementEnded(80, "j1", said("")),
 ]
 
 

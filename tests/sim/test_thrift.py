@@ -5,7 +5,7 @@ research/policy.md section 8, on less.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import inf
 from typing import Any
@@ -15,7 +15,10 @@ from msgspec.structs import replace
 from simkit import checked
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.ids import Millis
 from rollmuxd.core.model import Dispatch
+from rollmuxd.core.policy import Move
+from rollmuxd.core.state import State
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.policies.thrift import catalogue, model
 from rollmuxd.policies.thrift.policy import Thrift
@@ -32,18 +35,28 @@ from rollmuxd_evaluation.optimal import MICRO, PRICE, WHOLE, Need, Plan, Planner
 HOUR_MS = 3_600_000
 
 
+class Greedy(Thrift):
+    """Jobs stay where they were put."""
+
+    def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
+        """No job is moved."""
+        return iter(())
+
+
 #: thrift in other settings than the simulator lists, 300 s a move, and what it is held against
 def _rented(name: str, **options: Any) -> Moving:
-    return Moving(name, "", lambda move_s: Thrift(objective="cost", warm_s=move_s, **options), move_s=300)
+    return Moving(name, "", lambda move_s: Thrift(objective="cost", warm_move_s=move_s, **options), move_s=300)
 
 
 SETTINGS: dict[str, PolicyUnderTest] = {
     "unpruned": RollMuxPaper(prune=False),
-    "greedy": _rented("greedy", steady=True, regroup=False),
+    "greedy": Moving(
+        "greedy", "", lambda move_s: Greedy(objective="cost", warm_move_s=move_s, steady=True), move_s=300
+    ),
     "steady": _rented("steady", steady=True),
     "round robin": _rented("round robin", rounds=1),
     "thrift": _rented("thrift"),
-    "owned": Moving("owned", "", lambda move_s: Thrift(objective="throughput", warm_s=move_s), move_s=300),
+    "owned": Moving("owned", "", lambda move_s: Thrift(objective="throughput", warm_move_s=move_s), move_s=300),
 }
 
 
@@ -94,20 +107,48 @@ def test_a_move_costs_the_jobs_own_nodes_and_its_time() -> None:
         assert job.elapsed_ms >= job.solo_ms + 300_000 * job.moves - 1
 
 
+class Checked(Thrift):
+    """Looks at what jobs have paid before it looks for moves."""
+
+    moved = 0
+
+    def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
+        """As ever."""
+        for job in state.jobs.values():
+            if job.live and job.last_pins and job.placed_at is not None and 0 < now - job.placed_at < 300_000:
+                self.moved += 1
+                until = job.placed_at + 300_000 - job.registered_at
+                assert job.progress.elapsed_ms >= until - fluid.COUNTED_MS, (
+                    until - job.progress.elapsed_ms,
+                    now - job.placed_at,
+                )
+        return super().regroup(state, now)
+
+
+def test_a_job_has_paid_for_its_move_before_another_is_looked_for() -> None:
+    """One of 300 jobs was moved twice within a tenth of a second, with one credit, and missed its SLO by 0.5 %."""
+    policy = Checked(objective="cost", warm_move_s=300)
+    drawn = read("weave-production", Options(slo=(1.0, 2.0), jobs=30)).draw(0)
+    fluid.run(drawn, Moving("checked", "", lambda _: policy, move_s=300), seed=0, accounting="paper")
+    assert policy.moved > 20
+
+
 @pytest.mark.parametrize(
-    ("nodes", "fidelity", "set_so"),
+    ("nodes", "fidelity", "accounting", "set_so"),
     [
-        ({}, "cost", ("cost", Dispatch.SCHEDULE)),
-        ({}, "phase", ("cost", Dispatch.CREDIT)),
-        ({"rollout": 9, "train": 9}, "cost", ("throughput", Dispatch.SCHEDULE)),
-        ({"rollout": 9, "train": 9}, "phase", ("throughput", Dispatch.CREDIT)),
+        ({}, "cost", "paper", ("cost", Dispatch.SCHEDULE)),
+        ({}, "cost", "work", ("work", Dispatch.SCHEDULE)),
+        ({}, "phase", "paper", ("cost", Dispatch.CREDIT)),
+        ({}, "phase", "work", ("work", Dispatch.CREDIT)),
+        ({"rollout": 9, "train": 9}, "cost", "work", ("throughput", Dispatch.SCHEDULE)),
+        ({"rollout": 9, "train": 9}, "phase", "paper", ("throughput", Dispatch.CREDIT)),
     ],
 )
-def test_the_default_goes_by_dollars_where_nodes_are_rented_and_by_credit_where_phases_vary(
-    nodes: dict[str, int], fidelity: str, set_so: tuple[str, Dispatch]
+def test_the_default_goes_by_what_is_billed_where_nodes_are_rented_and_by_credit_where_phases_vary(
+    nodes: dict[str, int], fidelity: str, accounting: str, set_so: tuple[str, Dispatch]
 ) -> None:
     drawn = read("weave-production", Options(jobs=3, nodes=nodes)).draw(0)
-    policy = Capped(policy_under_test("default"), 4).within(drawn, fidelity).policy(0)
+    policy = Capped(policy_under_test("default"), 4).within(drawn, fidelity, accounting).policy(0)
     assert isinstance(policy, Thrift)
     assert (policy.objective, policy.dispatch) == set_so
     assert policy.max_group == 4
@@ -126,7 +167,7 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
 
 
 def test_phase_by_phase_it_costs_what_was_planned_and_every_slo_is_kept() -> None:
-    """Every visit of wheels with several visits to a phase, and every move, under all checkers."""
+    """Every turn of schedules with several turns to a phase, and every move, under all checkers."""
     options = Options(slo=(1.1, 2.0), jobs=20)
     played, planned = (
         play(read("weave-production", options).draw(1), SETTINGS["thrift"], seed=1, accounting="paper")
@@ -134,7 +175,7 @@ def test_phase_by_phase_it_costs_what_was_planned_and_every_slo_is_kept() -> Non
     )
     assert played.attainment == 1.0
     assert sum(job.moves for job in planned.jobs) > 2
-    assert played.cost == pytest.approx(planned.cost, rel=0.01)
+    assert played.cost == pytest.approx(planned.cost, rel=0.03)  # credit differs by the iterations at hand
 
 
 def test_jobs_that_train_on_one_node_and_on_two_share() -> None:
@@ -189,7 +230,7 @@ def test_a_cap_on_groups_leaves_a_policy_all_else() -> None:
 _LEAST_PRICE = 1 / MICRO
 
 
-class WheelPlanner(Planner):
+class SchedulePlanner(Planner):
     """The cheapest schedule for a set of jobs, in which each has its own rate.
 
     Exact means over the groups that thrift's planner finds: the cheapest partition of the jobs is solved, the schedules
@@ -204,10 +245,10 @@ class WheelPlanner(Planner):
             if known is not None:
                 dollars = price / MICRO or _LEAST_PRICE
                 rooms[name] = model.PoolCapacity(dollars, dollars, known.ram_mb, known.gpu_mb or inf)
-        self._wheels = catalogue.Planner(rooms, rates={2: 8, 3: 6, 4: 3, 5: 2})
-        self._mine = {id(need): self._wheel_need(need) for need in self.needs}
+        self._schedules = catalogue.Planner(rooms, rates={2: 8, 3: 6, 4: 3, 5: 2})
+        self._mine = {id(need): self._schedule_need(need) for need in self.needs}
 
-    def _wheel_need(self, need: Need) -> model.JobDemand:
+    def _schedule_need(self, need: Need) -> model.JobDemand:
         pools = {self.part_pool: need.part, WHOLE: need.whole}
         phases = tuple(
             (
@@ -221,8 +262,8 @@ class WheelPlanner(Planner):
             (
                 pool,
                 sum(state.ram_mb for state in states),
-                sum(state.leftover_mb for state in states),
-                max(state.gpu_mb - state.leftover_mb for state in states),
+                sum(state.residual_mb for state in states),
+                max(state.gpu_mb - state.residual_mb for state in states),
             )
             for pool, states in ((self.part_pool, need.part_states), (WHOLE, need.whole_states))
             if states
@@ -236,7 +277,7 @@ class WheelPlanner(Planner):
         return model.JobDemand(need.name, profile, need.solo_ms, need.limit_ms)
 
     def _together(self, needs: Sequence[Need]) -> Plan | None:
-        found = self._wheels.fit([self._mine[id(need)] for need in needs])
+        found = self._schedules.fit([self._mine[id(need)] for need in needs])
         if found is None:
             return None
         whole, part = found.nodes.get(WHOLE, 0), found.nodes.get(self.part_pool, 0)
@@ -257,18 +298,21 @@ def all_at_once(seed: int, count: int) -> Workload:
 
 
 def test_regrouping_eight_jobs_comes_within_two_per_cent_of_the_optimum() -> None:
-    """Of those in which each job is within its promise at every instant. Moves are free here, as for the optimum."""
+    """Of those in which each job is within its promise at every instant. Moves are free here, as for the optimum.
+
+    With thrift's own rates, 4, 3, 2 and 1, the six optima are met to the cent.
+    """
     ratios: dict[str, list[float]] = {"greedy": [], "thrift": []}
     free = {"greedy": SETTINGS["greedy"], "thrift": _rented("free", steady=True).where_a_move_takes(0)}
     for seed in range(6):
         workload = all_at_once(seed, 8)
-        best = optimal.cheapest(workload.jobs, workload.pools, planner=WheelPlanner)
+        best = optimal.cheapest(workload.jobs, workload.pools, planner=SchedulePlanner)
         assert best.exact
         for name, policy in free.items():
             outcome = fluid.run(workload, policy, seed=seed, accounting="paper")
             settled = next(cost for at, cost in reversed(outcome.cost_curve) if at < HOUR_MS)
             ratios[name].append(settled / best.cost)
-    assert statistics.mean(ratios["thrift"]) <= 1.04, ratios  # the optimum may use rates of 8, 6, 3 and 2
+    assert statistics.mean(ratios["thrift"]) <= 1.025, ratios  # the optimum may use rates of 8, 6, 3 and 2
     assert statistics.mean(ratios["greedy"]) > 1.02, ratios
     assert min(ratios["thrift"]) >= 1 - 1e-9, ratios
 
@@ -277,7 +321,7 @@ def test_what_cannot_be_set_is_said() -> None:
     for options, why in (
         ({"objective": "fame"}, "cost, work, throughput"),
         ({"rounds": 0}, "1 to 4"),
-        ({"warm_s": -1}, "below 0"),
+        ({"warm_move_s": -1}, "below 0"),
     ):
         with pytest.raises(ValueError, match=why):
             Thrift(**options)  # type: ignore[arg-type]

@@ -75,14 +75,15 @@ class Watched:
 
 def held(watched, name):
     """The GPUs that each of the job's slots held, as it came by them and as it gave some back."""
-    kinds = (f.SlotClaimed, f.SlotShrunk)
+    kinds = (f.SlotClaimed, f.SlotShrunk, f.SlotGrown)
     found = [
         fact for fact in watched.facts if isinstance(fact, kinds) and watched.asked[fact.slot] == (name, "rollout")
     ]
-    return [len(fact.gpus if isinstance(fact, f.SlotClaimed) else fact.kept) for fact in found]
+    return [len(fact.kept if isinstance(fact, f.SlotShrunk) else fact.gpus) for fact in found]
 
 
-# ---- the wheel -------------------------------------------------------------------------------------------------------
+# ---- the schedule
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_the_papers_pair_has_the_papers_period():
@@ -173,22 +174,23 @@ def test_an_engine_is_built_once_in_a_phase_of_its_own_on_all_its_nodes():
 # ---- the tail --------------------------------------------------------------------------------------------------------
 
 
-def test_the_next_job_starts_on_seven_gpus_while_the_tail_goes_on_on_one():
-    """80 % of the responses are done after 60 of 100 s; 3 s later their tail is on one GPU."""
+def test_the_next_job_starts_on_seven_gpus_and_has_the_eighth_when_the_tail_is_over():
+    """80 % of the responses are done after 60 of 100 s; 3 s later their tail is on one GPU, until 100 s."""
     pair = Watched(job("X", iterations=1, tail=(0.6,)), job("Y", iterations=1, tail=(0.6,)), nodes=1)
 
     assert held(pair, "X") == [8, 1]
-    assert held(pair, "Y") == [7]
+    assert held(pair, "Y") == [7, 8]
     assert pair.begins("Y", "rollout") == [63]
     assert pair.ends("X", "rollout") == [100]
-    assert pair.ends("Y", "rollout") == [63 + 68.571 + 40]  # 60 s of work for eight, by seven
+    # 60 s of work for eight GPUs: 40 s of it by seven, and from 103 s on, when it is offered the rest, by eight
+    assert pair.ends("Y", "rollout") == [pytest.approx(103 + (60 - 40 * 7 / 8) + 40, abs=0.01)]
 
 
 def test_only_the_tails_own_gpu_counts_as_used():
     pair = Watched(job("X", iterations=1, tail=(0.6,)), job("Y", iterations=1, tail=(0.6,)), nodes=1)
-    used = 63 + 37 / 8 + 108.571 * 7 / 8
+    used = 63 + 37 / 8 + 40 * 7 / 8 + 65
 
-    assert pair.pools["rollout"].busy_node_ms == pytest.approx(used * 1000)
+    assert pair.pools["rollout"].busy_node_ms == pytest.approx(used * 1000, rel=1e-4)
 
 
 def test_a_tail_that_nobody_could_use_keeps_its_gpus():
@@ -291,7 +293,7 @@ def test_where_some_pools_are_bought_and_some_are_not_there_is_enough_of_what_is
 
 
 def whatever_nobody_holds(cycle, job, slot, nodes):
-    """A scheduler that does not wait until GPUs were seen clear."""
+    """A scheduler that does not wait until GPUs were verified clean."""
     gpus = {gpu: it for node in nodes for gpu, it in cycle.state.nodes[node].gpus.items()}
     return None if any(it.holder for it in gpus.values()) else tuple(gpus)
 
@@ -303,6 +305,6 @@ def test_a_broken_promise_says_where_and_when(monkeypatch):
         Watched(job("X", iterations=2), job("Y", iterations=2), nodes=1)
 
     said = str(broken.value)
-    assert said.startswith("a_gpu_is_given_on_only_when_seen_clear")
+    assert said.startswith("a_gpu_is_given_on_only_when_verified_clean")
     assert "workload made, policy rollmux, seed 0, at 100000 ms" in said
     assert '"fact":"slot_released"' in said

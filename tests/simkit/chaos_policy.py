@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from rollmuxd.core.causes import said
 from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import Job, JobStatus
@@ -17,7 +18,7 @@ from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.thrift.snapshot import usable
-from rollmuxd.sim.policies import InWheelOrder, that_moves
+from rollmuxd.sim.policies import InScheduleOrder, that_moves
 from rollmuxd.sim.workload import SimJob
 
 #: where nodes are of several pools: the share of moves that stay within the job's group
@@ -52,7 +53,7 @@ class Wanderer(RollMux):
     def _elsewhere(self, state: State, job: Job) -> Move | None:
         others = {name: group for name, group in state.groups.items() if name != job.group}
         placed = self.place(replace(state, groups=others), job)
-        return None if placed is None else Move(job.id, placed, "for no good reason")
+        return None if placed is None else Move(job.id, placed, said("for no good reason"))
 
     def _about(self, state: State, job: Job) -> Move | None:
         """Who is alone in his group stays in it, on other nodes or on the same ones for other pools."""
@@ -68,22 +69,30 @@ class Wanderer(RollMux):
                 return None
             pins[want.pool] = tuple(node.id for node in free)
             ours = [node for node in ours if node not in free]
-        wheel = tuple(PlannedTurn(visit.job, visit.phase, visit.once) for visit in group.schedule)
+        schedule = tuple(PlannedTurn(turn.job, turn.phase, turn.once) for turn in group.schedule)
         placed = Placed(
-            group.id, pins, wheel, job.admission, job.status, job.promised, job.planned_period_ms, 0.0, group.dispatch
+            group.id,
+            pins,
+            schedule,
+            job.admission,
+            job.status,
+            job.promised,
+            job.planned_period_ms,
+            0.0,
+            group.dispatch,
         )
-        return Move(job.id, placed, "for no good reason")
+        return Move(job.id, placed, said("for no good reason"))
 
 
-class ChaosPolicy(InWheelOrder):
+class ChaosPolicy(InScheduleOrder):
     """Every job may be moved, and is."""
 
     name = "restless"
     summary = "RollMux, and placed jobs are moved about for no good reason"
 
-    def __init__(self, move_every_ms: Millis = 20_000) -> None:
+    def __init__(self, move_interval_ms: Millis = 20_000) -> None:
         #: a job is moved again after this
-        self.move_every_ms = move_every_ms
+        self.move_interval_ms = move_interval_ms
 
     def policy(self, seed: int) -> Policy:
         """A new one."""

@@ -33,13 +33,13 @@ def make(faults: Faults, *given: Any, **named: Any) -> World:
     return check(FaultyWorld(faults, *given, **named) if faults.any else World(*given, **named))
 
 
-def run(workload: Workload, contender: PolicyUnderTest, *, faults: Faults = NONE, **named: Any) -> Outcome:
+def run(workload: Workload, under_test: PolicyUnderTest, *, faults: Faults = NONE, **named: Any) -> Outcome:
     """As :func:`rollmuxd.sim.world.run` does.
 
     Raises:
         BrokenInvariant: a promise was broken.
     """
-    return world.run(workload, contender, make=partial(make, faults), **named)
+    return world.run(workload, under_test, make=partial(make, faults), **named)
 
 
 def perform(task: Task, drawn: Workload | None = None, *, faults: Faults = NONE, **named: Any) -> Outcome:

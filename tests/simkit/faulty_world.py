@@ -9,7 +9,9 @@ daemon comes back from the journal, which must give the very state that it had. 
 person, and take their time.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from enum import Enum
 from typing import Any, ClassVar, Final
 
@@ -27,7 +29,9 @@ from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.ids import GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName, SlotId
 from rollmuxd.core.model import JobStatus, Node, NodeStatus, OrderKind, SessionStatus, Slot, SlotStatus
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import FILLER, JobSpec
 from rollmuxd.core.state import State
+from rollmuxd.sim.fillers import Fillers, specs
 from rollmuxd.sim.inventory import Inventory
 from rollmuxd.sim.machines import LEFT, Machines, Move
 from rollmuxd.sim.policies import PolicyUnderTest
@@ -92,21 +96,21 @@ class FaultyMachines(Machines):
         #: hosts that cannot be reached
         self.out: set[HostId] = set()
 
-    def take(self, move: Move, *, left_mb: int = 0, lingering: str = "") -> None:
+    def take(self, move: Move, *, residual_mb: int = 0, lingering: str = "") -> None:
         """With a mark in ``lingering``, what was there stays for a while."""
         there = [self.on_gpu[gpu] for gpu in self.gpus_of[move.host]]
         used = [(on_gpu, on_gpu[move.key]) for on_gpu in there if lingering and move.key in on_gpu]
-        super().take(move, left_mb=left_mb)
+        super().take(move, residual_mb=residual_mb)
         for on_gpu, mb in used:
             on_gpu[move.key + lingering] = mb
 
-    def give_back(self, job: JobId, run: int, gpus: Iterable[GpuId], left_mb: dict[PoolName, int]) -> None:
+    def give_back(self, job: JobId, run: int, gpus: Iterable[GpuId], residual_mb: dict[PoolName, int]) -> None:
         """What stayed of a park before leaves nothing by itself."""
         gpus = list(gpus)
         mine = f"{job}|{run}|"
         for gpu in gpus:
             self._drop(gpu, lambda key: key.startswith(mine) and STAYS in key)
-        super().give_back(job, run, gpus, left_mb)
+        super().give_back(job, run, gpus, residual_mb)
 
     def wipe(self, job: JobId, run: int, *, lingering: str = "") -> None:
         """The process ends, and what it had on any GPU goes with it, or stays for a while."""
@@ -140,16 +144,111 @@ class FaultyMachines(Machines):
             self.on_gpu[gpu].clear()
 
 
+class FaultyFillers(Fillers):
+    """Fillers that may not be heard, or ignore that they are to give way, and that try again."""
+
+    _world: "FaultyWorld"
+
+    def begin(self) -> None:
+        """See to each now and then: that it is registered, has a session, and asks."""
+        pools = Counter(self._world.inventory.pool_of.values())
+        self._specs = {spec.name: spec for spec in specs(pools, self._count)} if self._count else {}
+        self._names: dict[str, JobId] = {}
+        #: runs of which the process is gone, and that are to be lost
+        self._dead: dict[JobId, int] = {}
+        self._run = 0
+        self._sees_to_all()
+
+    def _sees_to_all(self) -> None:
+        if self._world.over or not self._specs:
+            return
+        self._world.kernel.after(RETRY_MS, self._sees_to_all)
+        self.beat()
+        for spec in self._specs.values():
+            if self._world.up:
+                with suppress(DaemonDied, Rejected):
+                    self._sees_to(spec)
+
+    def _sees_to(self, spec: JobSpec) -> None:
+        state = self._world.core.state
+        job = state.jobs.get(self._names.get(spec.name, ""))
+        if job is None or not job.live:
+            if job is not None:
+                self.dies(job.id, job.run)
+            answer = self._world.tell(i.RegisterJob("fillers", "sim", spec, f"{spec.name} {self._run}")).answer
+            job = state.jobs[answer.job or ""]
+            self._names[spec.name] = job.id
+            self._run += 1
+        if job.status is JobStatus.QUARANTINED:  # an operator ends what is left of it
+            self.dies(job.id, job.run)
+        if self._dead.get(job.id) == job.run:
+            return
+        session = state.sessions.get(job.session or "")
+        if session is None or session.status is not SessionStatus.ALIVE:
+            opens = i.OpenSession(job.id, job.idempotency_key, pid=1, host="sim", started=str(job.run))
+            opened = self._world.tell(opens).answer.session
+            self._sessions[job.id] = opened or ""
+        queued = state.slots.get(job.queued or "")
+        if queued is not None:
+            self._world.tell(i.RequestSlot(job.id, self._sessions[job.id], FILLER, queued.request_id))
+        elif job.slot is None:
+            self._ask(job.id)
+
+    def dies(self, job: JobId, run: int) -> None:
+        """Its process is gone, with all that it had on GPUs and all that it was to do."""
+        for errand in self._world.errands.values():
+            errand.void = errand.void or (errand.move.job == job and errand.move.run == run and not errand.done)
+        self._world.machines.wipe(job, run)
+        self._dead[job] = run
+
+    def _ask(self, job: JobId) -> None:
+        if self._world.up:
+            with suppress(DaemonDied, Rejected):
+                super()._ask(job)
+
+    def asked_back(self, fact: f.YieldAsked) -> None:
+        """One in five asks for nothing but to be revoked."""
+        if not self._world.chance.so(0.2):
+            super().asked_back(fact)
+
+    def _release(self, name: SlotId) -> None:
+        if self._world.up:
+            with suppress(DaemonDied, Rejected):
+                super()._release(name)
+
+    def beat(self) -> None:
+        """Where the daemon is there."""
+        for job, session in self._sessions.items():
+            if self._world.up and self._dead.get(job) != self._world.core.state.jobs[job].run:
+                with suppress(DaemonDied, Rejected):
+                    self._world.tell(i.Heartbeat(session))
+
+    def end(self) -> None:
+        """Until each end is heard."""
+        self._working = {}
+        for job in list(self._sessions):
+            known = self._world.core.state.jobs.get(job)
+            if self._world.up and (known is None or known.status is JobStatus.ENDED):
+                del self._sessions[job]
+            elif self._world.up:
+                with suppress(DaemonDied, Rejected):
+                    self._world.tell(i.EndJob(job, by="sim"))
+        if self._sessions:
+            self._world.kernel.after(RETRY_MS, self.end)
+
+
 class FaultyWorld(World):
     """A world with faults. See the module's head."""
 
     machines: FaultyMachines
+    fillers: FaultyFillers
 
     def __init__(
-        self, faults: Faults, workload: Workload, contender: PolicyUnderTest, seed: int, *more: Any, **named: Any
+        self, faults: Faults, workload: Workload, under_test: PolicyUnderTest, seed: int, *more: Any, **named: Any
     ) -> None:
         self.faults, self.chance = faults, Chance(faults, seed)
-        super().__init__(workload, contender, seed, *more, **named)
+        super().__init__(workload, under_test, seed, *more, **named)
+        self.fillers = FaultyFillers(self, workload.fillers)
         self.machines = FaultyMachines(self.inventory)
         #: what went wrong, and how often
         self.counted: dict[str, int] = {}
@@ -562,6 +661,8 @@ class FaultyWorld(World):
 
     def _asked_to_kill(self, told: Kill) -> None:
         """A backend ends a lost job's process, or one that it has started."""
+        if self.fillers.has(told.job):
+            self.fillers.dies(told.job, told.run)
         process = self.processes.get(told.job)
         if process is not None and (process.launch == told.launch if told.launch else process.run == told.run):
             self.dies(process)
@@ -629,7 +730,7 @@ class FaultyWorld(World):
 
     def take(self, move: Move) -> None:
         """Some of it may stay for a while."""
-        self.machines.take(move, left_mb=move.left_mb, lingering=self._lingers())
+        self.machines.take(move, residual_mb=move.residual_mb, lingering=self._lingers())
 
     def say_done(self, move: Move) -> None:
         """The word may be lost, or meant for a daemon that has died since."""
@@ -646,6 +747,8 @@ class FaultyWorld(World):
         move, process = errand.move, self.processes.get(errand.move.job)
         if errand.void or move.host in self.machines.out or self.machines.boot[move.host] != errand.boot:
             return False
+        if self.fillers.has(move.job):
+            return move.run == self.core.state.jobs[move.job].run or move.kind is not OrderKind.LOAD
         if process is None or process.run != move.run:  # it has ended, and its memory can be seen to be empty
             return move.kind is not OrderKind.LOAD
         return process.alive and not process.silent and bool(process.session or process.gone)
@@ -729,7 +832,7 @@ class FaultyWorld(World):
         """A backend looks at a host: what it says later is of now."""
         said: i.Input = i.HostUnreachable(host, "no route to host")
         if host not in self.machines.out:
-            seen = self.machines.sights(self.machines.gpus_of[host])
+            seen = self.machines.observe(self.machines.gpus_of[host])
             said = i.HostObserved(host, seen, self.machines.boot[host], since=self.kernel.now)
         self.kernel.after(self.chance.within(LOOK_MS), self._observed, host, said, self.kernel.now, self.daemon_life)
 

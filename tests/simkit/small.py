@@ -50,7 +50,7 @@ def _job(draw: Random, name: str, at: int) -> SimJob:
     park, width = draw.choice([Park.LAZY, Park.LAZY, Park.AT_RELEASE]), draw.choice([1, 1, 2])
     states = tuple(
         StateSpec(
-            pool, gpu_mb=50_000, leftover_mb=draw.choice([0, 2_000]), ram_mb=200_000,
+            pool, gpu_mb=50_000, residual_mb=draw.choice([0, 2_000]), ram_mb=200_000,
             driver=draw.choice(["sim", "other"]), load_ms=move, park_ms=move,
         )
         for pool in POOLS
@@ -74,7 +74,7 @@ def _job(draw: Random, name: str, at: int) -> SimJob:
 def play(preset: str, seed: int) -> tuple[Outcome, dict[str, int]]:
     """One seed; what came of it, and what went wrong how often. Raises BrokenInvariant with all that is known."""
     accounting = ("work", "paper")[seed % 2]
-    contender = POLICIES[seed // 2 % len(POLICIES)]
-    world = checked.make(PRESETS[preset], small(seed), contender, seed, accounting, float("inf"))
+    under_test = POLICIES[seed // 2 % len(POLICIES)]
+    world = checked.make(PRESETS[preset], small(seed), under_test, seed, accounting, float("inf"))
     outcome = world.run()
     return outcome, world.counted if isinstance(world, FaultyWorld) else {}

@@ -25,8 +25,8 @@ from rollmuxd.core.spec import JobSpec, LaunchSpec, Movable, OnLoss, Park, Phase
 from rollmuxd.policies.observe import Watch
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.thrift.policy import Thrift
-from rollmuxd.sim.fluid import WORK
-from rollmuxd.sim.policies import AS_OBSERVED, InWheelOrder, Moving, PolicyUnderTest, RollMuxPaper, policy_under_test
+from rollmuxd.sim.outcome import WORK
+from rollmuxd.sim.policies import AS_OBSERVED, InScheduleOrder, Moving, PolicyUnderTest, RollMuxPaper, policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 from simkit.chaos_policy import ChaosPolicy
 from simkit.checked import check
@@ -56,6 +56,8 @@ RETIRES: Final = 0.15
 SHARED_HOSTS, NEAR, BOTH_POOLS, WIDE = 0.25, 0.6, 0.2, 0.15
 #: the share of histories in which backends start processes, and of their jobs those whose they start
 LAUNCHES, LAUNCHED = 0.3, 0.7
+#: the share of histories with fillers
+FILLED: Final = 0.2
 DRIVER: Final = "sim"
 #: inputs between two looks whether the state is at rest; at each it would take as long as all the rest
 REST_EVERY: Final = 3
@@ -88,7 +90,7 @@ class History(Struct, frozen=True):
     follows: bool = False
 
 
-class Watching(InWheelOrder):
+class Watching(InScheduleOrder):
     """The policy of a daemon that only watches."""
 
     name = OBSERVE
@@ -100,18 +102,18 @@ class Watching(InWheelOrder):
         return Watch()
 
 
-#: what runs besides the contenders that are scored; with settings that a daemon's configuration can have
+#: what runs besides the policies that are scored; with settings that a daemon's configuration can have
 OTHERS: Final[dict[str, Callable[[], PolicyUnderTest]]] = {
     RESTLESS: ChaosPolicy,
     OBSERVE: Watching,
     "rollmux-unpruned": lambda: RollMuxPaper(prune=False),
-    "rollmux-guarded": lambda: Moving("rollmux-guarded", "", lambda _: RollMux(uncertain=True)),
+    "rollmux-guarded": lambda: Moving("rollmux-guarded", "", lambda _: RollMux(promise="measured")),
     "thrift-guarded": lambda: Moving(
-        "thrift-guarded", "", lambda move_s: Thrift(objective="cost", warm_s=move_s, rounds=1, uncertain=True)
+        "thrift-guarded", "", lambda move_s: Thrift(objective="cost", warm_move_s=move_s, rounds=1, promise="measured")
     ),
-    "thrift": lambda: Moving("thrift", "", lambda move_s: Thrift(objective="cost", warm_s=move_s)),
+    "thrift": lambda: Moving("thrift", "", lambda move_s: Thrift(objective="cost", warm_move_s=move_s)),
     "thrift-eager": lambda: Moving(
-        "thrift-eager", "", lambda move_s: Thrift(objective="cost", warm_s=move_s), move_s=0.1
+        "thrift-eager", "", lambda move_s: Thrift(objective="cost", warm_move_s=move_s), move_s=0.1
     ),
 }
 
@@ -210,6 +212,13 @@ def _drained(rng: Random, history: History, span: Millis, *, times: int) -> Hist
     return replace(history, acts=history.acts + acts)
 
 
+def _fillers(rng: Random, history: History) -> History:
+    """Jobs that work on idle nodes, and give way or are made to."""
+    if rng.random() >= FILLED or history.policy == OBSERVE:
+        return history
+    return replace(history, workload=replace(history.workload, fillers=rng.randint(1, 3)))
+
+
 #: what is done to a plain history, in this order, each with the chances of its name
 _ADDED: Final[dict[str, Callable[[Random, History], History]]] = {
     "moves": _moves,
@@ -218,6 +227,7 @@ _ADDED: Final[dict[str, Callable[[Random, History], History]]] = {
     "launches": _launches,
     "retires": _retires,
     "hosts": _hosts,
+    "fillers": _fillers,
 }
 
 
@@ -307,7 +317,7 @@ def _job(rng: Random, number: int, pools: tuple[Pool, ...]) -> SimJob:
         StateSpec(
             pool,
             gpu_mb=20_000,
-            leftover_mb=rng.choice((0, 0, 500)),
+            residual_mb=rng.choice((0, 0, 500)),
             ram_mb=rng.choice((10_000, 100_000)),
             driver=DRIVER,
             load_ms=_s(rng, 0, moves),
@@ -389,11 +399,11 @@ def run(history: History, hear: Callable[[Fact], None] | None = None) -> FaultyW
     if history.acts:
         longest = max(act.for_ms for act in history.acts) + faults.operator_ms
         faults = replace(faults, operator_ms=max(faults.operator_ms, len(history.acts) * longest))
-    contender = OTHERS[history.policy]() if history.policy in OTHERS else policy_under_test(history.policy)
+    under_test = OTHERS[history.policy]() if history.policy in OTHERS else policy_under_test(history.policy)
     if history.follows:
-        contender = copy.copy(contender)
-        contender.estimates = {**AS_OBSERVED, "drift_enough": 2, "drift_window": 3, "replan_every_ms": 20_000}
-    world = FaultyWorld(faults, history.workload, contender, history.seed, WORK, hear=hear)
+        under_test = copy.copy(under_test)
+        under_test.estimates = {**AS_OBSERVED, "min_samples": 2, "drift_window": 3, "replan_every_ms": 20_000}
+    world = FaultyWorld(faults, history.workload, under_test, history.seed, WORK, hear=hear)
     check(world, rest_every=REST_EVERY)
     for act in history.acts:
         world.kernel.at(act.at_ms, _act, world, act)
@@ -507,6 +517,8 @@ def _smaller(history: History) -> Iterator[History]:
             yield replace(history, workload=replace(history.workload, jobs=kept))
     if history.follows:
         yield replace(history, follows=False)
+    if history.workload.fillers:
+        yield replace(history, workload=replace(history.workload, fillers=0))
     for index in range(len(history.acts)):
         yield replace(history, acts=(*history.acts[:index], *history.acts[index + 1 :]))
     for name in _RATES:

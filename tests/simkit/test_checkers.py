@@ -15,6 +15,7 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import order
+from rollmuxd.core.causes import said
 from rollmuxd.core.config import Config
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.errors import BrokenInvariant
@@ -28,7 +29,7 @@ from rollmuxd.sim.workload import Pool, SimJob, Workload
 from rollmuxd.sim.world import LEASE_MS, Listener
 from simkit import checked
 from simkit.checkers import OF_NO_CONSEQUENCE, Asked, Checker
-from simkit.checkers.books import Place
+from simkit.checkers.records import Place
 
 LEASE = LEASE_MS
 #: an input, and what came of it
@@ -48,7 +49,7 @@ def job(name, *, at=0, park=Park.LAZY, tail=(), slo=None):
 
 
 UNPRUNED = RollMuxPaper(prune=False)
-BY_CREDIT = Moving("by credit", "", lambda _: RollMux(uncertain=True))
+BY_CREDIT = Moving("by credit", "", lambda _: RollMux(promise="measured"))
 
 
 def history(*jobs, policy=UNPRUNED, accounting="work") -> list[Heard]:
@@ -195,7 +196,7 @@ def test_an_input_of_an_earlier_time_is_caught(pair):
 
 
 def test_a_claim_for_a_request_that_was_withdrawn_is_caught(pair):
-    forged = before(pair, f.SlotClaimed, lambda claim: f.SlotWithdrawn(claim.at, claim.slot, "asked to"), nth=3)
+    forged = before(pair, f.SlotClaimed, lambda claim: f.SlotWithdrawn(claim.at, claim.slot, said("asked to")), nth=3)
     caught("who_may_not_be_granted_is_not", forged)
 
 
@@ -268,8 +269,8 @@ def test_a_gpu_of_a_tail_that_another_claims_is_caught(tails):
     caught("a_gpu_is_held_by_one_slot", forged)
 
 
-def test_a_gpu_given_on_before_it_was_seen_clear_is_caught(pair):
-    caught("a_gpu_is_given_on_only_when_seen_clear", without(pair, f.GpusVerifiedClean))
+def test_a_gpu_given_on_before_it_was_verified_clean_is_caught(pair):
+    caught("a_gpu_is_given_on_only_when_verified_clean", without(pair, f.GpusVerifiedClean))
 
 
 def test_a_claim_of_a_part_by_a_phase_that_needs_all_is_caught(pair):
@@ -284,7 +285,7 @@ def test_a_claim_on_a_node_out_of_service_is_caught(pair):
     node = "rollout1/gpu0-7"
     caught(
         "a_slot_holds_what_its_phase_claims",
-        before(pair, f.SlotClaimed, lambda it: f.NodeLost(it.at, node, "no route")),
+        before(pair, f.SlotClaimed, lambda it: f.NodeLost(it.at, node, said("no route"))),
     )
 
 
@@ -293,62 +294,62 @@ def test_a_node_that_is_up_by_nobodys_sight_is_caught(pair):
     caught("a_slot_holds_what_its_phase_claims", forged)
 
 
-def sight(mb: int) -> tuple[i.GpuObservation, ...]:
+def observation(mb: int) -> tuple[i.GpuObservation, ...]:
     return tuple(i.GpuObservation(f"rollout1/gpu{number}", mb) for number in range(8))
 
 
-def test_gpus_called_clear_that_were_seen_used_are_caught(pair):
+def test_gpus_called_clean_that_were_seen_used_are_caught(pair):
     index, _, _ = where(pair, f.GpusVerifiedClean, node="rollout1/gpu0-7")
     given = pair[index][1]
-    caught("clear_is_what_was_seen_clear", but(pair, index, given=replace(given, seen=sight(70_000))))
+    caught("clean_is_what_was_verified", but(pair, index, given=replace(given, seen=observation(70_000))))
 
 
-def test_gpus_called_clear_that_nobody_saw_are_caught(pair):
+def test_gpus_called_clean_that_nobody_saw_are_caught(pair):
     index, _, _ = where(pair, f.GpusVerifiedClean, node="rollout1/gpu0-7")
-    caught("clear_is_what_was_seen_clear", but(pair, index, given=replace(pair[index][1], seen=())))
+    caught("clean_is_what_was_verified", but(pair, index, given=replace(pair[index][1], seen=())))
 
 
-def test_gpus_declared_clear_by_nobody_are_caught(pair):
-    caught("clear_is_what_was_seen_clear", changed(pair, f.GpusVerifiedClean, by="ann"))
+def test_gpus_declared_clean_by_nobody_are_caught(pair):
+    caught("clean_is_what_was_verified", changed(pair, f.GpusVerifiedClean, by="ann"))
 
 
-def test_gpus_called_clear_under_a_running_slot_are_caught(pair):
+def test_gpus_called_clean_under_a_running_slot_are_caught(pair):
     index, at, grant = where(pair, f.SlotGranted)
     forged = facts_but(pair, index, at, grant, f.GpusVerifiedClean(grant.at, "rollout1/gpu0-7", ("rollout1/gpu0",)))
-    caught("clear_is_what_was_seen_clear", forged)
+    caught("clean_is_what_was_verified", forged)
 
 
-def test_gpus_called_clear_while_a_state_is_loaded_there_are_caught(pair):
+def test_gpus_called_clean_while_a_state_is_loaded_there_are_caught(pair):
     index, at, over = where(pair, f.SlotOver)  # what X has loaded stays there for now
     forged = facts_but(pair, index, at, over, f.GpusVerifiedClean(over.at, "rollout1/gpu0-7", ("rollout1/gpu0",)))
-    caught("clear_is_what_was_seen_clear", but(forged, index, given=replace(pair[index][1], seen=sight(0))))
+    caught("clean_is_what_was_verified", but(forged, index, given=replace(pair[index][1], seen=observation(0))))
 
 
-def test_gpus_called_clear_by_a_look_that_began_before_they_were_touched_are_caught(pair):
+def test_gpus_called_clean_by_a_look_that_began_before_they_were_touched_are_caught(pair):
     index, _, cleared = where(pair, f.GpusVerifiedClean, node="rollout1/gpu0-7")
     now = pair[index][0]
-    look = i.HostObserved("rollout1", sight(0), "boot-1", since=now - 4_000)  # it was released 3 s ago
+    look = i.HostObserved("rollout1", observation(0), "boot-1", since=now - 4_000)  # it was released 3 s ago
     forged = [*pair[: index + 1], (now, look, Decision((cleared,), (), Answer())), *pair[index + 1 :]]
-    caught("clear_is_what_was_seen_clear", forged)
+    caught("clean_is_what_was_verified", forged)
 
 
-def test_left_overs_that_nobody_saw_or_of_a_state_that_is_not_parked_are_caught():
+def test_residual_memory_that_nobody_saw_or_of_a_state_that_is_not_parked_is_caught():
     checker = Checker(Config())
     checker.places["n"] = Place("box", ("g0",), ("rollout",))
     checker.given = i.HostObserved("box", (i.GpuObservation("g0", 900),), "boot")
-    told = f.ResidualMemorySeen(0, "j1", "rollout", "n", 900, 500)
+    told = f.ResidualMemoryObserved(0, "j1", "rollout", "n", 900, 500)
     with pytest.raises(BrokenInvariant, match="its state is gone"):
-        checker._facts[f.ResidualMemorySeen](checker, told)
+        checker._facts[f.ResidualMemoryObserved](checker, told)
     checker.kept["j1|rollout|n"] = "parked"
     with pytest.raises(BrokenInvariant, match="where 900 MB were seen"):
-        checker._facts[f.ResidualMemorySeen](checker, replace(told, mb=901))
+        checker._facts[f.ResidualMemoryObserved](checker, replace(told, mb=901))
 
     checker.dirty_by["g0"] = "j2"  # the 900 MB may as well be another's
     with pytest.raises(BrokenInvariant, match="where 0 MB were seen"):
-        checker._facts[f.ResidualMemorySeen](checker, told)
+        checker._facts[f.ResidualMemoryObserved](checker, told)
     checker.dirty_by["g0"] = "j1"
 
-    checker._facts[f.ResidualMemorySeen](checker, told)
+    checker._facts[f.ResidualMemoryObserved](checker, told)
     assert checker.places["n"].left == {"j1|rollout|n": 900}
 
 
@@ -356,11 +357,11 @@ def test_what_was_taken_away_and_given_on_at_once_is_caught(cut_short):
     _, _, over = where(cut_short, f.SlotOver, slot=where(cut_short, f.SlotReclaiming)[2].slot)
     forged = without(cut_short, f.SlotOver, slot=over.slot)
     forged = after(forged, f.SlotReclaiming, lambda it: f.SlotOver(it.at, it.slot))
-    caught("what_was_taken_away_is_held_until_seen_clear", forged)
+    caught("what_was_taken_away_is_held_until_verified_clean", forged)
 
 
 def test_a_placement_that_ends_while_something_is_left_is_caught(cut_short):
-    forged = after(cut_short, f.JobEnded, lambda it: f.PlacementEnded(it.at, it.job))
+    forged = after(cut_short, f.JobEnded, lambda it: f.PlacementEnded(it.at, it.job, said("")))
     caught("a_placement_ends_when_nothing_is_left", forged)
 
 
@@ -404,11 +405,11 @@ def test_a_slot_that_is_over_while_it_runs_is_caught(pair):
 # ---- order -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_wheel_whose_order_nobody_keeps_is_caught(monkeypatch):
+def test_a_schedule_whose_order_nobody_keeps_is_caught(monkeypatch):
     monkeypatch.setattr(dispatch, "next_turn_on", lambda c, group, node: next(
-        (index for index, visit in enumerate(group.schedule) if c.state.jobs[visit.job].queued is not None
-         and c.state.slots[c.state.jobs[visit.job].queued].phase == visit.phase), None))  # fmt: skip
-    with pytest.raises(BrokenInvariant, match="visits_come_in_the_order_of_the_wheel"):
+        (index for index, turn in enumerate(group.schedule) if c.state.jobs[turn.job].queued is not None
+         and c.state.slots[c.state.jobs[turn.job].queued].phase == turn.phase), None))  # fmt: skip
+    with pytest.raises(BrokenInvariant, match="turns_come_in_the_order_of_the_schedule"):
         history(job("X"), job("Y"), job("Z"))
 
 
@@ -451,7 +452,7 @@ def test_a_guard_on_credit_that_was_not_earned_is_caught(by_credit):
     caught("a_guard_knows_what_a_job_has_earned", guarded)
 
 
-def test_a_visit_that_is_passed_while_it_is_asked_for_is_caught(monkeypatch):
+def test_a_turn_that_is_passed_while_it_is_asked_for_is_caught(monkeypatch):
     passed = []
 
     def once(c, group, index):
@@ -491,7 +492,9 @@ def test_a_group_above_the_cap_is_caught(pair):
 
 
 def test_a_request_of_a_lost_job_is_caught(pair):
-    caught("who_has_ended_gets_nothing_more", before(pair, f.SlotQueued, lambda it: f.JobLost(it.at, it.job, "dead")))
+    caught(
+        "who_has_ended_gets_nothing_more", before(pair, f.SlotQueued, lambda it: f.JobLost(it.at, it.job, said("dead")))
+    )
 
 
 def test_a_job_that_ends_twice_is_caught(pair):
@@ -520,7 +523,7 @@ def test_a_process_that_is_ended_under_a_living_job_is_caught_unless_it_makes_wa
     kill = e.Kill("j1", 1, None, "l1", "rollout1")
     caught("every_order_is_told_once", but(pair, index, effects=(kill,)))
     now, given, decision = pair[index]
-    over = (*decision.facts, f.ProcessOver(now, "j1", "l1", "another is to be started"))
+    over = (*decision.facts, f.ProcessOver(now, "j1", "l1", said("another is to be started")))
     hear([*pair[:index], (now, given, replace(decision, facts=over, effects=(kill,)))], ends=False)
 
 
@@ -590,7 +593,7 @@ def test_who_waits_while_a_holder_runs_on_and_on_is_no_breach(pair):
 
 def test_gpus_that_never_come_back_are_caught(cut_short):
     checker = long_after(cut_short, f.SlotReclaiming)
-    with pytest.raises(BrokenInvariant, match="what_is_given_back_comes_clear"):
+    with pytest.raises(BrokenInvariant, match="what_is_given_back_becomes_clean"):
         checker.sweep()
 
 

@@ -15,20 +15,19 @@ from simkit import swarm
 from simkit.checkers.rest import Rest
 from simkit.faulty_world import DaemonDied, FaultyWorld
 
+from rollmuxd.core import clean, marks, order, reconcile, scheduler  # fmt: skip
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import order, scheduler  # fmt: skip
-from rollmuxd.core.apply import apply
 from rollmuxd.core.context import Context
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.handlers import hosts, jobs, orders, slots
 from rollmuxd.core.ids import Fence
-from rollmuxd.core.model import Job, JobState, Node, OrderKind, Slot, SlotStatus, StateStatus
+from rollmuxd.core.model import Job, JobState, Node, Order, OrderKind, Slot, SlotStatus, StateStatus
 from rollmuxd.core.policy import Move
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State, allowed_residual_mb, state_key
-from rollmuxd.core.steps import admit, dispatch, drain, locality, reclaim
+from rollmuxd.core.steps import dispatch, drain, locality, reclaim
 from rollmuxd.core.steps import move as moving
 from rollmuxd.core.timers import Timers
 from rollmuxd.sim.world import Process, Then
@@ -40,12 +39,18 @@ HISTORIES = 20
 
 def everywhere(patch: pytest.MonkeyPatch, name: str, instead: Callable[..., Any]) -> None:
     """Replace a function of the core in every room that calls it."""
-    for room in (hosts, reclaim, jobs, orders, slots, dispatch):
+    for room in (clean, hosts, reclaim, jobs, orders, slots, dispatch, reconcile):
         if hasattr(room, name):
             patch.setattr(room, name, instead)
 
 
-def frees_gpus_that_were_not_seen_clear(patch: pytest.MonkeyPatch) -> None:
+def forgets(patch: pytest.MonkeyPatch, *kinds: type[f.Fact]) -> None:
+    """Nothing is looked at after these facts."""
+    for kind in kinds:
+        patch.delitem(marks.MARKS, kind)
+
+
+def frees_gpus_that_were_not_verified_clean(patch: pytest.MonkeyPatch) -> None:
     everywhere(patch, "clean_limit_mb", lambda *_: 10**9)
 
 
@@ -59,10 +64,12 @@ def believes_a_look_that_is_older_than_the_grant(patch: pytest.MonkeyPatch) -> N
 
 
 def forgets_to_write_a_fact_down(patch: pytest.MonkeyPatch) -> None:
+    happens = Context.fact
+
     def fact(c: Context, it: f.Fact) -> None:
-        apply(c.state, it)
-        if not isinstance(it, f.GpusNotClean):
-            c.facts.append(it)
+        happens(c, it)
+        if isinstance(it, f.GpusNotClean):
+            c.facts.pop()
 
     patch.setattr(Context, "fact", fact)
 
@@ -110,8 +117,8 @@ def serves_who_has_most_credit(patch: pytest.MonkeyPatch) -> None:
     standing = order._standing
 
     def reversed_(job: Job, slot: Slot, now: int) -> tuple[bool, bool, int]:
-        guarded, patient, ahead = standing(job, slot, now)
-        return guarded, patient, -ahead
+        patient, guarded, ahead = standing(job, slot, now)
+        return patient, guarded, -ahead
 
     patch.setattr(order, "_standing", reversed_)
 
@@ -132,8 +139,8 @@ def looks_only_once(patch: pytest.MonkeyPatch) -> None:
     everywhere(patch, "observe_until_clean", lambda *_: None)
 
 
-def forgets_who_waits_behind_a_fault(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(orders, "dispatch", lambda *_: None)
+def forgets_what_waits_for_an_order(patch: pytest.MonkeyPatch) -> None:
+    forgets(patch, f.OrderEnded)
 
 
 def issues_an_order_and_tells_nobody(patch: pytest.MonkeyPatch) -> None:
@@ -149,7 +156,7 @@ def plans_moves_away_from_lost_nodes(patch: pytest.MonkeyPatch) -> None:
 
     def refused(c: Context, move: Move, *, guarded: bool = False) -> str:
         with patch.context() as blind:
-            blind.setattr(moving, "cannot_leave", lambda *_: "")
+            blind.setattr(moving, "cannot_leave", lambda *_: None)
             return refusing(c, move, guarded=guarded)
 
     patch.setattr(moving, "refused", refused)
@@ -191,7 +198,13 @@ def goes_back_to_what_it_had_parked_before(patch: pytest.MonkeyPatch) -> None:
 
 
 def looks_nowhere_after_an_order_without_a_word(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(orders, "observe_until_clean", lambda *_: None)
+    fault = orders.fault
+
+    def looks_nowhere(c: Context, order: Order, reason: str) -> None:
+        fault(c, order, reason)
+        c.dirty.watched.pop(order.node, None)
+
+    patch.setattr(orders, "fault", looks_nowhere)
 
 
 def loads_what_its_driver_cannot_fetch(patch: pytest.MonkeyPatch) -> None:
@@ -221,20 +234,20 @@ def counts_the_nodes_off_that_it_loads_from(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(State, "source_of", source_of)
 
 
-def gives_no_turns_after_a_release(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(slots, "dispatch", lambda *_: None)
+def gives_no_turns_after_a_request(patch: pytest.MonkeyPatch) -> None:
+    forgets(patch, f.SlotQueued)
 
 
 def gives_no_turns_after_a_placement(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(admit, "dispatch", lambda *_: None)
+    forgets(patch, f.JobPlaced)
 
 
-def gives_no_turns_after_a_move_is_planned(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(moving, "dispatch", lambda *_: None)
+def ends_nothing_after_a_slot_is_over(patch: pytest.MonkeyPatch) -> None:
+    forgets(patch, f.SlotOver)
 
 
 def tries_no_waiting_job_after_a_departure(patch: pytest.MonkeyPatch) -> None:
-    everywhere(patch, "after_departure", lambda *_: None)
+    forgets(patch, f.JobEnded, f.JobLost, f.JobQuarantined, f.PlacementEnded)
 
 
 def plans_nothing_for_when_patience_ends(patch: pytest.MonkeyPatch) -> None:
@@ -242,7 +255,7 @@ def plans_nothing_for_when_patience_ends(patch: pytest.MonkeyPatch) -> None:
 
 
 def clears_nothing_away_after_a_look(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(hosts, "end_placement_if_empty", lambda *_: None)
+    forgets(patch, f.GpusVerifiedClean)
 
 
 #: found by a history that was kept
@@ -279,9 +292,9 @@ KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
 }  # fmt: skip
 
 CAUGHT: dict[Callable[[pytest.MonkeyPatch], None], str] = {
-    frees_gpus_that_were_not_seen_clear: "clear_is_what_was_seen_clear",
-    frees_gpus_onto_which_a_state_is_on_its_way: "clear_is_what_was_seen_clear",
-    believes_a_look_that_is_older_than_the_grant: "clear_is_what_was_seen_clear",
+    frees_gpus_that_were_not_verified_clean: "clean_is_what_was_verified",
+    frees_gpus_onto_which_a_state_is_on_its_way: "clean_is_what_was_verified",
+    believes_a_look_that_is_older_than_the_grant: "clean_is_what_was_verified",
     forgets_to_write_a_fact_down: "replay_gives_the_very_state",
     takes_a_release_under_any_fence: "only_its_holder_releases_a_slot",
     mints_a_fence_twice: "fences_only_grow",
@@ -293,16 +306,16 @@ CAUGHT: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     ends_a_placement_while_something_is_there: "a_placement_ends_when_nothing_is_left",
     parks_under_a_running_slot: "nobody_moves_a_state_in_use",
     looks_only_once: "every_job_ends",
-    forgets_who_waits_behind_a_fault: "who_waits_has_his_turn",
+    forgets_what_waits_for_an_order: "who_waits_has_his_turn",
     issues_an_order_and_tells_nobody: "every_order_is_told_once",
 }
 
 
 #: a call that continues was forgotten; found before anything is late for it
 FORGOTTEN: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
-    gives_no_turns_after_a_release,
+    gives_no_turns_after_a_request,
     gives_no_turns_after_a_placement,
-    gives_no_turns_after_a_move_is_planned,
+    ends_nothing_after_a_slot_is_over,
     tries_no_waiting_job_after_a_departure,
     plans_nothing_for_when_patience_ends,
     clears_nothing_away_after_a_look,

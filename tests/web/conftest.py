@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import httpx
 import pytest
 from patience import PATIENCE_S, until
@@ -81,7 +82,7 @@ class Cluster:
 
     def _run(self, *command: str) -> "subprocess.Popen[bytes]":
         with (self.folder / "stderr.log").open("ab") as log:
-            process = subprocess.Popen(
+            process = forked.Popen(
                 [*self._inside, sys.executable, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -144,7 +145,7 @@ class Cluster:
     def forwarded(self) -> Iterator[int]:
         """A port that leads to the Unix socket, as ``ssh -L PORT:SOCKET`` makes one."""
         command = [*self._inside, sys.executable, str(FORWARD), str(self.socket)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=self._env) as process:
+        with forked.Popen(command, stdout=subprocess.PIPE, env=self._env) as process:
             assert process.stdout is not None
             try:
                 yield int(process.stdout.readline())

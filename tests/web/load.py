@@ -16,7 +16,7 @@ import httpx
 
 NAMES = ("math-7b", "code-14b", "agent-8b", "judge-3b", "proofs-32b", "tools-9b")
 #: as the mock's copies are: 40 GB a second
-STATE = {"gpu_gb": 2, "leftover_gb": 0.5, "ram_gb": 8, "driver": "mock", "load_s": 0.12, "park_s": 0.12}
+STATE = {"gpu_gb": 2, "residual_gb": 0.5, "ram_gb": 8, "driver": "mock", "load_s": 0.12, "park_s": 0.12}
 
 
 async def job(line: httpx.AsyncClient, name: str, scale: float) -> None:

@@ -114,7 +114,7 @@ class Story:
                 "status": str(slot.status),
                 "gpus": list(slot.gpus),
                 "fence": None,
-                "reason": slot.reason,
+                "reason": str(slot.reason or ""),
                 "queued_at": iso(slot.queued_at),
                 **{
                     f"{name}_at": None if at is None else iso(at)
@@ -251,9 +251,10 @@ def test_every_fact_is_known_to_the_dashboard_or_is_known_to_say_nothing_to_it()
     """A new fact that moves a slot, a node or a job has to be drawn: this test asks whoever adds one."""
     text = (WEB / "history.js").read_text()
     silent = {
-        "host_added", "host_removed", "node_removed", "process_launched", "process_started", "process_over",
-        "session_opened", "session_fenced", "session_lost", "session_closed", "visit_added", "visit_skipped",
-        "next_answered", "slot_reclaiming",
+        "host_added", "host_removed", "host_end_observed", "node_removed",
+        "process_launched", "process_started", "process_over",
+        "session_opened", "session_fenced", "session_lost", "session_closed", "turn_added", "turn_skipped",
+        "next_answered", "slot_reclaiming", "yield_asked", "loan_ended",
     }  # fmt: skip
     tags = {str(kind.__struct_config__.tag) for kind in typing.get_args(f.AnyFact)}
     known = {tag for tag in tags if re.search(rf"\b{tag}\b", text)}
@@ -268,7 +269,7 @@ def test_the_shares_of_a_pool_are_those_of_its_gpus_and_add_up(node: str) -> Non
         {"fact": "job_registered", "at": 0, "job": "j1", "owner": "o", "user": "u", "run": 1, "spec": {"name": "a"}},
         {"fact": "job_placed", "at": 1000, "job": "j1", "group": "g1", "pins": {"p": ["n"]}, "status": "admitted"},
         {"fact": "slot_queued", "at": 2000, "slot": "s1", "job": "j1", "phase": "p", "request_id": "r"},
-        {"fact": "slot_claimed", "at": 2000, "slot": "s1", "gpus": gpus, "visit": 0},
+        {"fact": "slot_claimed", "at": 2000, "slot": "s1", "gpus": gpus, "turn": 0},
         {"fact": "slot_granted", "at": 3000, "slot": "s1", "fence": [1, 1]},
         {"fact": "slot_shrunk", "at": 5000, "slot": "s1", "kept": gpus[:1]},
         {"fact": "slot_released", "at": 7000, "slot": "s1"},

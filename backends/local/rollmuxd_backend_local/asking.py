@@ -1,15 +1,15 @@
 """A backend whose hosts answer questions themselves: what :mod:`rollmuxd_backend_local.onhost` can tell and do.
 
-How a question gets there is the subclass's business: ``local`` asks this machine, ``ssh`` sends a parcel.
+How a question gets there is the subclass's business: ``local`` asks this machine, ``ssh`` sends a payload.
 """
 
 import base64
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic
+from typing import Any, ClassVar, Final, Generic, Self
 
 from rollmuxd.spi import (
     ContactLost,
@@ -27,9 +27,9 @@ from rollmuxd.spi import (
     Process,
     ProcessOrder,
 )
-from rollmuxd.spi.environment import INHERITED
+from rollmuxd.spi.environment import patterns
 from rollmuxd_backend_local import findings
-from rollmuxd_backend_local.options import Options
+from rollmuxd_backend_local.options import HostOptions, Options, read
 
 #: a look takes no longer: the daemon itself waits for ten seconds
 LOOK_S: Final = 8.0
@@ -37,54 +37,19 @@ LOOK_S: Final = 8.0
 PROCESS_S: Final = 28.0
 
 
-class Asking(ABC, Generic[Options]):
-    """What is the same wherever hosts are asked. ``owner`` marks the processes that are started; it never changes."""
+class JobProcesses(ABC, Generic[Options]):
+    """Jobs' processes on hosts that are asked. ``owner`` seals the marks of those started, and never changes."""
 
     #: so that processes are known again after a restart of the daemon
     keeps_files: ClassVar[bool] = True
 
-    def __init__(self, hosts: Mapping[HostId, HostConfig], options: Mapping[HostId, Options], owner: str) -> None:
-        self.hosts = hosts
+    def __init__(self, options: Mapping[HostId, Options], owner: str) -> None:
         self.options = options
         self._owner = owner
 
     @abstractmethod
     async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         """The host's answer. Raises ContactLost where there is none within the time."""
-
-    async def inventory(self, host: HostId) -> Inventory:
-        """All GPUs of the host that can be used, whether the configuration names them or not, and its RAM."""
-        looked = await self._look(host)
-        return Inventory(
-            gpus=tuple(
-                GpuInfo(gpu=gpu, type=one["type"], memory_mb=one["memory_mb"], uuid=one["uuid"])
-                for gpu, one in self._usable(host, looked)
-            ),
-            ram_mb=looked["ram_mb"],
-        )
-
-    async def observe(self, host: HostId) -> Observation:
-        """What NVML says is used on each GPU now, and by whom."""
-        looked = await self._look(host)
-        usable = self._usable(host, looked)
-        return Observation(
-            gpus=tuple(
-                GpuObservation(gpu=gpu, used_mb=one["used_mb"], processes=tuple(one["processes"]))
-                for gpu, one in usable
-            ),
-            boot_id=looked["boot_id"],
-            uuids={gpu: one["uuid"] for gpu, one in usable},
-            unread=self._unread(host, looked),
-        )
-
-    async def check(self, host: HostId) -> tuple[Finding, ...]:
-        """The host as an operator would look at it."""
-        asked = time.time()
-        try:
-            about = await self._said(host, {"ask": "about"}, LOOK_S)
-        except (ContactLost, NotDone) as error:
-            return (Finding(what="answer", level="bad", said=str(error)),)
-        return findings.of(about, self.hosts[host].gpus, host, (asked, time.time()))
 
     async def kill(self, host: HostId, pid: int, started: str, job: JobId, owner: str) -> bool:
         """SIGKILL a process and its descendants: one started for this job, or (``owns_sessions``) of the owner's login.
@@ -120,7 +85,7 @@ class Asking(ABC, Generic[Options]):
             "env": dict(order.env),
             "log": self._log(host, order.launch),
             "user": self._become(host, order),
-            "inherits": INHERITED,
+            "inherits": patterns(),
         }
         return Process(**await self._said(host, {"ask": "start", "order": told}, PROCESS_S))
 
@@ -137,9 +102,8 @@ class Asking(ABC, Generic[Options]):
         log = self._log(host, launch)
         if not log:
             raise NotDone(f"{host} keeps no output; set options.logs of this host to a folder")
-        data = await self._said(host, {"ask": "output", "log": log, "after": after, "limit": limit}, LOOK_S)
-        piece = base64.b64decode(data)
-        return Output(data=piece, next=after + len(piece))
+        piece = await self._said(host, {"ask": "output", "log": log, "after": after, "limit": limit}, LOOK_S)
+        return Output(data=base64.b64decode(piece["data"]), next=piece["next"])
 
     # ---- how ---------------------------------------------------------------------------------------------------------
 
@@ -152,11 +116,11 @@ class Asking(ABC, Generic[Options]):
         """The login for the order's owner; empty: that of the backend. Raises NotDone: there is none for it."""
         users = self._of(host).users
         if users and order.owner not in users:
-            raise NotDone(f"{host}: nobody is named in options.users for owner {order.owner!r}")
+            raise NotDone(f"{host}: options.users names no login for owner {order.owner!r}")
         return users.get(order.owner, "")
 
     def _become(self, host: HostId, order: ProcessOrder) -> str:
-        """The user that the host is to start the process as; empty: whoever is asked there."""
+        """The user that the host is to start the process as; empty: the user that is asked there."""
         return self._user_of(host, order)
 
     def _log(self, host: HostId, launch: LaunchId) -> str:
@@ -172,6 +136,64 @@ class Asking(ABC, Generic[Options]):
             raise ContactLost(f"{host}: {answer.get('unknown', 'it gave an answer that cannot be understood')}")
         return answer["said"]
 
+
+class Asking(JobProcesses[Options]):
+    """What is the same wherever hosts are asked."""
+
+    #: what the configuration calls the backend, and the options of its hosts
+    name: ClassVar[str]
+    kind: ClassVar[type[HostOptions]]
+
+    @classmethod
+    async def open(cls, hosts: Sequence[HostConfig], options: Mapping[str, Any]) -> Self:
+        """Make the backend. Nothing is connected to before it is asked for.
+
+        Raises:
+            ValueError: an option that is not known or out of range; names host and key.
+        """
+        defaults = dict(options)
+        state_dir = defaults.pop("state_dir", None)
+        said: Any = {host.id: read(cls.kind, cls.name, host.id, {**defaults, **host.options}) for host in hosts}
+        return cls({host.id: host for host in hosts}, said, read_owner(state_dir))
+
+    def __init__(self, hosts: Mapping[HostId, HostConfig], options: Mapping[HostId, Options], owner: str) -> None:
+        super().__init__(options, owner)
+        self.hosts = hosts
+
+    async def inventory(self, host: HostId) -> Inventory:
+        """All GPUs of the host that can be used, whether the configuration names them or not, and its RAM."""
+        looked = await self._look(host)
+        return Inventory(
+            gpus=tuple(
+                GpuInfo(gpu=gpu, type=one["type"], memory_mb=one["memory_mb"], uuid=one["uuid"])
+                for gpu, one in self._usable(host, looked)
+            ),
+            ram_mb=looked["ram_mb"],
+        )
+
+    async def observe(self, host: HostId) -> Observation:
+        """What NVML says is used on each GPU now, and by which processes."""
+        looked = await self._look(host)
+        usable = self._usable(host, looked)
+        return Observation(
+            gpus=tuple(
+                GpuObservation(gpu=gpu, used_mb=one["used_mb"], processes=tuple(one["processes"]))
+                for gpu, one in usable
+            ),
+            boot_id=looked["boot_id"],
+            uuids={gpu: one["uuid"] for gpu, one in usable},
+            unread=self._unread(host, looked),
+        )
+
+    async def check(self, host: HostId) -> tuple[Finding, ...]:
+        """The host as an operator would look at it."""
+        asked = time.time()
+        try:
+            about = await self._said(host, {"ask": "about"}, LOOK_S)
+        except (ContactLost, NotDone) as error:
+            return (Finding(what="answer", level="bad", said=str(error)),)
+        return findings.of(about, self.hosts[host].gpus, host, (asked, time.time()))
+
     async def _look(self, host: HostId) -> dict[str, Any]:
         looked: dict[str, Any] = await self._said(host, {"ask": "look"}, LOOK_S)
         return looked
@@ -182,7 +204,7 @@ class Asking(ABC, Generic[Options]):
         return [(gpu, one) for gpu, one in named if not _trouble(one)]
 
     def _unread(self, host: HostId, looked: Mapping[str, Any]) -> dict[str, str]:
-        """What keeps configured GPUs from being used. Those that nobody configured concern nobody."""
+        """What keeps configured GPUs from being used. Those that are not configured do not matter."""
         there = {f"{host}/gpu{one['index']}": one for one in looked["gpus"]}
         have = f"its GPUs are {', '.join(there)}" if there else "it has none"
         found = {}
@@ -203,22 +225,12 @@ def _trouble(gpu: Mapping[str, Any]) -> str:
 
 
 def read_owner(state_dir: str | None) -> str:
-    """The name that marks what this daemon starts: made once, and kept in its state directory."""
+    """The secret that seals the marks of what this daemon starts: made once, and kept in its state directory."""
     if state_dir is None:
         return uuid.uuid4().hex
     file = Path(state_dir) / "owner"
-    if not file.exists():
-        file.write_text(uuid.uuid4().hex, encoding="ascii")
-    return file.read_text(encoding="ascii").strip()
-
-
-def configs(
-    hosts: Sequence[HostConfig],
-    defaults: Mapping[str, Any],
-    read: Callable[[str, Mapping[str, Any]], Options],
-) -> tuple[dict[HostId, HostConfig], dict[HostId, Options]]:
-    """The hosts by id, and the options of each. Raises ValueError, naming host and key."""
-    return (
-        {host.id: host for host in hosts},
-        {host.id: read(host.id, {**defaults, **host.options}) for host in hosts},
-    )
+    file.touch(mode=0o600)
+    if not (owner := file.read_text(encoding="ascii").strip()):  # it is new, or a start was killed here
+        owner = uuid.uuid4().hex
+        file.write_text(owner, encoding="ascii")
+    return owner

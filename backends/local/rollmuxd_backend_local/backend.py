@@ -11,10 +11,10 @@ import anyio
 import anyio.abc
 
 from rollmuxd.spi import ContactLost, HostConfig, HostId, Ran, here
-from rollmuxd_backend_local import parcel
-from rollmuxd_backend_local.asking import Asking, configs, read_owner
+from rollmuxd_backend_local import payload
+from rollmuxd_backend_local.asking import Asking
 from rollmuxd_backend_local.onhost import ask, gpus
-from rollmuxd_backend_local.options import HostOptions, read
+from rollmuxd_backend_local.options import HostOptions
 
 #: Looks that hang in the driver keep their threads. So many may; more are not started, and say so.
 _THREADS = 8
@@ -23,6 +23,8 @@ _MARK = "rollmuxd:"
 
 class LocalBackend(Asking[HostOptions]):
     """This machine: GPUs by NVML, kept open; processes of its own. There is one host."""
+
+    name, kind = "local", HostOptions
 
     def __init__(self, hosts: Mapping[HostId, HostConfig], options: Mapping[HostId, HostOptions], owner: str) -> None:
         super().__init__(hosts, options, owner)
@@ -37,24 +39,20 @@ class LocalBackend(Asking[HostOptions]):
         Raises:
             ValueError: an option that is not known or out of range; or two hosts, which would be one machine.
         """
-        defaults = dict(options)
-        state_dir = defaults.pop("state_dir", None)
-        if state_dir is not None:
-            defaults.setdefault("logs", f"{state_dir}/logs")
+        logs = {"logs": f"{options['state_dir']}/logs"} if options.get("state_dir") is not None else {}
         if len(hosts) > 1:
             raise ValueError(
                 f"{hosts[1].id}: it is reached by backend local, and so is {hosts[0].id}: both are this machine; "
                 "make one [[hosts]] table of them"
             )
-        known, said = configs(hosts, defaults, lambda where, given: read(HostOptions, "local", where, given))
-        return cls(known, said, read_owner(state_dir))
+        return await super().open(hosts, {**logs, **options})
 
     async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         """In a thread; what starts and ends processes, in a process of its own, which has no threads."""
         try:
             with anyio.fail_after(limit_s):
                 if question["ask"] in ("start", "stop"):
-                    return await _apart(question, limit_s)
+                    return await apart(question, limit_s)
                 call = self._ask_nvml if question["ask"] in ("look", "about") else ask.answer
                 return await self._in_a_thread(host, call, dict(question))
         except TimeoutError as error:
@@ -86,7 +84,7 @@ class LocalBackend(Asking[HostOptions]):
     async def _in_a_thread(
         self, host: HostId, call: Callable[[dict[str, Any]], dict[str, Any]], question: dict[str, Any]
     ) -> dict[str, Any]:
-        """Call it in a thread that nobody waits for: not this call when it is cancelled, and not the process's end."""
+        """Call it in a thread that is not waited for: not this call when it is cancelled, and not the process's end."""
         if self._threads >= _THREADS:
             raise ContactLost(f"{host}: {_THREADS} looks hang in its GPU driver; see dmesg, and restart the machine")
         loop = asyncio.get_running_loop()
@@ -107,7 +105,7 @@ class LocalBackend(Asking[HostOptions]):
         return await answered
 
     def _ask_nvml(self, question: dict[str, Any]) -> dict[str, Any]:
-        """NVML is started once and kept, which also keeps the driver loaded; and anew where that will not do."""
+        """NVML is started once and kept, which also keeps the driver loaded; and again where that will not do."""
         if self._nvml is not None:
             answer = ask.answer({**question, "nvml": self._nvml})
             if "said" in answer and "no_gpus" not in answer["said"]:
@@ -121,12 +119,13 @@ class LocalBackend(Asking[HostOptions]):
         return ask.answer({**question, "nvml": nvml})
 
 
-async def _apart(question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+async def apart(question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    """Ask this machine in a process of its own."""
     ran = await here.run(
-        (sys.executable, "-I", "-c", parcel.OPEN), stdin=parcel.pack(dict(question), _MARK), timeout_s=limit_s
+        (sys.executable, "-I", "-c", payload.OPEN), stdin=payload.pack(dict(question), _MARK), timeout_s=limit_s
     )
     try:
-        return parcel.unpack(ran.stdout, _MARK)
+        return payload.unpack(ran.stdout, _MARK)
     except ValueError as error:
         said = ran.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {ran.exit_code}"]
         raise ContactLost(f"asking this machine failed: {said[0]}") from error

@@ -11,10 +11,11 @@ from msgspec import Struct, field
 class HostOptions(Struct, frozen=True, kw_only=True):
     """What can be said of a host, however it is reached."""
 
-    #: ``on_loss = "kill"`` really ends the process of a lost session (SIGKILL, with what descends from it), where it is
-    #: of the login that ``users`` has for the job's owner; where ``users`` is empty, of the one of the owner's name
+    #: ``on_loss = "kill"`` really ends the process of a lost session (SIGKILL, with its descendants). It has to run
+    #: under the login that ``users`` has for the job's owner; if ``users`` is empty, under the login with the owner's
+    #: name
     owns_sessions: bool = False
-    #: jobs' processes may be started here, as that user: whoever may register such a job may run anything
+    #: jobs' processes may be started here, as that user: a user that may register such a job may run anything
     starts_processes: bool = False
     #: folder for what these write, on the host; empty: it is thrown away
     logs: str = "~/.local/state/rollmux/logs"
@@ -26,9 +27,10 @@ class HostOptions(Struct, frozen=True, kw_only=True):
 
 
 Options = TypeVar("Options", bound=HostOptions)
+AnyOptions = TypeVar("AnyOptions", bound=Struct)
 
 
-def read(kind: type[Options], backend: str, where: str, given: Mapping[str, Any]) -> Options:
+def read(kind: type[AnyOptions], backend: str, where: str, given: Mapping[str, Any]) -> AnyOptions:
     """The options of one host; ``where`` names it in errors.
 
     Raises:

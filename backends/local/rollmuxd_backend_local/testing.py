@@ -1,9 +1,25 @@
-"""Networks of their own for hosts of tests and of the demo, with links that can be cut. Needs root, and ``ip``."""
+"""What tests and the demo make hosts of: networks with links that can be cut (needs root, and ``ip``), and ports."""
 
+import atexit
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """A TCP port that nothing else on this machine gets, for a server that cannot say which it took.
+
+    It stays bound, without listening, until this process ends. A server that sets SO_REUSEADDR can take it, as servers
+    do; the kernel gives it to nothing that asks for any port.
+    """
+    held = socket.socket()
+    atexit.register(held.close)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((address, 0))
+    port: int = held.getsockname()[1]
+    return port
 
 
 class Namespace:
@@ -31,13 +47,13 @@ class Namespace:
         self.mend()
 
     def cut(self) -> None:
-        """Nothing comes through any more, and nobody is told."""
+        """Nothing comes through any more, without a word."""
         _ip("-n", self.name, "link", "set", f"{self._here}p", "down")
 
     def mend(self) -> None:
         """It comes through again."""
         _ip("-n", self.name, "link", "set", f"{self._here}p", "up")
-        # To the machine's other addresses, where somebody else's link may end; it goes with the link.
+        # To the machine's other addresses, where another link may end; it goes with the link.
         _ip("-n", self.name, "route", "replace", "default", "via", self.gateway)
 
     def inside(self, *argv: str) -> tuple[str, ...]:

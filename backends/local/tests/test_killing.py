@@ -144,7 +144,7 @@ async def test_of_what_descends_from_it_others_processes_are_spared(begun):
 
 
 def test_nor_are_processes_of_another_jobs_launch_that_descend_from_it(daemon, begun):
-    mark = f"{daemon}|j2|1|l1"
+    mark = "|".join(processes.mark_of(daemon, "j2", "1", "l1"))
     script = (
         "import os, subprocess, time;"
         f"theirs = subprocess.Popen(['sleep', '600'], env={{**os.environ, {processes.MARK!r}: {mark!r}}});"

@@ -12,7 +12,7 @@ import pytest
 from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost, HostConfig
-from rollmuxd_backend_local import LocalBackend, parcel
+from rollmuxd_backend_local import LocalBackend, payload
 from rollmuxd_backend_local.onhost import gpus, machine, nvml
 
 GPU = {"uuid": "GPU-8f2c", "name": "NVIDIA H20", "total_mb": 97_871, "reserved_mb": 600}
@@ -60,11 +60,11 @@ async def test_an_old_driver_that_does_not_tell_them_apart_is_read_by_the_first_
 
 @pytest.mark.asyncio
 async def test_whose_process_it_is_is_said_with_pid_name_user_and_memory(box, at_home):
-    sight = await (await box({**GPU, "processes": [{"pid": os.getpid(), "mb": 5_100}]})).observe("box")
+    observation = await (await box({**GPU, "processes": [{"pid": os.getpid(), "mb": 5_100}]})).observe("box")
     user = machine.user_name(os.geteuid())
 
-    assert sight.gpus[0].used_mb == 5_100
-    assert sight.gpus[0].processes == (f"pid {os.getpid()} {machine.process_name(os.getpid())} ({user}, 5.1 GB)",)
+    assert observation.gpus[0].used_mb == 5_100
+    assert observation.gpus[0].processes == (f"pid {os.getpid()} {machine.process_name(os.getpid())} ({user}, 5.1 GB)",)
 
 
 @pytest.mark.asyncio
@@ -100,15 +100,15 @@ async def test_in_a_container_a_pid_is_not_taken_for_the_process_that_has_it_her
 
 
 def test_a_pid_namespace_is_noticed_by_who_is_in_it(tmp_path):
-    """For real: the parcel is opened in a new one."""
+    """For real: the payload is opened in a new one."""
     apart = ["unshare", "--pid", "--fork", "--mount-proc"]
     if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True).returncode:
         pytest.skip("PID namespaces cannot be made here; that needs root")
     (tmp_path / "gpus.json").write_text(json.dumps({"gpus": [{**GPU, "processes": [{"pid": 1, "mb": 5_000}]}]}))
-    question = parcel.pack({"ask": "look", "made_up": str(tmp_path / "gpus.json")}, "mark:")
-    ran = subprocess.run([*apart, sys.executable, "-I", "-c", parcel.OPEN], input=question, capture_output=True)
+    question = payload.pack({"ask": "look", "made_up": str(tmp_path / "gpus.json")}, "mark:")
+    ran = subprocess.run([*apart, sys.executable, "-I", "-c", payload.OPEN], input=question, capture_output=True)
 
-    (gpu,) = parcel.unpack(ran.stdout, "mark:")["said"]["gpus"]
+    (gpu,) = payload.unpack(ran.stdout, "mark:")["said"]["gpus"]
     assert gpu["processes"] == ["pid 1 as the machine counts, not this container (5.0 GB)"]
 
 
@@ -119,26 +119,26 @@ def test_a_pid_namespace_is_noticed_by_who_is_in_it(tmp_path):
 )
 async def test_a_lost_gpu_is_said_to_whoever_configured_it_and_the_others_are_seen(box, function):
     lost = {**GPU, "errors": {function: LOST, "nvmlDeviceGetMemoryInfo": LOST}}
-    sight = await (await box(GPU, lost, configured=(0, 1))).observe("box")
-    assert [seen.gpu for seen in sight.gpus] == ["box/gpu0"]
-    assert list(sight.unread) == ["box/gpu1"]
-    assert "the GPU is lost" in sight.unread["box/gpu1"]
-    assert "restart the machine" in sight.unread["box/gpu1"]
+    observation = await (await box(GPU, lost, configured=(0, 1))).observe("box")
+    assert [seen.gpu for seen in observation.gpus] == ["box/gpu0"]
+    assert list(observation.unread) == ["box/gpu1"]
+    assert "the GPU is lost" in observation.unread["box/gpu1"]
+    assert "restart the machine" in observation.unread["box/gpu1"]
 
 
 @pytest.mark.asyncio
 async def test_a_lost_gpu_that_nobody_configured_is_left_out(box):
     backend = await box(GPU, {**GPU, "errors": {"nvmlDeviceGetUUID": LOST}}, configured=(0,))
-    sight = await backend.observe("box")
-    assert ([seen.gpu for seen in sight.gpus], sight.unread) == (["box/gpu0"], {})
+    observation = await backend.observe("box")
+    assert ([seen.gpu for seen in observation.gpus], observation.unread) == (["box/gpu0"], {})
     assert [info.gpu for info in (await backend.inventory("box")).gpus] == ["box/gpu0"]
 
 
 @pytest.mark.asyncio
 async def test_a_gpu_whose_memory_cannot_be_told_is_never_taken_for_empty(box):
     errors = {"nvmlDeviceGetMemoryInfo": NOT_SUPPORTED, "nvmlDeviceGetMemoryInfo_v2": NOT_SUPPORTED}
-    sight = await (await box({**GPU, "errors": errors}, configured=(0,))).observe("box")
-    assert (sight.gpus, sight.unread) == ((), {"box/gpu0": "NVML says: Not Supported"})
+    observation = await (await box({**GPU, "errors": errors}, configured=(0,))).observe("box")
+    assert (observation.gpus, observation.unread) == ((), {"box/gpu0": "NVML says: Not Supported"})
 
 
 @pytest.mark.asyncio
@@ -152,8 +152,8 @@ async def test_a_split_gpu_is_nobodys_and_refused_to_whoever_configured_it(box):
 
 @pytest.mark.asyncio
 async def test_a_gpu_that_is_configured_and_not_there_is_said_to_be_so(box):
-    sight = await (await box(GPU, configured=(0, 3))).observe("box")
-    assert sight.unread == {"box/gpu3": "it is in the configuration and not on box; its GPUs are box/gpu0"}
+    observation = await (await box(GPU, configured=(0, 3))).observe("box")
+    assert observation.unread == {"box/gpu3": "it is in the configuration and not on box; its GPUs are box/gpu0"}
 
 
 @pytest.mark.asyncio
@@ -281,7 +281,7 @@ def test_our_own_binding_has_what_is_asked_of_nvidia_ml_py():
 
 
 @pytest.mark.parametrize("version", ["3.8", "3.9", "3.13"])
-def test_the_parcel_is_opened_by_pythons_of_other_machines(version, tmp_path):
+def test_the_payload_is_opened_by_pythons_of_other_machines(version, tmp_path):
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
     places = [shutil.which(f"python{version}"), *home.glob(f".pyenv/versions/{version}.*/bin/python3")]
     tried = [
@@ -291,6 +291,6 @@ def test_the_parcel_is_opened_by_pythons_of_other_machines(version, tmp_path):
         pytest.skip(f"there is no Python {version} here")
     (tmp_path / "gpus.json").write_text(json.dumps({"gpus": [GPU]}))
     for question in ({"ask": "look"}, {"ask": "about"}, {"ask": "alive", "owner": "nobody", "launch": "l1"}):
-        packed = parcel.pack({**question, "made_up": str(tmp_path / "gpus.json")}, "mark:")
-        ran = subprocess.run([tried[0], "-I", "-c", parcel.OPEN], input=packed, capture_output=True)
-        assert "said" in parcel.unpack(b"some noise\n" + ran.stdout, "mark:"), ran.stderr.decode()
+        packed = payload.pack({**question, "made_up": str(tmp_path / "gpus.json")}, "mark:")
+        ran = subprocess.run([tried[0], "-I", "-c", payload.OPEN], input=packed, capture_output=True)
+        assert "said" in payload.unpack(b"some noise\n" + ran.stdout, "mark:"), ran.stderr.decode()

@@ -18,7 +18,8 @@ import pytest
 from patience import PATIENCE_S
 
 from rollmuxd.spi.environment import INHERITED
-from rollmuxd_backend_local.onhost import machine, processes
+from rollmuxd_backend_local.asking import read_owner
+from rollmuxd_backend_local.onhost import ask, machine, processes
 
 SELF = pwd.getpwuid(os.getuid()).pw_name
 
@@ -83,6 +84,15 @@ def test_what_it_writes_is_in_its_log_and_its_environment_is_what_it_was_given(o
     assert log.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_link_in_the_place_of_a_log_is_neither_written_nor_read(owner, tmp_path):
+    (tmp_path / "secret").write_text("s3cret")
+    (log := tmp_path / "l1.log").symlink_to(tmp_path / "secret")
+    with pytest.raises(machine.Refused, match=r"l1\.log"):
+        processes.start(owner, order("echo", "mine", log=str(log)))
+    assert (tmp_path / "secret").read_text() == "s3cret"
+    assert ask.answer({"ask": "output", "log": str(log), "after": 0, "limit": 100}) == {"said": {"data": "", "next": 0}}
+
+
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "s3cret",
     "GOOGLE_APPLICATION_CREDENTIALS": "/s3cret",
@@ -134,7 +144,7 @@ def test_an_owners_process_is_its_users(owner, tmp_path):
 def test_who_is_not_root_becomes_nobody_else(owner, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1)
     monkeypatch.setattr(processes, "_one_at_a_time", contextlib.nullcontext)  # what it makes is not that user's
-    with pytest.raises(machine.Refused, match="may not become anybody else"):
+    with pytest.raises(machine.Refused, match="may not become another user"):
         processes.start(owner, {**order("true"), "user": "root"})
 
 
@@ -175,6 +185,21 @@ def test_another_daemons_processes_are_not_ours(owner):
     assert lives(told["pid"])
     assert processes.kill(owner, told["pid"], told["started"], job="j1", login="")
     until(lambda: not lives(told["pid"]))
+
+
+def test_a_mark_that_was_made_up_after_ones_own_is_not_believed(owner):
+    told = start(owner, order("sleep", "600"))
+    env = dict(part.split("=", 1) for part in Path(f"/proc/{told['pid']}/environ").read_text().split("\0") if part)
+    seal, *_ = env[processes.MARK].split("|")
+    made_up = subprocess.Popen(["sleep", "600"], env={processes.MARK: f"{seal}|j2|7|l2"}, start_new_session=True)
+    try:
+        until(lambda: b"j2|7|l2" in Path(f"/proc/{made_up.pid}/environ").read_bytes())
+        assert {one.launch for one in processes.launched(owner)} == {"l1"}
+        assert not processes.alive(owner, "l2")
+        assert not processes.kill(owner, made_up.pid, started_at(made_up.pid), job="j2", login="")
+    finally:
+        made_up.kill()
+        made_up.wait()
 
 
 def test_killing_a_session_ends_its_descendants_too():
@@ -356,3 +381,11 @@ def test_where_what_is_made_is_not_ones_own_nothing_is_started_unseen(owner, pla
     with pytest.raises(machine.Refused, match="is not its own"):
         processes.start(owner, order("true"))
     assert list(place.iterdir()) == []
+
+
+def test_a_start_that_was_killed_before_it_wrote_the_daemons_name_leaves_no_empty_one(tmp_path):
+    """Any login could seal marks with it."""
+    (tmp_path / "owner").touch()
+    made = read_owner(str(tmp_path))
+    assert len(made) == 32
+    assert read_owner(str(tmp_path)) == made

@@ -1,7 +1,7 @@
 """The mock backend: hosts without hardware, for the demo, for tests, and to read before writing a backend.
 
-It is also a *witness*: it knows which bytes of which job are on which of its GPUs, writes that down while it
-happens (option ``record``), and makes a second job's bytes on a GPU that is not clear a failure that nobody can miss.
+It is also a *witness*: it knows which bytes of which job are on which of its GPUs, and writes that down (option
+``record``). A second job's bytes on a GPU that is not clean are a failure that is always noticed.
 
 :class:`MockBackend` reaches the hosts, :class:`MockResidency` moves states on them.
 """

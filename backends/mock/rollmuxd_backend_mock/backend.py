@@ -3,26 +3,18 @@
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 import msgspec
 from msgspec import Struct, field
 
-from rollmuxd.spi import (
-    ContactLost,
-    HostConfig,
-    Inventory,
-    NotDone,
-    Observation,
-    Output,
-    Process,
-    ProcessOrder,
-    Ran,
-    here,
-)
+from rollmuxd.spi import ContactLost, HostConfig, Inventory, Observation, Ran, here
+from rollmuxd_backend_local import HostOptions
+from rollmuxd_backend_local.asking import JobProcesses
+from rollmuxd_backend_local.backend import apart
+from rollmuxd_backend_local.onhost import ask
 from rollmuxd_backend_mock import options as option_tables
 from rollmuxd_backend_mock import processes
 from rollmuxd_backend_mock.machine import Hardware, Machine, Violation
@@ -34,6 +26,8 @@ class Memory(Struct):
     """What is in a memory file: the hardware of hosts, which does not forget when the daemon dies."""
 
     hosts: dict[str, Hardware] = field(default_factory=dict)
+    #: what marks the processes that were started on them
+    owner: str = field(default_factory=lambda: uuid.uuid4().hex)
     violations: list[str] = field(default_factory=list)
 
 
@@ -58,33 +52,30 @@ class _Store:
 class MockHost:
     """What the backend and the residency driver share of one host."""
 
-    def __init__(self, machine: Machine, store: _Store) -> None:
+    def __init__(self, host: HostConfig, machine: Machine, store: _Store) -> None:
         self.machine = machine
         self.store = store
+        #: marks the processes that were started here
+        self.owner = f"{store.memory.owner}.{host.id}"
         #: one copy at a time between RAM and GPUs: it has the whole bandwidth, the others wait for their turn
         self.link = anyio.Lock(fast_acquire=True)
         #: orders being carried out by this process
         self.busy: set[str] = set()
-        #: one process is started at a time
-        self.starting = anyio.Lock()
 
 
-class MockBackend:
+class MockBackend(JobProcesses[HostOptions]):
     """Mock hosts: see :class:`~rollmuxd_backend_mock.options.MockOptions` for what can be said of each.
 
+    Their processes are real ones of this machine.
     ``violations`` has a sentence for each promise that was broken before this witness, those from before a restart
     included where the hosts have a memory.
     """
 
     def __init__(self, hosts: Mapping[str, MockHost], stores: Sequence[_Store], witnesses: Sequence[Witness]) -> None:
+        super().__init__({host: mock.machine.options.of_processes() for host, mock in hosts.items()}, "")
         self.hosts = hosts
-        #: of hosts without a memory: nobody is to be known again
-        self._own = uuid.uuid4().hex
         self._stores = stores
         self._witnesses = witnesses
-
-    #: so that hardware is remembered over a restart of the daemon, where ``memory`` says nothing else
-    keeps_files: ClassVar[bool] = True
 
     @classmethod
     async def open(cls, hosts: Sequence[HostConfig], options: Mapping[str, Any]) -> Self:
@@ -122,16 +113,14 @@ class MockBackend:
     async def observe(self, host: str) -> Observation:
         """The bytes on each GPU, strangers' included; first frees those whose process has died."""
         mock = self.host(host)
-        return mock.machine.sight(self.strangers(mock))
+        return mock.machine.observe(self.strangers(mock))
 
-    async def kill(self, host: str, pid: int, started: str, job: str, owner: str) -> bool:
-        """SIGKILL a session's process, where ``owns_sessions`` is set and the start time is right.
-
-        It has to be of the login that has the owner's name; what was started here for a job, :meth:`stop` ends.
-        """
-        mock = self.host(host)
-        its = mock.machine.options.owns_sessions and processes.login_of(pid) == owner and not processes.mark_of(pid)
-        return its and processes.end(pid, started)
+    async def ask(self, host: str, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """This machine, of the processes that were started on this host."""
+        question = {**question, "owner": self.host(host).owner}
+        if question["ask"] in ("start", "stop"):
+            return await apart(question, limit_s)
+        return ask.answer(question)  # no driver can hang here
 
     # ---- for residency drivers -----------------------------------------------------------------------------------
 
@@ -152,71 +141,6 @@ class MockBackend:
         """A real connection, from this machine."""
         self.host(host)
         return await here.connect(address, port)
-
-    # ---- jobs' processes ---------------------------------------------------------------------------------------------
-
-    def starts_on(self, host: str) -> bool:
-        """Where ``starts_processes`` is set."""
-        return host in self.hosts and self.hosts[host].machine.options.starts_processes
-
-    async def start(self, host: str, order: ProcessOrder) -> Process:
-        """A real process of this machine, of this user, with its output in ``logs``."""
-        mock = self.host(host)
-        if not mock.machine.options.starts_processes:
-            raise NotDone(f"{host} is not configured to run processes; set options.starts_processes of this host")
-        logs = mock.machine.options.logs
-        mark = self._mark(mock, order.job, str(order.number), order.launch)
-
-        def begin() -> Process:
-            for _, other in processes.marked(self._mark(mock, order.job, "")):
-                if _number_of(other) > order.number:
-                    raise NotDone(
-                        f"launch {order.launch} of job {order.name!r} comes late: {_launch_of(other)} is there"
-                    )
-            processes.end_marked(self._mark(mock, order.job, ""), keep=mark)
-            if there := processes.marked(mark):
-                return Process(pid=there[0][0], started=processes.start_time(there[0][0]) or "")
-            try:
-                log = Path(logs).expanduser() / f"{order.launch}.log" if logs else None
-                pid, started = processes.begin(mark, order.argv, order.cwd, order.env, log)
-            except (OSError, ValueError) as error:
-                raise NotDone(f"{order.argv[0]}: {error}") from error
-            return Process(pid=pid, started=started)
-
-        async with mock.starting:
-            return await anyio.to_thread.run_sync(begin)
-
-    async def stop(self, host: str, launch: str) -> bool:
-        """SIGTERM, and after two seconds SIGKILL, to the process and all that it started."""
-        mock = self.host(host)
-
-        def end() -> bool:
-            marks = dict.fromkeys(mark for _, mark in processes.marked(self._mark(mock)) if _launch_of(mark) == launch)
-            return sum(processes.end_marked(mark) for mark in marks) > 0
-
-        return await anyio.to_thread.run_sync(end)
-
-    async def alive(self, host: str, launch: str) -> bool:
-        """By the mark that each of them carries in its environment."""
-        mock = self.host(host)
-        there = await anyio.to_thread.run_sync(processes.marked, self._mark(mock))
-        return any(_launch_of(mark) == launch for _, mark in there)
-
-    async def output(self, host: str, launch: str, after: int, limit: int) -> Output:
-        """Of the file that ``start`` has it written to."""
-        logs = self.host(host).machine.options.logs
-        if not logs:
-            raise NotDone(f"{host} keeps no output; set options.logs of this host to a folder")
-        data = await anyio.to_thread.run_sync(_piece, logs, launch, after, limit)
-        return Output(data, after + len(data))
-
-    def _mark(self, mock: MockHost, *parts: str) -> str:
-        """What marks processes of a host, of a job there (with an empty launch), of one launch.
-
-        Its beginning is another for every daemon, so that none takes another's for its own.
-        """
-        own = mock.store.path or self._own
-        return "|".join((str(own), mock.machine.id, *(parts or ("",))))
 
     async def close(self) -> None:
         """Close the witness's files. Hardware and processes are left as they are. May be called twice."""
@@ -273,15 +197,7 @@ def _make(host: HostConfig, said: MockOptions, store: _Store, witness: Witness) 
         store.save()
     except OSError as error:
         raise ValueError(f"{host.id}: options.memory: {error}") from error
-    return MockHost(machine, store)
-
-
-def _number_of(mark: str) -> int:
-    return int(mark.split("|")[-2])
-
-
-def _launch_of(mark: str) -> str:
-    return mark.rpartition("|")[2]
+    return MockHost(host, machine, store)
 
 
 def _trust(pid: int, started: str) -> bool:
@@ -310,12 +226,3 @@ def _once(made: dict[str, Any], host: str, key: str, path: str, make: Any) -> An
         except (OSError, ValueError) as error:
             raise ValueError(f"{host}: options.{key}: {error}") from error
     return made[name]
-
-
-def _piece(logs: str, launch: str, after: int, limit: int) -> bytes:
-    try:
-        with (Path(logs).expanduser() / f"{launch}.log").open("rb") as file:
-            file.seek(after)
-            return file.read(limit)
-    except FileNotFoundError:
-        return b""

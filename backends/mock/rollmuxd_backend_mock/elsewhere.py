@@ -1,8 +1,8 @@
 """Made-up bytes on hosts that other backends reach: what the mock's residency driver does there.
 
-With it the demo, and tests of a backend, run on real hosts without GPUs: their backend reads made-up GPUs from a file
-of the host (option ``made_up_gpus`` of local and ssh), and :mod:`rollmuxd_backend_mock.on_host` is run there by the
-backend to move bytes in it.
+With it the demo, and tests of a backend, run on real hosts without GPUs. Their backend reads made-up GPUs from a file
+of the host (option ``made_up_gpus`` of local and ssh). To move bytes in it, the backend runs
+:mod:`rollmuxd_backend_mock.on_host` there.
 """
 
 import json
@@ -66,7 +66,7 @@ class Elsewhere:
             "host": order.host,
             "gpus": order.gpus,
             "mb": state.gpu_mb,
-            "agreed_mb": state.leftover_mb,
+            "agreed_mb": state.residual_mb,
             "copy_s": state.gpu_mb * len(order.gpus) / 1000 / self._copy_gbps,
             "job": order.job,
             "name": order.name,

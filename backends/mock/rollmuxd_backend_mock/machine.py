@@ -1,14 +1,14 @@
 """One mock host's hardware: GPUs, host RAM, and the bytes of states on them. No waiting here, and no faults.
 
-What counts is pessimistic, as the scheduler must be: a state's bytes are on the GPU from the moment a load begins
-until the moment a park has ended, and its RAM is held from the beginning of the first park until it is discarded
-(which is what the scheduler reserves it for). Bytes belong to the job's process and go when that dies, as a driver
-would free them; bytes of an unknown process (pid 0) stay.
+The count is pessimistic, as the scheduler must be. A state's bytes are on the GPU from the beginning of a load to the
+end of a park. Its RAM is held from the beginning of the first park until it is discarded (the scheduler reserves it for
+that time). Bytes belong to the job's process and go when that dies, as a driver would free them; bytes of an unknown
+process (pid 0) stay.
 
     NotDone
       Late             a later order about the same state was carried out, perhaps another daemon's
       Violation        what no scheduler may let happen; written down, and kept in ``MockBackend.violations``
-        DoubleHold     a job's bytes come onto a GPU where another's are, beyond the left-overs it agreed to
+        DoubleHold     a job's bytes come onto a GPU where another's are, beyond the residual memory it agreed to
         RamOverfull    parked states need more RAM than the host has
 """
 
@@ -24,7 +24,7 @@ from rollmuxd_backend_mock.witness import Witness
 
 log = logging.getLogger(__name__)
 
-#: Orders whose end is remembered, for probes. An order is probed soon after it was told or never.
+#: Orders whose end is remembered, for probes. An order is probed soon after it was sent or never.
 _ORDERS_KEPT: Final = 200
 #: States whose last order is remembered.
 _STATES_KEPT: Final = 1_000
@@ -95,7 +95,7 @@ class StateBytes(Struct):
 
 
 class LastOrder(Struct):
-    """The last order about a state. Stamps begin anew with a new journal, times do not."""
+    """The last order about a state. Stamps begin again with a new journal, times do not."""
 
     order: str
     incarnation: int
@@ -151,7 +151,7 @@ class Machine:
         infos = tuple(GpuInfo(gpu=gpu, type=self.options.gpu_type, memory_mb=self.gpu_mb) for gpu in self.gpus)
         return Inventory(gpus=infos, ram_mb=self.ram_mb)
 
-    def sight(self, strangers: Sequence[tuple[str, int, str]] = ()) -> Observation:
+    def observe(self, strangers: Sequence[tuple[str, int, str]] = ()) -> Observation:
         """What is on each GPU now, once the dead were buried. ``strangers``: GPU, MB, process."""
         self.bury()
         used = dict.fromkeys(self.gpus, 0)
@@ -221,7 +221,7 @@ class Machine:
                 node=order.node,
                 place="loading",
                 gpus={},
-                agreed_mb=order.state.leftover_mb,
+                agreed_mb=order.state.residual_mb,
                 ram_mb=0,
                 copied=False,
                 order=order.order,
@@ -263,12 +263,12 @@ class Machine:
         return state
 
     def end_park(self, order: StateOrder, state: StateBytes) -> None:
-        """All bytes but the left-overs have left the GPUs. Raises NotDone when the process died over it."""
+        """All bytes but the residual memory have left the GPUs. Raises NotDone when the process died over it."""
         self._check_there(order, state)
         state.place, state.copied = "parked", True
         state.gpus = {gpu: min(mb, self.options.stays_mb(state.agreed_mb)) for gpu, mb in state.gpus.items()}
         self._tell("park", state, state.gpus)
-        self._tell_clear(state.gpus)
+        self._report_clean(state.gpus)
         self._done(order)
 
     def discard(self, order: StateOrder) -> None:
@@ -286,7 +286,7 @@ class Machine:
             if job in (state.job, state.name) and state.gpus.get(gpu):
                 del state.gpus[gpu]
                 self._tell("given_back", state, (gpu,))
-                self._tell_clear((gpu,))
+                self._report_clean((gpu,))
                 self._changed()
 
     def bury(self) -> None:
@@ -331,7 +331,7 @@ class Machine:
             if (state.job, state.run) == (order.job, order.run):
                 continue
             agreed = state.agreed_mb if state.place == "parked" else 0
-            # More than was agreed may have been let since, but then whoever lets the next one in has to know.
+            # More than was agreed may have been let since, but then the side that lets the next one in has to know.
             if state.gpus[gpu] > agreed and not (state.place == "parked" and left <= order.beside_mb):
                 raise self._violation(DoubleHold(gpu, state, order, agreed), order, gpu)
         used = sum(state.gpus[gpu] for state in others) + sum(mb for where, mb, _ in strangers if where == gpu)
@@ -359,7 +359,7 @@ class Machine:
     def _freed(self, event: str, state: StateBytes) -> None:
         gpus, state.gpus = tuple(state.gpus), {}
         self._tell(event, state, gpus)
-        self._tell_clear(gpus)
+        self._report_clean(gpus)
 
     def _tell(self, event: str, state: StateBytes, gpus: Iterable[str], **more: Any) -> None:
         self.witness.write_each(
@@ -375,17 +375,17 @@ class Machine:
             **more,
         )
 
-    def _tell_clear(self, gpus: Iterable[str]) -> None:
-        """Those GPUs are clear on which everything was agreed to."""
-        clear = dict.fromkeys(gpus, 0)
+    def _report_clean(self, gpus: Iterable[str]) -> None:
+        """Those GPUs are clean on which everything was agreed to."""
+        clean = dict.fromkeys(gpus, 0)
         for state in self.hardware.states.values():
             for gpu, mb in state.gpus.items():
-                if mb and gpu in clear:
+                if mb and gpu in clean:
                     if state.place == "parked" and mb <= state.agreed_mb:
-                        clear[gpu] += mb
+                        clean[gpu] += mb
                     else:
-                        del clear[gpu]
-        self.witness.write_each("clear", self.id, clear)
+                        del clean[gpu]
+        self.witness.write_each("clean", self.id, clean)
 
     def _violation(self, violation: Violation, order: StateOrder, gpu: str) -> Violation:
         self.witness.write(

@@ -1,9 +1,9 @@
 """Moves the made-up bytes of one state on the machine that it is run on: ``python3 - '<json>'``, read from its input.
 
 Python 3.8, standard library. The made-up GPUs are a file (``made_up_gpus`` of the backends local and ssh), whose
-processes are rewritten here; the states that they stand for are kept beside it, with the orders that were done, and
-the last one about each state: one that comes after it (its daemon may be dead by then) is refused. One state is moved
-at a time. What must never happen is refused, and told to the witness.
+processes are rewritten here. Beside it are the states, the orders that were done, and the last order about each state.
+An older order that comes late (its daemon may be dead by then) is refused. One state is moved at a time. What must
+never happen is refused, and reported to the witness.
 
 Exit status: 0 done, 1 not done (the reason is on stderr), 3 not begun, 75 not known.
 """
@@ -64,7 +64,7 @@ class Host:
         return self.state is not None and self.state["order"] == self.told["order"]
 
     def late(self) -> bool:
-        """Whether a later order about the state was begun. Stamps begin anew with a new journal, times do not."""
+        """Whether a later order about the state was begun. Stamps begin again with a new journal, times do not."""
         told = self.told
         key = f"{told['job']} {told['pool']} {told['node']}"
         last = self.last.get(key)
@@ -97,7 +97,7 @@ class Host:
         return self.end("loaded", "loaded", told["gpus"])
 
     def park(self) -> int:
-        """Bytes off the GPUs, but for the left-overs."""
+        """Bytes off the GPUs, but for the residual memory."""
         if self.state is None:
             sys.stderr.write("nothing of it is here; load it first\n")
             return NOT_DONE
@@ -188,7 +188,7 @@ def alive(state: dict[str, Any]) -> bool:
 
 
 def replace(path: str, content: Any) -> None:
-    """All of it at once, for whoever reads meanwhile."""
+    """All of it at once, for a reader meanwhile."""
     with open(path + ".new", "w", encoding="utf-8") as file:
         json.dump(content, file)
     os.replace(path + ".new", path)

@@ -1,14 +1,13 @@
 """The options of a mock host: ``[hosts.options]``, with ``[backends.mock]`` as defaults for all of them."""
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta, Struct
 
 from rollmuxd.spi import HostConfig
+from rollmuxd_backend_local import HostOptions, options
 
 
 class MockOptions(Struct, frozen=True, kw_only=True):
@@ -26,12 +25,12 @@ class MockOptions(Struct, frozen=True, kw_only=True):
     #: seconds that a load takes when nothing of the state is parked on the host
     cold_s: Annotated[float, Meta(ge=0)] = 0.0
     #: what really stays on each GPU after parking; not given: what the job agreed to
-    leftover_gb: Annotated[float, Meta(ge=0)] | None = None
-    #: another one than last time: the machine was restarted, and its GPUs and RAM are empty; not given: made up once,
-    #: and anew when this machine has really been restarted
+    residual_gb: Annotated[float, Meta(ge=0)] | None = None
+    #: another one than last time: the machine was restarted, and its GPUs and RAM are empty. Not given: made up once,
+    #: and again when this machine was really restarted
     boot_id: str = ""
-    #: file that GPUs and RAM are remembered in while no daemon runs; not given: ``memory.json`` in ``state_dir``;
-    #: empty: forgotten with the process, as by a machine that is restarted whenever the daemon is
+    #: file that GPUs and RAM are remembered in while no daemon runs; not given: ``memory.json`` in ``state_dir``.
+    #: Empty: forgotten with the process, like a machine that restarts whenever the daemon does
     memory: str = ""
     #: file of the witness, one JSON object a line, appended
     record: str = ""
@@ -39,7 +38,7 @@ class MockOptions(Struct, frozen=True, kw_only=True):
     watch_pids: bool = True
     #: ``kill`` really ends processes (SIGKILL)
     owns_sessions: bool = False
-    #: jobs' processes may be started here, as this user: whoever may register such a job may run anything
+    #: jobs' processes may be started here, as this user: a user that may register such a job may run anything
     starts_processes: bool = False
     #: folder for what these write; not given: ``logs`` in ``state_dir``; empty: it is thrown away
     logs: str = ""
@@ -54,12 +53,16 @@ class MockOptions(Struct, frozen=True, kw_only=True):
 
     def stays_mb(self, agreed_mb: int) -> int:
         """What stays on each GPU after parking, in MB."""
-        return _mb(self.leftover_gb) if self.leftover_gb is not None else agreed_mb
+        return _mb(self.residual_gb) if self.residual_gb is not None else agreed_mb
+
+    def of_processes(self) -> HostOptions:
+        """What there is to say of jobs' processes."""
+        return HostOptions(owns_sessions=self.owns_sessions, starts_processes=self.starts_processes, logs=self.logs)
 
 
-def with_memory(options: Mapping[str, Any]) -> dict[str, Any]:
+def with_memory(defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The options for all hosts, where the daemon's ``state_dir`` has become the default of ``memory``."""
-    given = dict(options)
+    given = dict(defaults)
     state_dir = given.pop("state_dir", None)
     return (
         given
@@ -78,19 +81,7 @@ def read(where: str, given: Mapping[str, Any]) -> MockOptions:
     Raises:
         ValueError: an unknown key, a value of another type or out of range.
     """
-    known = MockOptions.__struct_fields__
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise ValueError(f"{where}: options.{key} is not an option of backend mock; {hint}")
-    for key, value in given.items():
-        try:
-            msgspec.convert({key: value}, MockOptions)
-        except msgspec.ValidationError as error:
-            needed = str(error).split(" - at ")[0]
-            raise ValueError(f"{where}: options.{key} is {value!r}: {needed[0].lower()}{needed[1:]}") from None
-    return msgspec.convert(dict(given), MockOptions)
+    return options.read(MockOptions, "mock", where, given)
 
 
 def _mb(gb: float) -> int:

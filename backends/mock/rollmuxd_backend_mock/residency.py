@@ -20,10 +20,10 @@ class MockResidency:
 
     A copy takes (MB on each GPU x GPUs) / bandwidth, and copies on one host take turns. A cold start (nothing is
     parked on the host) takes ``cold_s`` and no turn. A call that is cancelled leaves the bytes on the GPUs, and can be
-    told again: loading what is loaded, parking what is parked and discarding what is not there are done at once.
+    repeated. Loading what is loaded, parking what is parked and discarding what is not there are done at once.
 
-    On hosts of other backends it moves the bytes of made-up GPUs, if it is told their file (``made_up_gpus``, as for
-    these backends; ``copy_gbps``, ``record`` and ``python`` go with it): see :mod:`rollmuxd_backend_mock.elsewhere`.
+    With other backends it moves the bytes of made-up GPUs, if it gets their file (``made_up_gpus``, with ``copy_gbps``,
+    ``record`` and ``python``). See :mod:`rollmuxd_backend_mock.elsewhere`.
     """
 
     traits = DriverTraits(idempotent=True, probes=True, copies=True)

@@ -1,14 +1,14 @@
 """What really happened on the GPUs, one JSON object a line, written while it happens.
 
-Each line has ``wall`` and ``mono`` (seconds; ``mono`` is the machine's monotonic clock, so lines of several processes
-can be put in order), ``event`` and ``host``; those about bytes also ``gpu``, ``job``, ``run``, ``pool``, ``mb`` (on
-that GPU from now on) and ``order``:
+Each line has ``wall`` and ``mono`` in seconds, ``event`` and ``host``. ``mono`` is the machine's monotonic clock, which
+orders lines of several processes. Lines about bytes also have ``gpu``, ``job``, ``run``, ``pool``, ``mb`` (on that GPU
+from now on) and ``order``:
 
     load       the bytes are on the GPU from here on       loaded     the load is done
     park       but for ``mb`` they have left it            discard    all of them have
     dead       their process has died, the driver freed them
     given_back the job freed them itself (a shrunk tail)
-    clear      nothing is on the GPU but agreed left-overs
+    clean      nothing is on the GPU but agreed residual memory
     violation  what must never happen, with ``why``
     boot       the machine was restarted, everything is empty
 """

@@ -15,7 +15,7 @@ from rollmuxd_backend_local import LocalBackend
 from rollmuxd_backend_mock import MockResidency, on_host
 
 GPUS = ("box/gpu0", "box/gpu1")
-STATE = StateSpec(pool="rollout", gpu_mb=4_000, leftover_mb=500, ram_mb=8_000, driver="mock")
+STATE = StateSpec(pool="rollout", gpu_mb=4_000, residual_mb=500, ram_mb=8_000, driver="mock")
 
 
 class TestOnAHostOfTheLocalBackend(ResidencyContract):

@@ -10,10 +10,11 @@ import anyio
 import msgspec
 import pytest
 
+from rollmuxd.cli.processes import started as start_time
 from rollmuxd.core.ids import Fence
 from rollmuxd.spi import HostConfig, NotDone, OrderKind, Probed, StateOrder, StateSpec
 from rollmuxd_backend_mock import MockBackend, MockResidency
-from rollmuxd_backend_mock.processes import alive, end, start_time
+from rollmuxd_backend_mock.processes import alive
 
 GPUS = ("h/gpu0", "h/gpu1")
 LOAD, PARK, DISCARD = OrderKind.LOAD, OrderKind.PARK, OrderKind.DISCARD
@@ -33,7 +34,7 @@ async def open_mock(**options):
 
 
 def order(backend, kind, *, id="o1", pid=0, started="", job="a"):
-    state = StateSpec(pool="rollout", gpu_mb=40_000, leftover_mb=2_000, ram_mb=80_000)
+    state = StateSpec(pool="rollout", gpu_mb=40_000, residual_mb=2_000, ram_mb=80_000)
     return StateOrder(
         order=id, kind=kind, job=f"j-{job}", run=1, owner="t", name=job, pool="rollout", node="h/n", host="h",
         gpus=GPUS, state=state, ranks=1, warm=False, pid=pid, started=started, backend=backend,
@@ -221,7 +222,7 @@ async def test_bytes_go_with_their_process(process, waited_for, tmp_path):
             while alive(process.pid, started):
                 await anyio.sleep(0.001)
     assert await used(backend) == [0, 0]
-    assert [line["event"] for line in backend.events][-4:] == ["dead", "dead", "clear", "clear"]
+    assert [line["event"] for line in backend.events][-4:] == ["dead", "dead", "clean", "clean"]
     assert await used(await open_mock(memory=memory, watch_pids=False)) == [0, 0]
 
 
@@ -295,12 +296,11 @@ async def test_it_ends_sessions_only_where_it_owns_them(process):
     assert not await owner.kill("h", process.pid, started, *own), "there is nothing to end any more"
 
 
-def test_a_process_is_never_ended_without_a_start_time_nor_oneself():
-    import os
-
-    assert not end(0, "1")
-    assert not end(1, start_time(1) or "1")
-    assert not end(os.getpid(), start_time(os.getpid()) or "1")
+@pytest.mark.asyncio
+async def test_a_process_is_never_ended_without_a_start_time_nor_oneself():
+    owner, own = await open_mock(owns_sessions=True), ("j1", pwd.getpwuid(os.getuid()).pw_name)
+    for pid in (0, 1, os.getpid()):
+        assert not await owner.kill("h", pid, start_time(pid) or "1", *own)
     assert alive(os.getpid(), start_time(os.getpid()) or "")
     assert not alive(2**40, "")
 

@@ -16,7 +16,7 @@ async def world(**options):
     backend = await MockBackend.open([HostConfig(id="h", gpus=GPUS), HostConfig(id="i", gpus=("i/gpu0",))], options)
 
     async def tell(kind, job="a", gpus=GPUS, host="h"):
-        state = StateSpec(pool="rollout", gpu_mb=40_000, leftover_mb=10_000)
+        state = StateSpec(pool="rollout", gpu_mb=40_000, residual_mb=10_000)
         driver = MockResidency()
         order = StateOrder(
             order="o", kind=kind, job=job, run=1, owner="t", name=job, pool="rollout", node="+".join(gpus), host=host,
@@ -32,7 +32,7 @@ async def world(**options):
 async def test_a_cold_start_takes_cold_s_a_park_and_a_warm_start_their_bytes():
     tell = await world(copy_gbps=20, cold_s=30)
     assert await tell(OrderKind.LOAD) == pytest.approx(30)
-    assert await tell(OrderKind.PARK) == pytest.approx(3), "2 x (40 - 10) GB at 20 GB/s: left-overs are not moved"
+    assert await tell(OrderKind.PARK) == pytest.approx(3), "2 x (40 - 10) GB at 20 GB/s: residual memory is not moved"
     assert await tell(OrderKind.LOAD) == pytest.approx(4), "2 x 40 GB at 20 GB/s"
     assert await tell(OrderKind.LOAD) == pytest.approx(0), "it is there"
     assert await tell(OrderKind.PARK) == pytest.approx(3)

@@ -1,6 +1,6 @@
 """What the mock's witness defends.
 
-- A second job's bytes on a GPU that is not clear are an error that nobody can miss.
+- A second job's bytes on a GPU that is not clean are an error that nobody can miss.
 - More parked bytes than the host has RAM are, too.
 - It says who was on which GPU, and in which order.
 - It never cries wolf: what was agreed is no violation.
@@ -30,9 +30,9 @@ class World:
     async def open(cls, **options):
         return cls(await MockBackend.open([HostConfig(id="h", gpus=GPUS, options=options)], {}))
 
-    def order(self, kind, job, *, gpus=GPUS, gpu_mb=40_000, leftover_mb=2_000, ram_mb=80_000, **more):
+    def order(self, kind, job, *, gpus=GPUS, gpu_mb=40_000, residual_mb=2_000, ram_mb=80_000, **more):
         self.count += 1
-        state = StateSpec(pool=more.get("pool", "rollout"), gpu_mb=gpu_mb, leftover_mb=leftover_mb, ram_mb=ram_mb)
+        state = StateSpec(pool=more.get("pool", "rollout"), gpu_mb=gpu_mb, residual_mb=residual_mb, ram_mb=ram_mb)
         fields = dict(
             order=f"o{self.count}", kind=kind, job=f"j-{job}", run=1, owner="team", name=job, pool="rollout",
             node="h/n", host="h", gpus=gpus, state=state, ranks=1, warm=False, pid=0, started="", backend=self.backend,
@@ -83,18 +83,18 @@ async def test_the_left_overs_of_parked_states_are_no_double_hold():
 @pytest.mark.asyncio
 async def test_what_is_agreed_for_parked_bytes_says_nothing_of_loaded_ones():
     world = await World.open(copy_gbps=1e6)
-    await world.load("a", gpu_mb=1_000, leftover_mb=2_000)
+    await world.load("a", gpu_mb=1_000, residual_mb=2_000)
     with pytest.raises(DoubleHold):
         await world.load("b")
 
 
 @pytest.mark.asyncio
 async def test_more_left_over_than_was_agreed_is_a_double_hold():
-    world = await World.open(copy_gbps=1e6, leftover_gb=2.5)
+    world = await World.open(copy_gbps=1e6, residual_gb=2.5)
     await world.load("a")
     await world.park("a")
     assert await world.used() == (2_500, 2_500)
-    assert "clear" not in [event for event, _, _ in world.story()]
+    assert "clean" not in [event for event, _, _ in world.story()]
     with pytest.raises(DoubleHold, match="2000 MB were agreed"):
         await world.load("b")
 
@@ -194,9 +194,9 @@ async def test_it_writes_down_who_was_where_and_in_which_order(tmp_path):
         await world.load("c")
     await world.discard("b")
     told = [
-        ("load", "a", 40_000), ("loaded", "a", 40_000), ("park", "a", 2_000), ("clear", "", 2_000),
+        ("load", "a", 40_000), ("loaded", "a", 40_000), ("park", "a", 2_000), ("clean", "", 2_000),
         ("load", "b", 40_000), ("loaded", "b", 40_000), ("violation", "c", 40_000), ("discard", "b", 0),
-        ("clear", "", 2_000),
+        ("clean", "", 2_000),
     ]  # fmt: skip
     assert world.story() == told
     # Written while it happens, not at the end: nothing was closed yet.
@@ -232,7 +232,7 @@ async def test_a_shrunk_tails_bytes_go_gpu_by_gpu():
     await world.load("a")
     world.backend.give_back("a", "h/gpu1")
     assert await world.used() == (40_000, 0)
-    assert [event for event, _, _ in world.story("h/gpu1")] == ["load", "loaded", "given_back", "clear"]
+    assert [event for event, _, _ in world.story("h/gpu1")] == ["load", "loaded", "given_back", "clean"]
     await world.load("b", gpus=GPUS[1:], node="h/n1")
     assert world.backend.violations == ()
 

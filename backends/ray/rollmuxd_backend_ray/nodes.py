@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollmuxd_backend_ray.frames import Node
+from rollmuxd_backend_local.agent.frames import Node
 
 
 class NotThere(Exception):

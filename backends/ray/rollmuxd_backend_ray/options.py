@@ -4,10 +4,10 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from rollmuxd_backend_local import HostOptions
+from rollmuxd_backend_local.agent.reached import ReachedOptions
 
 
-class RayOptions(HostOptions, frozen=True, kw_only=True):
+class RayOptions(ReachedOptions, frozen=True, kw_only=True):
     """What can be said of a host. Which node it is, all of ``node``, ``labels`` and ``resources`` say together."""
 
     #: the cluster, as for ``ray.init``: ``10.0.0.1:6379`` or ``auto`` where a node of it runs on the daemon's machine,
@@ -20,8 +20,6 @@ class RayOptions(HostOptions, frozen=True, kw_only=True):
     labels: dict[str, str] = field(default_factory=dict)
     #: resources that it has at least so much of (``ray start --resources``)
     resources: dict[str, Annotated[float, Meta(gt=0)]] = field(default_factory=dict)
-    #: a Python of the node, 3.8 or newer; not given: the one that Ray runs in there
-    python: str = ""
     #: seconds that joining the cluster may take
     connect_s: Annotated[float, Meta(gt=0, le=600)] = 30.0
     #: seconds that reaching the node may take: that its actor is there, that an address answers

@@ -2,7 +2,7 @@
 
     python -m rollmuxd_backend_ray.testing FOLDER NODE...
 
-starts a head and these nodes, writes ``{"address": "127.0.0.1:41234"}`` in one line when they are there, and serves
+starts a head and these nodes. It writes ``{"address": "127.0.0.1:41234"}`` in one line when they are there, and serves
 until it is ended, or its parent is gone. Needs Ray.
 """
 
@@ -28,7 +28,7 @@ SOON: Final = {
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 2_000,
     "health_check_failure_threshold": 3,
-    "prestart_worker_first_driver": False,  # one for each envoy that joins, which nobody uses
+    "prestart_worker_first_driver": False,  # one for each cluster member that joins, which are not used
 }
 _LOOK_S: Final = 0.5
 
@@ -74,7 +74,7 @@ class Cluster:
             self.start_node(name)
 
     def start_node(self, name: str) -> None:
-        """One of them, if it is not there. Its GPUs are numbers to Ray: it looks for none where it is told."""
+        """One of them, if it is not there. Its GPUs are numbers to Ray: it looks for none where they are stated."""
         if name not in self.nodes:
             self.nodes[name] = self.cluster.add_node(
                 num_cpus=CPUS,
@@ -148,7 +148,7 @@ def pids(node: Any) -> list[int]:
 
 
 def kill(pids: Sequence[int]) -> None:
-    """With what they have started; not what has left them: a job's processes go on."""
+    """With what they have started; not what has left them: a job's processes continue."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():

@@ -1,4 +1,4 @@
-"""One Ray cluster for the tests here, and an envoy in it."""
+"""One Ray cluster for the tests here, and a cluster member in it."""
 
 import contextlib
 import json
@@ -17,8 +17,8 @@ class Live:
     def __init__(self, cluster, folder):
         self.cluster, self.folder = cluster, folder
         self.up = {"box", "crate"}
-        self.socket = str(folder / "envoy")
-        self._envoy = None
+        self.socket = str(folder / "member")
+        self._cluster_member = None
 
     @property
     def address(self):
@@ -26,8 +26,8 @@ class Live:
 
     @property
     def joined(self):
-        """Whether an envoy has been started that all may use."""
-        return self._envoy is not None
+        """Whether a cluster member has been started that all may use."""
+        return self._cluster_member is not None
 
     def kill(self, name):
         if name in self.up:
@@ -39,25 +39,25 @@ class Live:
             self.cluster.do("start", name)
             self.up.add(name)
 
-    def envoy(self):
-        """The socket of an envoy that all may use, as long as the cluster is the same."""
-        if self._envoy is None or self._envoy.poll() is not None:
-            self._envoy = self.start_envoy(self.socket)
+    def member(self):
+        """The socket of a cluster member that all may use, as long as the cluster is the same."""
+        if self._cluster_member is None or self._cluster_member.poll() is not None:
+            self._cluster_member = self.start_member(self.socket)
         return self.socket
 
-    def start_envoy(self, socket):
-        envoy = subprocess.Popen(
-            [sys.executable, "-m", "rollmuxd_backend_ray.envoy", socket, self.address],
+    def start_member(self, socket):
+        member = subprocess.Popen(
+            [sys.executable, "-m", "rollmuxd_backend_ray.cluster_member", socket, self.address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        assert envoy.stdout.readline() == b"ready\n"
-        return envoy
+        assert member.stdout.readline() == b"ready\n"
+        return member
 
     def stop(self):
-        if self._envoy is not None:
-            end(self._envoy)
+        if self._cluster_member is not None:
+            end(self._cluster_member)
 
 
 def end(process):

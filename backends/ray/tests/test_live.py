@@ -17,7 +17,7 @@ from patience import PATIENCE_S
 from rollmuxd.spi import ContactLost, HostConfig, ProcessOrder
 from rollmuxd.spi.contract import BackendContract
 from rollmuxd_backend_ray import RayBackend
-from rollmuxd_backend_ray.line import ClusterConnection
+from rollmuxd_backend_ray.connection import ClusterConnection
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -26,7 +26,7 @@ BOX = HostConfig(id="box", gpus=GPUS)
 
 
 class Sharing(RayBackend):
-    """One that finds an envoy there: to start one for each test would take most of the time."""
+    """One that finds a cluster member there: to start one for each test would take most of the time."""
 
     serving = ""
 
@@ -61,7 +61,7 @@ class TestRayBackend(BackendContract):
     async def make(self):
         begins = "box" not in self.live.up or not self.live.joined
         self.live.start("box")
-        Sharing.serving = self.live.envoy()
+        Sharing.serving = self.live.member()
         backend = await Sharing.open([BOX], self.options())
         if begins:  # what the contract bounds is a healthy host's answer, not the start of its first process
             await seen(backend)
@@ -72,7 +72,7 @@ class TestRayBackend(BackendContract):
 
     async def make_unreachable(self):
         """A node that no cluster has yet."""
-        Sharing.serving = self.live.envoy()
+        Sharing.serving = self.live.member()
         return await Sharing.open([BOX], {**self.options(), "node": "nobody"})
 
     async def open_with(self, options):
@@ -100,7 +100,7 @@ class TestRayBackend(BackendContract):
 
 @pytest.fixture
 def opened(live, made_up, tmp_path):
-    """A function that opens a backend with an envoy of its own, and these options."""
+    """A function that opens a backend with a cluster member of its own, and these options."""
 
     async def open_(*hosts, kind=RayBackend, **options):
         given = {"address": live.address, "made_up_gpus": made_up(), "state_dir": str(tmp_path), **options}
@@ -126,7 +126,7 @@ async def seen(backend, host="box"):
 
 @pytest.mark.asyncio
 async def test_a_node_that_is_killed_breaks_what_is_under_way_there_and_nothing_elsewhere(live, opened, tmp_path):
-    Sharing.serving = live.envoy()
+    Sharing.serving = live.member()
     backend = await opened("box", "crate", kind=Sharing)
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, _hold)
@@ -165,15 +165,15 @@ async def _hold(stream):
 
 
 @pytest.mark.asyncio
-async def test_jobs_processes_and_the_daemons_next_calls_outlive_an_envoy_that_is_killed(opened):
+async def test_jobs_processes_and_the_daemons_next_calls_outlive_cluster_member_that_is_killed(opened):
     backend = await opened("box", starts_processes=True)
     order = ProcessOrder(
         launch="l1", job="j1", run=1, owner="o", user="u", name="n", argv=("sleep", "600"), cwd="/", env={}
     )
     await seen(backend)
     process = await backend.start("box", order)
-    envoy = next(iter(backend._lines.values()))._process
-    os.kill(envoy.pid, signal.SIGKILL)
+    member = next(iter(backend._lines.values()))._process
+    os.kill(member.pid, signal.SIGKILL)
     await seen(backend)
     assert await backend.alive("box", "l1")
     assert await backend.start("box", order) == process, "it was started a second time"
@@ -182,11 +182,11 @@ async def test_jobs_processes_and_the_daemons_next_calls_outlive_an_envoy_that_i
 
 
 @pytest.mark.asyncio
-async def test_an_envoy_ends_with_whoever_started_it_and_the_commands_that_it_had_with_it(live, opened, tmp_path):
+async def test_cluster_member_ends_with_whoever_started_it_and_the_commands_that_it_had_with_it(live, opened, tmp_path):
     folder, mark = tmp_path / "rollmuxd-ray-1", tmp_path / "mark"
     folder.mkdir()
     socket = str(folder / "s")
-    envoy = live.start_envoy(socket)
+    member = live.start_member(socket)
     Sharing.serving = socket
     backend = await opened("crate", kind=Sharing)
     async with anyio.create_task_group() as tasks:
@@ -199,19 +199,19 @@ async def test_an_envoy_ends_with_whoever_started_it_and_the_commands_that_it_ha
         with anyio.fail_after(PATIENCE_S):
             while not (mark.exists() and mark.read_text().strip()):
                 await anyio.sleep(0.02)
-            envoy.stdin.close()  # as it is when the daemon is killed
-            while envoy.poll() is None:
+            member.stdin.close()  # as it is when the daemon is killed
+            while member.poll() is None:
                 await anyio.sleep(0.02)
             while Path(f"/proc/{int(mark.read_text())}").exists():
                 await anyio.sleep(0.02)
-    envoy.stdout.close()
+    member.stdout.close()
     assert not folder.exists()
     await backend.close()
 
 
 @pytest.mark.asyncio
 async def test_a_host_is_the_node_that_labels_and_resources_say(opened, live):
-    Sharing.serving = live.envoy()
+    Sharing.serving = live.member()
 
     async def said(**options):
         backend = await opened("h100", kind=Sharing, **options)
@@ -241,9 +241,9 @@ async def test_where_there_is_no_cluster_the_loop_goes_on_and_the_next_try_is_to
             await backend.observe("box")
         tasks.cancel_scope.cancel()
     assert turns > 20
-    line = next(iter(backend._lines.values()))
-    now = line._now()
-    line._failed, line._next_at, line._now = 9, now + 30, lambda: now
+    connection = next(iter(backend._lines.values()))
+    now = connection._now()
+    connection._failed, connection._next_at, connection._now = 9, now + 30, lambda: now
     with pytest.raises(ContactLost, match=r"next try in 30 s"):
         await backend.observe("box")
     await backend.close()

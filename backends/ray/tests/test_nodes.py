@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollmuxd_backend_ray.frames import Node
+from rollmuxd_backend_local.agent.frames import Node
 from rollmuxd_backend_ray.nodes import NotThere, pick
 
 

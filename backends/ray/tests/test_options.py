@@ -3,8 +3,8 @@
 import pytest
 
 from rollmuxd.spi import HostConfig
+from rollmuxd_backend_local.agent.frames import Node
 from rollmuxd_backend_ray import RayBackend
-from rollmuxd_backend_ray.frames import Node
 
 
 async def node(options, **defaults):
@@ -24,7 +24,7 @@ async def test_a_host_is_the_node_of_its_name_unless_something_else_is_said():
 
 
 @pytest.mark.asyncio
-async def test_hosts_of_one_cluster_share_an_envoy_and_those_of_two_do_not():
+async def test_hosts_of_one_cluster_share_cluster_member_and_those_of_two_do_not():
     hosts = [
         HostConfig(id=host, options={"address": address}) for host, address in (("a", "x"), ("b", "x"), ("c", "y"))
     ]

@@ -1,7 +1,6 @@
 """The ssh backend: hosts that are reached over SSH, on which nothing is installed but Python.
 
-:class:`SshBackend` is the backend. :class:`~rollmuxd_backend_ssh.line.HostConnection` is the one kept connection to a
-host.
+:class:`SshBackend` is the backend; :class:`~rollmuxd_backend_ssh.connection.HostConnection` keeps one host connected.
 """
 
 from rollmuxd_backend_ssh.backend import SshBackend

@@ -1,7 +1,7 @@
 """``SshBackend``: hosts that are reached over SSH, many at a time, each over one kept connection."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import anyio
 import anyio.abc
@@ -20,11 +20,9 @@ from rollmuxd.spi import (
     ProcessOrder,
     Ran,
 )
-from rollmuxd_backend_local import Asking, parcel
-from rollmuxd_backend_local.asking import configs, read_owner
-from rollmuxd_backend_local.options import read
-from rollmuxd_backend_ssh import commands, words
-from rollmuxd_backend_ssh.line import HostConnection
+from rollmuxd_backend_local import Asking, payload
+from rollmuxd_backend_ssh import commands, quoting
+from rollmuxd_backend_ssh.connection import HostConnection
 from rollmuxd_backend_ssh.options import SshOptions
 from rollmuxd_backend_ssh.stream import ChannelStream
 
@@ -35,22 +33,12 @@ _UNANSWERED: Final = 3
 class SshBackend(Asking[SshOptions]):
     """Hosts by SSH. Nothing is installed on them: a question is a program that their Python reads from its input."""
 
+    name, kind = "ssh", SshOptions
+
     def __init__(self, hosts: Mapping[HostId, HostConfig], options: Mapping[HostId, SshOptions], owner: str) -> None:
         super().__init__(hosts, options, owner)
         self._lines: dict[tuple[HostId, str], HostConnection] = {}
         self._unanswered: dict[HostId, int] = {}
-
-    @classmethod
-    async def open(cls, hosts: Sequence[HostConfig], options: Mapping[str, Any]) -> Self:
-        """Make the backend. Nothing is connected to before it is asked for.
-
-        Raises:
-            ValueError: an option that is not known or out of range; names host and key.
-        """
-        defaults = dict(options)
-        state_dir = defaults.pop("state_dir", None)
-        known, said = configs(hosts, defaults, lambda where, given: read(SshOptions, "ssh", where, given))
-        return cls(known, said, read_owner(state_dir))
 
     async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         """A question and the program that answers it, over the kept connection."""
@@ -65,7 +53,7 @@ class SshBackend(Asking[SshOptions]):
         stdin: bytes = b"",
         timeout_s: float = 60.0,
     ) -> Ran:
-        """On the host, as the user who is logged in there, in that user's home."""
+        """On the host, as the user that is logged in there, in that user's home."""
         line = self._line(host)
         async with line.commands:
             connection = await line.connection()
@@ -91,7 +79,7 @@ class SshBackend(Asking[SshOptions]):
                 raise ContactLost(f"{where}: {error}") from error
             off = error.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED
             hint = "; AllowTcpForwarding of its sshd is off" if off else ""
-            raise NotDone(f"nobody can be reached at {where} ({error}{hint})") from error
+            raise NotDone(f"nothing can be reached at {where} ({error}{hint})") from error
         except (asyncssh.Error, OSError) as error:
             raise ContactLost(f"{where}: {error}") from error
         return ChannelStream(reader, writer)
@@ -99,7 +87,7 @@ class SshBackend(Asking[SshOptions]):
     # ---- jobs' processes, each as its owner's user -----------------------------------------------------------------
 
     async def start(self, host: HostId, order: ProcessOrder) -> Process:
-        """As the user that ``users`` has for the job's owner; as the one who is logged in where it is empty."""
+        """As the user that ``users`` has for the job's owner; as the login's where it is empty."""
         return await _As(self, self._user_of(host, order)).start(host, order)
 
     async def stop(self, host: HostId, launch: LaunchId) -> bool:
@@ -111,7 +99,7 @@ class SshBackend(Asking[SshOptions]):
         return any([await Asking.alive(_As(self, user), host, launch) for user in self._users(host)])
 
     async def kill(self, host: HostId, pid: int, started: str, job: JobId, owner: str) -> bool:
-        """As the user that ``users`` has for the owner; as the one who is logged in where it is empty."""
+        """As the user that ``users`` has for the owner; as the login's where it is empty."""
         asked = _As(self, self._of(host).users.get(owner, ""))
         return await Asking.kill(asked, host, pid, started, job, owner)
 
@@ -121,7 +109,7 @@ class SshBackend(Asking[SshOptions]):
             found = await Asking.output(_As(self, user), host, launch, after, limit)
             if found.data:
                 return found
-        return Output(data=b"", next=after)
+        return Output(data=b"", next=max(0, after))
 
     async def check(self, host: HostId) -> tuple[Finding, ...]:
         """The connection, and what the host says of itself."""
@@ -135,7 +123,7 @@ class SshBackend(Asking[SshOptions]):
         return (found, *await super().check(host))
 
     async def close(self) -> None:
-        """Close all connections. Processes on the hosts go on."""
+        """Close all connections. Processes on the hosts continue."""
         lines, self._lines = self._lines, {}
         async with anyio.create_task_group() as tasks:
             for line in lines.values():
@@ -154,14 +142,14 @@ class SshBackend(Asking[SshOptions]):
 
     async def _ask(self, host: HostId, user: str, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         line = self._line(host, user)
-        mark = words.mark()
+        mark = quoting.mark()
         try:
             with anyio.fail_after(limit_s):
                 async with line.looks:
                     connection = await line.connection()
                     # Without site-packages it starts in half of the time, and needs nothing of them.
-                    argv = (self._of(host).python, "-I", "-S", "-c", parcel.OPEN)
-                    ran = await commands.ask(connection, argv, parcel.pack(dict(question), mark))
+                    argv = (self._of(host).python, "-I", "-S", "-c", payload.OPEN)
+                    ran = await commands.ask(connection, argv, payload.pack(dict(question), mark))
         except TimeoutError as error:
             self._went_unanswered(host, line)
             raise ContactLost(f"{host} did not answer within {limit_s:g} s") from error
@@ -169,7 +157,7 @@ class SshBackend(Asking[SshOptions]):
             raise ContactLost(f"{host}: {error}") from error
         self._unanswered.pop(host, None)
         try:
-            return parcel.unpack(ran.stdout, mark)
+            return payload.unpack(ran.stdout, mark)
         except ValueError as error:
             raise ContactLost(f"{host}: {self._no_answer(host, ran)}") from error
 
@@ -201,7 +189,7 @@ class _As(Asking[SshOptions]):
         self._user = user
 
     def _become(self, host: HostId, order: ProcessOrder) -> str:
-        return ""  # it is that user who is asked
+        return ""  # that user is asked
 
     async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         return await self._backend._ask(host, self._user, question, limit_s)  # noqa: SLF001

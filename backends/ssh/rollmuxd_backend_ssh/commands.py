@@ -12,9 +12,9 @@ from asyncssh import SSHClientConnection, SSHClientProcess
 
 from rollmuxd.spi import ContactLost, NotDone, Ran
 from rollmuxd.spi.backend import OUTPUT_KEPT
-from rollmuxd_backend_ssh import words
+from rollmuxd_backend_ssh import quoting
 
-#: an end that is told to the host may take so long to be confirmed
+#: an end that is sent to the host may take so long to be confirmed
 _END_S: Final = 3.0
 #: what a login shell may say before the command begins
 _NOISE: Final = 2**16
@@ -26,9 +26,9 @@ async def run(
     connection: SSHClientConnection, argv: Sequence[str], env: Mapping[str, str], stdin: bytes, timeout_s: float
 ) -> Ran:
     """Run an argument vector. As :meth:`rollmuxd.spi.RunsCommands.run`, without the host's name in the errors."""
-    mark = words.mark()
+    mark = quoting.mark()
     try:
-        line = words.command(argv, env, mark)
+        line = quoting.command(argv, env, mark)
     except ValueError as error:
         raise NotDone(str(error)) from error
     running = _Running(mark)
@@ -46,7 +46,7 @@ async def run(
 
 async def ask(connection: SSHClientConnection, argv: Sequence[str], stdin: bytes) -> Ran:
     """Run what every shell reads alike, and that says itself that it was started. Raises ContactLost."""
-    return await _Running("").run(connection, words.plain(argv), stdin)
+    return await _Running("").run(connection, quoting.plain(argv), stdin)
 
 
 async def whole(opening: Awaitable[Opened], close: Callable[[Opened], Awaitable[None]]) -> Opened:
@@ -108,7 +108,7 @@ class _Running:
         await _drain(stream, self._out)
 
     async def _begin(self, stream: Any) -> None:
-        """Read up to our own first line, which says which process it is. Called again, it goes on."""
+        """Read up to our own first line, which says which process it is. Called again, it continues."""
         while self._mark and self.pid is None and not self.absent:
             part = await _read(stream)
             self._out += part
@@ -134,7 +134,7 @@ class _Running:
                 # Servers need not carry out signals: OpenSSH's does not for root.
                 await self._begin(process.stdout)
                 if self.pid is not None:
-                    await connection.run(words.plain(("sh", "-c", f"kill -KILL -{self.pid}")), check=False)
+                    await connection.run(quoting.plain(("sh", "-c", f"kill -KILL -{self.pid}")), check=False)
         process.close()
 
 
@@ -152,7 +152,7 @@ async def _feed(stream: Any, data: bytes) -> None:
             await stream.drain()
         stream.write_eof()
     except _LOST:
-        pass  # a command need not read what it is given; and a line that broke is noticed by who reads
+        pass  # a command need not read what it is given; and a line that broke is noticed by the reader
 
 
 async def _drain(stream: Any, kept: bytearray) -> None:

@@ -13,7 +13,7 @@ class SshOptions(HostOptions, frozen=True, kw_only=True):
     #: its name, address, or alias in the ssh configuration; not given: the host's id
     address: str = ""
     port: Annotated[int, Meta(ge=1, le=65_535)] | None = None
-    #: whom to log in as
+    #: the login
     user: str = ""
     #: private key files; an agent's keys and the usual files are tried where none is given
     keys: tuple[str, ...] = ()

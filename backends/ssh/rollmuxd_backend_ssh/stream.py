@@ -49,7 +49,7 @@ class ChannelStream(anyio.abc.ByteStream):
             raise anyio.BrokenResourceError(str(error)) from error
 
     async def aclose(self) -> None:
-        """Close the channel; nobody waits for the other end."""
+        """Close the channel; without waiting for the other end."""
         self._closed = True
         self._writer.close()
         await anyio.lowlevel.checkpoint()

@@ -2,10 +2,9 @@
 
     python -m rollmuxd_backend_ssh.testing FOLDER HOST...
 
-starts one for each host, says ``{"config": ..., "where": {...}}`` in one line when all of them listen, and serves
-until it is ended, or who has started it is gone. Namespaces need root and ``ip`` (iproute2); without, hosts listen on
-ports of this machine.
-Needs ``sshd``; not its host keys, nor its configuration.
+starts one for each host, and prints ``{"config": ..., "where": {...}}`` in one line when all of them listen. It serves
+until it is ended, or the process that started it is gone. Namespaces need root and ``ip`` (iproute2); without, hosts
+listen on ports of this machine. Needs ``sshd``; not its host keys, nor its configuration.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ from typing import Final
 
 import asyncssh
 
-from rollmuxd_backend_local.testing import Namespace, namespaces_can_be_made
+from rollmuxd_backend_local.testing import Namespace, free_port, namespaces_can_be_made
 
 #: where it is, which is not on everybody's path
 SSHD: Final = shutil.which("sshd") or next((path for path in ("/usr/sbin/sshd",) if Path(path).exists()), None)
@@ -128,14 +127,6 @@ class OpenSshd:
             self.process = None
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    """One that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _descendants(top: int) -> list[int]:
     parents = {}
     for folder in Path("/proc").iterdir():
@@ -170,7 +161,7 @@ def serving(folder: Path, hosts: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def main(folder: str, *hosts: str) -> None:
-    """Serve until SIGTERM, or the end of who has started this."""
+    """Serve until SIGTERM, or the end of the process that started this."""
     parent = os.getppid()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     try:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from conftest import GPUS, OwnServer
 from rollmuxd.spi import HostConfig
-from rollmuxd_backend_local import parcel
+from rollmuxd_backend_local import payload
 from rollmuxd_backend_ssh import SshBackend
 from rollmuxd_backend_ssh.testing import SSHD, Keys, OpenSshd
 
@@ -68,8 +68,8 @@ async def calls(host, options):
         await call()
         took[name].append((time.perf_counter() - began) * 1000)
 
-    packed = parcel.pack({"ask": "look", "made_up": options["made_up_gpus"]}, "mark:")
-    look = (options["python"], "-I", "-S", "-c", parcel.OPEN)
+    packed = payload.pack({"ask": "look", "made_up": options["made_up_gpus"]}, "mark:")
+    look = (options["python"], "-I", "-S", "-c", payload.OPEN)
     line = " ".join(f"'{word}'" for word in look)
     port = int(options_port(options, host))
     for _ in range(ROUNDS):

@@ -1,9 +1,9 @@
 """Suspending NCCL's communicators while a state is parked: what they keep on a GPU is freed, they themselves stay.
 
 A communicator keeps hundreds of MB to several GB on each GPU. With torch 2.13 and NCCL 2.29.7 a process group can give
-that back and take it again (``suspend``, ``resume``), in milliseconds and without being made anew. Every rank has to do
-it, and none may be in a collective: parks are told to all ranks of a job, between its phases. (Read from the sources of
-torch and tried with stand-ins: on NCCL itself nobody has run this yet.)
+that back and take it again (``suspend``, ``resume``), in milliseconds. Every rank has to do it, and none may be in a
+collective: parks are sent to all ranks of a job, between its phases. (Read from the sources of torch and tried with
+stand-ins: on NCCL itself this was not run yet.)
 """
 
 from collections.abc import Iterator

@@ -4,11 +4,10 @@ all ranks answered ok                 done
 any rank answered with an error       RanksFailed (NotDone), naming ranks and errors
 the channel forgot a rank             ContactLost
 not all ranks have dialled in         waits; the daemon's time limit ends that, and counts as contact lost
-... and it is a discard               waits ``discard_wait_s``, then ContactLost: the workload may be gone for good,
-                                      and what is left of it will be seen on the GPUs, not learnt from it
+... and it is a discard               waits ``discard_wait_s``, then ContactLost: the workload may be gone, and its rest
+                                      is seen on the GPUs
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
@@ -26,10 +25,11 @@ from rollmuxd.spi import (
     RankResult,
     StateOrder,
 )
+from rollmuxd.spi.options import Options
 
 DEFAULT_DISCARD_WAIT_S: Final = 5.0
 
-#: A verdict over a thousand ranks is still to be read by somebody: so many are told in full, with so much of each.
+#: A verdict over a thousand ranks is still to be read by people: so many are given in full, with so much of each.
 _RANKS_TOLD: Final = 4
 _ERROR_TOLD: Final = 500
 
@@ -60,15 +60,8 @@ class ChannelResidency:
     @classmethod
     async def open(cls, channel: Channel, options: Mapping[str, Any]) -> Self:
         """Make the driver on the daemon's channel. Raises ValueError for an unknown or impossible option."""
-        for key in options:
-            if key != "discard_wait_s":
-                near = difflib.get_close_matches(key, ("discard_wait_s",), n=1)
-                hint = "did you mean discard_wait_s?" if near else "known is discard_wait_s"
-                raise ValueError(f"{key} is not an option of residency driver channel; {hint}")
-        wait = options.get("discard_wait_s", DEFAULT_DISCARD_WAIT_S)
-        if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not wait >= 0:
-            raise ValueError(f"discard_wait_s of residency driver channel is {wait!r}; it must be seconds, 0 or more")
-        return cls(channel, discard_wait_s=float(wait))
+        given = Options("residency driver channel", options, ("discard_wait_s",))
+        return cls(channel, discard_wait_s=given.seconds("discard_wait_s", DEFAULT_DISCARD_WAIT_S))
 
     async def load(self, order: StateOrder) -> None:
         """Every rank brings its part onto its GPUs. Raises RanksFailed, ContactLost, NotDone for what comes late."""

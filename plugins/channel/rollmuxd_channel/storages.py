@@ -1,7 +1,7 @@
 """Finding and copying the memory of torch tensors, storage by storage.
 
 A *storage* is the memory under one or many tensors. Taking it away and giving it back (``resize_``) touches no tensor,
-so that whatever shared it goes on sharing it, also what nobody told us about.
+so that whatever shared it still shares it, also what we do not know.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import torch
 
-#: Host memory is taken in pieces of this size: torch rounds pinned memory up to a power of two, which for one piece of
-#: 40 GB would be 24 GB of waste.
+#: Host memory is taken in pieces of this size. torch rounds pinned memory up to a power of two: one piece of 40 GB
+#: would waste 24 GB.
 PIECE: Final = 256 * 2**20
 #: Storages begin at multiples of this in host memory: copies between aligned addresses are faster.
 _ALIGNED: Final = 512
@@ -63,7 +63,7 @@ def survey(parts: Iterable[tuple[str, Any, bool]], device: torch.device) -> list
             if tensor.device.type != device.type or device.index not in (None, tensor.device.index):
                 continue
             storage = tensor.untyped_storage()
-            if not storage.nbytes():  # somebody else has freed it (FSDP does, between its uses)
+            if not storage.nbytes():  # other code has freed it (FSDP does, between its uses)
                 continue
             key = (tensor.device, storage.data_ptr())
             if key not in found:
@@ -77,9 +77,10 @@ def reshard(what: Any) -> None:
     """Have FSDP modules give up what they have gathered, so that their shards are what they consist of.
 
     After a forward without a backward (generation, log-probabilities) the outermost ones keep all of their parameters,
-    for a backward that does not come; their shards would stay behind, and what was gathered be moved in their place.
+    for a backward that does not come. Their shards would stay behind, and the gathered parameters would be moved in
+    their place.
     """
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # (who has such a module has imported it)
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # (a program with such a module has imported it)
     if fsdp is None or not isinstance(what, torch.nn.Module):
         return
     for module in what.modules():
@@ -156,8 +157,8 @@ class HostMemory:
         return sum(piece.numel() for piece in self._pieces)
 
     def laid_out(self, kept: Sequence[Kept]) -> Iterator[Kept]:
-        """Give each storage that is kept its place, one by one, taking memory as it goes: pinning may then overlap with
-        the copies of those that came before. Raises RuntimeError when there is no more of it.
+        """Give each storage that is kept its place, one by one, taking memory as it goes. Pinning may then overlap with
+        earlier copies. Raises RuntimeError when there is not enough of it.
         """
         total = sum(_aligned(one.nbytes) for one in kept if one.keep)
         del self._pieces[-(-total // PIECE) :]
@@ -181,7 +182,7 @@ class HostMemory:
         self._pieces.clear()
         empty = getattr(getattr(torch, "accelerator", None), "empty_host_cache", None)  # (newer than the oldest torch)
         if self._pin and empty is not None:
-            empty()  # torch keeps pinned memory for itself until it is told
+            empty()  # torch keeps pinned memory for itself until it is asked
 
     def _piece(self, number: int, nbytes: int) -> torch.Tensor:
         if number < len(self._pieces) and self._pieces[number].numel() >= nbytes:
@@ -242,7 +243,7 @@ def free(kept: Sequence[Kept]) -> None:
 
 
 def collect(on: Sequence[torch.device]) -> None:
-    """Let go of tensors in reference cycles, which hold memory too. Takes a tenth of a second beside torch."""
+    """Free tensors in reference cycles, which hold memory too. Takes a tenth of a second beside torch."""
     if any(device.type != "cpu" for device in on):
         gc.collect()
 

@@ -5,18 +5,18 @@
 
 What may be relied on:
 
-- After a load every bit is as it was at the park, in the same tensors: what shared memory before (tied parameters,
-  views, slices of a flat buffer) shares it afterwards, since whole storages are moved and no tensor is replaced.
-- A park or a load is done whole or not at all. A park that fails has freed nothing; a load that fails (no room) gives
-  back what it had taken, and can be told again.
-- Told twice, it is done once.
+- After a load every bit is as it was at the park, in the same tensors. What shared memory before (tied parameters,
+  views, slices of a flat buffer) shares it afterwards: whole storages are moved, and no tensor is replaced.
+- A park or a load is done whole or not at all. A park that fails has freed nothing. A load that fails (no room) gives
+  back what it had taken, and can be ordered again.
+- Ordered twice, it is done once.
 
 What would surprise:
 
-- A parked tensor still has its shape, and no memory: touching it between park and load ends the process, or worse gives
+- A parked tensor still has its shape, and no memory: touching it between park and load ends the process, or gives
   garbage. The phases are what keeps a loop from doing so.
-- Addresses are others after a load. What remembers addresses (a captured CUDA graph, memory that was registered with
-  NCCL or RDMA, a tensor sent to another process) has to be made anew, or must not be parked.
+- Addresses differ after a load. What remembers addresses has to be made again, or must not be parked. Examples: a
+  captured CUDA graph, memory registered with NCCL or RDMA, a tensor sent to another process.
 
 Host memory is pinned where torch can pin it, and kept for the next park. Where torch knows no accelerator, tensors on
 the CPU go the same way through ordinary memory.
@@ -63,16 +63,16 @@ class Moved:
 class TorchState:
     """What one process keeps on its GPUs for a pool, by names of the user's choice.
 
-    A part is a module (its parameters, buffers and gradients), an optimizer (its state), a tensor, a mapping or
-    sequence of those, or a function that returns any of these and is asked at each park. Wrapped in :class:`Dropped` it
-    is freed and not kept. ``device``: "cuda" (all GPUs of this process), or one of them as "cuda:1"; left out: the
-    accelerator, where there is one, else "cpu". Tensors elsewhere stay as they are. ``gradients="drop"`` sets gradients
-    to None at a park. ``rebuild`` makes the state anew when it is loaded after a discard. ``pin=False``: ordinary host
-    memory. ``communicators="suspend"``: what NCCL keeps for this process's groups is given back at a park too, and
-    taken again at a load; "keep": it stays, and belongs into ``leftover_gb``.
+    A part is a module (its parameters, buffers and gradients), an optimizer (its state), a tensor, or a mapping or
+    sequence of those. It may also be a function that returns any of these and is called at each park. Wrapped in
+    :class:`Dropped` it is freed and not kept. ``device``: "cuda" (all GPUs of this process), or one of them as
+    "cuda:1"; left out: the accelerator, where there is one, else "cpu". Tensors elsewhere stay as they are.
+    ``gradients="drop"`` sets gradients to None at a park. ``rebuild`` makes the state again when it is loaded after a
+    discard. ``pin=False``: ordinary host memory. ``communicators="suspend"``: what NCCL keeps for this process's groups
+    is given back at a park too, and taken again at a load. "keep": it stays, and belongs into ``residual_gb``.
 
-    Raises TypeError for a part that is none of these, ValueError for a dropped module or optimizer without a refill,
-    and for communicators that this torch cannot suspend.
+    Raises TypeError for a part that is none of these. Raises ValueError for a dropped module or optimizer without a
+    refill, and for communicators that this torch cannot suspend.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class TorchState:
         if communicators == "suspend" and not nccl.supported():
             raise ValueError(
                 f'communicators="suspend": torch {torch.__version__} cannot suspend them (2.13 with NCCL 2.29.7 can); '
-                "keep them, and count what they hold into leftover_gb"
+                "keep them, and count what they hold into residual_gb"
             )
         for name, part in parts.items():
             _check(name, part)
@@ -147,7 +147,7 @@ class TorchState:
         was, kept = self.place, self._kept
         if was == "gone" and self._rebuild is None:
             raise TorchStateError(
-                "the state was discarded, and nothing here makes it anew: start the process again from its checkpoint, "
+                "the state was discarded, and nothing makes it again: start the process again from its checkpoint, "
                 "or give TorchState(rebuild=...)"
             )
         try:
@@ -166,7 +166,7 @@ class TorchState:
                 if isinstance(part, Dropped) and part.refill is not None:
                     part.refill()
         except BaseException:
-            storages.free(kept)  # what nobody has filled must not be computed with; what was parked still is
+            storages.free(kept)  # what was not filled must not be computed with; what was parked still is
             raise
         self._kept, self.place = [], "loaded"
         return _moved(kept, began)

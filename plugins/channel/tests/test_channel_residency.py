@@ -228,7 +228,7 @@ async def test_a_probe_tells_done_failed_and_not_known():
     ("options", "said"),
     [
         ({"discard_wait": 1}, "discard_wait is not an option of residency driver channel; did you mean discard_wait_s"),
-        ({"port": 1}, "port is not an option of residency driver channel; known is discard_wait_s"),
+        ({"port": 1}, "port is not an option of residency driver channel; known are discard_wait_s"),
         ({"discard_wait_s": -1}, "it must be seconds, 0 or more"),
         ({"discard_wait_s": "5"}, "it must be seconds, 0 or more"),
         ({"discard_wait_s": True}, "it must be seconds, 0 or more"),

@@ -482,7 +482,7 @@ def test_a_load_whose_communicators_do_not_come_back_is_no_load_and_may_be_told_
 
 def test_communicators_that_this_torch_cannot_suspend_are_refused_at_once(monkeypatch):
     monkeypatch.setattr(communicators, "supported", lambda: False)
-    with pytest.raises(ValueError, match=r"cannot suspend them .*leftover_gb"):
+    with pytest.raises(ValueError, match=r"cannot suspend them .*residual_gb"):
         TorchState(model=trained()[0], communicators="suspend")
 
 

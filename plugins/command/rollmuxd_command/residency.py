@@ -7,12 +7,12 @@ of load, park, discard                          of probe
                the reason                           others    not known
     a signal, or over its time limit: not known
 
-A command is told the order in its environment: ROLLMUX_ORDER, _KIND, _JOB (its id), _NAME, _OWNER, _RUN, _POOL, _NODE,
-_HOST, _GPUS (numbers, with commas), _WARM (0 or 1), _PHASE, _PID (of the job's session), _LEFTOVER_MB (what may stay on
-each GPU), _STAMP (two numbers, with a point), _ISSUED_AT (milliseconds since 1970).
+A command gets the order in its environment: ROLLMUX_ORDER, _KIND, _JOB (its id), _NAME, _OWNER, _RUN, _POOL, _NODE,
+_HOST. Also _GPUS (numbers, with commas), _WARM (0 or 1), _PHASE, _PID (of the job's session), _RESIDUAL_MB (what may
+stay on each GPU). Also _STAMP (two numbers, with a point) and _ISSUED_AT (milliseconds since 1970).
 
-A command goes on when its daemon has ended, and none can refuse it any more if it comes late. Where that would do harm
-it has to see for itself that its stamp is not less than that of the last order about its state.
+A command continues when its daemon has ended, and none can refuse it any more if it comes late. If that could do harm,
+it has to check that its stamp is not less than that of the last order about its state.
 """
 
 from collections.abc import Mapping
@@ -42,10 +42,9 @@ _TOLD: Final = 600
 class CommandResidency:
     """Runs commands.
 
-    Options of ``[residency.command]``: ``idempotent`` (default false: true, if telling any of them twice does it once),
-    ``limit_s`` (86400: what a command may take at most; orders have limits of their own, which are shorter), and
-    ``[residency.command.sets.NAME]``: ``load``, ``park``, ``discard``, ``probe``, argument vectors that any job may
-    name.
+    Options of ``[residency.command]``: ``idempotent`` (default false; true if running any of them twice does it once)
+    and ``limit_s`` (86400: the longest time of a command). Also ``[residency.command.sets.NAME]``: ``load``, ``park``,
+    ``discard``, ``probe``, argument vectors that any job may name.
 
     Options of a job's state: ``set``, one of these names; or ``load``, ``park``, ``discard`` and ``probe`` themselves,
     which only admins may give. A verb without a command is done at once; of ``park`` there has to be one.
@@ -149,7 +148,7 @@ class CommandResidency:
 def _commands(where: str, options: Options) -> dict[str, tuple[str, ...]]:
     commands = {verb: options.argv(verb) for verb in VERBS if verb in options}
     if "park" not in commands:
-        raise ValueError(f"{where} has no park: nothing would ever make its GPUs clear")
+        raise ValueError(f"{where} has no park: nothing would ever make its GPUs clean")
     return commands
 
 
@@ -158,7 +157,7 @@ def _environment(order: StateOrder) -> dict[str, str]:
     told = {
         "order": order.order, "kind": order.kind.value, "job": order.job, "name": order.name, "owner": order.owner,
         "run": order.run, "pool": order.pool, "node": order.node, "host": order.host, "gpus": numbers,
-        "warm": int(order.warm), "phase": order.phase, "pid": order.pid, "leftover_mb": order.state.leftover_mb,
+        "warm": int(order.warm), "phase": order.phase, "pid": order.pid, "residual_mb": order.state.residual_mb,
         "stamp": f"{order.stamp.incarnation}.{order.stamp.number}", "issued_at": order.issued_at,
     }  # fmt: skip
     return {f"ROLLMUX_{name.upper()}": str(value) for name, value in told.items()}

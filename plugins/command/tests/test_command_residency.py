@@ -58,7 +58,7 @@ class TestContract(ResidencyContract):
         one = f"sh {self.folder}/mover {self.folder}/gpu$gpu {{kind}}"
         move = ("sh", "-c", f"for gpu in $(echo {{gpus}} | tr , ' '); do {one}; done")
         options = (("load", move), ("park", move), ("discard", move))
-        state = StateSpec(pool="rollout", gpu_mb=8_000, leftover_mb=500, driver="command", options=options)
+        state = StateSpec(pool="rollout", gpu_mb=8_000, residual_mb=500, driver="command", options=options)
         self.host = Host(self.folder)
         return Rig(CommandResidency(idempotent=True), self.host, "host1", ("host1/gpu0", "host1/gpu1"), state)
 
@@ -70,7 +70,7 @@ class TestContract(ResidencyContract):
 
 
 def order(kind, tmp_path, **commands):
-    state = StateSpec(pool="rollout", leftover_mb=700, driver="command", options=tuple(commands.items()))
+    state = StateSpec(pool="rollout", residual_mb=700, driver="command", options=tuple(commands.items()))
     return ResidencyContract().order(Rig(None, Host(tmp_path), "host1", ("host1/gpu2", "host1/gpu3"), state), kind)
 
 
@@ -137,7 +137,7 @@ async def test_a_command_is_told_the_order(tmp_path):
         "ROLLMUX_ORDER": given.order, "ROLLMUX_KIND": "load", "ROLLMUX_JOB": "j-a", "ROLLMUX_NAME": "a",
         "ROLLMUX_OWNER": "contract", "ROLLMUX_RUN": "1", "ROLLMUX_POOL": "rollout",
         "ROLLMUX_NODE": "host1/gpu2+host1/gpu3", "ROLLMUX_HOST": "host1", "ROLLMUX_GPUS": "2,3", "ROLLMUX_WARM": "0",
-        "ROLLMUX_PHASE": "", "ROLLMUX_PID": "0", "ROLLMUX_LEFTOVER_MB": "700",
+        "ROLLMUX_PHASE": "", "ROLLMUX_PID": "0", "ROLLMUX_RESIDUAL_MB": "700",
         "ROLLMUX_STAMP": "3.14", "ROLLMUX_ISSUED_AT": "1800000000123",
     }  # fmt: skip
 
@@ -164,7 +164,7 @@ async def test_sets_of_the_operator_are_for_everybody_and_commands_of_a_job_for_
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "has no park: nothing would ever make its GPUs clear"),
+        ({}, "has no park: nothing would ever make its GPUs clean"),
         ({"load": ("a",)}, "has no park"),
         ({"set": "nope"}, "set 'nope' of driver command is not there .* has none"),
         ({"set": "x", "park": ("a",)}, "say the one or the other"),

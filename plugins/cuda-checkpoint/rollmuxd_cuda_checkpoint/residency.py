@@ -3,9 +3,9 @@ state in which each process is left is looked up and told.
 
     running --lock--> locked --checkpoint--> checkpointed --restore--> locked --unlock--> running
 
-What is undone where it can be: a process that could not be checkpointed is unlocked, and with several processes those
-that were parked before the one that failed are brought back. A restore that fails (out of memory, above all) cannot be
-undone: NVIDIA's driver has been seen to leave such a process stuck for ever (NVIDIA/cuda-checkpoint#44).
+Failures are undone where possible. A process that could not be checkpointed is unlocked, and processes that were parked
+before it are brought back. A restore that fails (usually out of memory) cannot be undone: NVIDIA's driver may leave
+such a process stuck for ever (NVIDIA/cuda-checkpoint#44).
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from rollmuxd.spi.options import Options, of_state
 RUNNING, LOCKED, CHECKPOINTED, FAILED = "running", "locked", "checkpointed", "failed"
 #: a question, and an unlock
 _SHORT_S: Final = 15.0
-#: on top of what the tool itself was told to wait for
+#: on top of what the tool itself waits for
 _SLACK_S: Final = 5.0
 _OPTIONS: Final = ("list", "start", "stop", "end_wait_s")
 _TOLD_KEPT: Final = 10_000
@@ -45,12 +45,12 @@ class CudaCheckpointResidency:
     """Moves whole processes.
 
     Options of ``[residency.cuda-checkpoint]``: ``enabled`` (default false), ``tool`` ("cuda-checkpoint", a path to it,
-    or "libcuda": by the driver's own calls, with nothing installed), ``lock_s`` (10), ``limit_s`` (180: of a checkpoint
-    and of a restore, each process).
+    or "libcuda": the driver's own calls). Also ``lock_s`` (10), and ``limit_s`` (180: of a checkpoint and of a restore,
+    each process).
 
-    Options of a job's state: nothing, and it is the process of the job's session; or ``list``, an argument vector that
-    prints the process ids, one a line (order counts: parked from first to last, loaded from last to first); ``start``,
-    ``stop`` and ``end_wait_s`` as for engines.
+    Options of a job's state: without any, it is the process of the job's session. ``list`` is an argument vector that
+    prints process ids, one a line (parked from first to last, loaded from last to first). ``start``, ``stop`` and
+    ``end_wait_s`` are as for engines.
     """
 
     #: it looks at each process's state before it does anything
@@ -100,7 +100,7 @@ class CudaCheckpointResidency:
         self._begin(order)
         pids = await self._pids(order)
         if not pids and order.warm:
-            raise NotDone(f"{_whose(order)} ended while it was parked: start the job anew")
+            raise NotDone(f"{_whose(order)} ended while it was parked: start the job again")
         if not pids and (start := of_state(order.state, _OPTIONS).argv("start")):
             await shared.run(order, start)
             await shared.until(lambda: self._pids(order))
@@ -182,7 +182,7 @@ class CudaCheckpointResidency:
             raise NotDone(f"pid {pid} on {order.host} is {state}, which no restore leads out of: end it")
 
     async def _act(self, order: StateOrder, pid: int, action: str, *more: str, limit_s: float) -> None:
-        """One action, believed only when the state that it leads to is seen. The state is told with every failure."""
+        """One action, believed only when the state that it leads to is seen. Every failure names the state."""
         leads_to = {"lock": LOCKED, "checkpoint": CHECKPOINTED, "restore": LOCKED, "unlock": RUNNING}[action]
         said = ""
         try:
@@ -190,7 +190,7 @@ class CudaCheckpointResidency:
             said = "" if ran.exit_code == 0 else _said(ran)
         except ContactLost as error:
             said = str(error)
-        state = await self._state(order, pid)  # raises ContactLost where nobody can tell
+        state = await self._state(order, pid)  # raises ContactLost where it is not known
         if said or state != leads_to:
             why = said or "the tool said that it was done"
             raise NotDone(f"{action} of pid {pid} on {order.host} failed: {why}; it is {state}")

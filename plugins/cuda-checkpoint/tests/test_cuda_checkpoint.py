@@ -247,7 +247,7 @@ async def test_without_a_list_it_is_the_sessions_process_if_it_is_still_that_one
     await driver.park(order(host, PARK, pid=pid, started=started))
     assert host.pids == {pid: "checkpointed"}
     said = await failing(
-        driver.load(order(host, LOAD, pid=pid, started="1")), NotDone, "ended while it was parked: start the job anew"
+        driver.load(order(host, LOAD, pid=pid, started="1")), NotDone, "ended while it was parked: start the job again"
     )
     assert f"pid {pid}" in said
     await driver.load(order(host, LOAD, pid=pid, started="1", warm=False))  # the job will start it

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rollmuxd_demo.run import Plan
 
 #: what reaches the demo's host
-BACKENDS = ("mock", "ssh", "ray")
+BACKENDS = ("mock", "ssh", "ray", "slurm")
 
 
 @click.command(short_help="See it work: real RL loops share two pools.")

@@ -1,4 +1,4 @@
-"""The picture while the demo runs: who holds which pool, how far each job is, and what it waits for.
+"""The picture while the demo runs: which job holds which pool, how far each job is, and what it waits for.
 
 Drawing costs the jobs time, for their cores are all there is: it is done twice a second, and only when something
 changed. Where there is no terminal, lines come instead.
@@ -105,7 +105,7 @@ class Picture:
         self.jobs[job].doing, self.jobs[job].waits_for = what, pool if waits else None
 
     def says(self, job: JobState) -> str:
-        """What a job does now, and if it waits, for whom."""
+        """What a job does now, and if it waits, for which job."""
         if job.waits_for is None:
             return job.doing
         holder = self.holds.get(job.waits_for)
@@ -118,7 +118,7 @@ class Picture:
         return f"{done} of {self.iterations * len(self.jobs)} iterations; {held}"
 
     def timeline(self, pool: str) -> list[str | None]:
-        """Who held the pool in each of the last columns of time."""
+        """Which job held the pool in each of the last columns of time."""
         cells: list[str | None] = []
         for column in range(COLUMNS):
             middle = self.now - (COLUMNS - column - 0.5) * SECONDS_EACH
@@ -157,7 +157,7 @@ def colour(of: str) -> str:
 
 
 def bar(cells: Sequence[str | None], letters: Mapping[str, str]) -> Any:
-    """Cells of time as text: a job's letter on its colour, and a dot where nobody was."""
+    """Cells of time as text: a job's letter on its colour, and a dot where no job was."""
     from rich.text import Text
 
     text = Text()

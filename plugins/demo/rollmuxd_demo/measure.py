@@ -279,11 +279,11 @@ def result(
     }
 
 
-# ---- the picture of who computed when --------------------------------------------------------------------------------
+# ---- the picture of what computed when -------------------------------------------------------------------------------
 
 
 def gantt(jobs: Sequence[JobRecord], start: float, end: float, width: int) -> dict[str, list[str | None]]:
-    """For each pool ``width`` cells of time from start to end: who computed for the larger part of it, or None."""
+    """For each pool ``width`` cells of time from start to end: the job that computed for most of it, or None."""
     cell = (end - start) / width
     rows: dict[str, list[str | None]] = {}
     for pool in POOLS:

@@ -1,8 +1,10 @@
-"""How the demo's host is reached: by the mock, by SSH to a server of the demo's own, as a node of its own Ray cluster.
+"""How the demo's host is reached: by the mock, by SSH, as a node of a Ray cluster, or of a Slurm allocation.
 
-Elsewhere than on the mock its GPUs are made up as well: in a file of the host, which the backend reads there and in
-which the mock's driver moves bytes by commands. The SSH server is OpenSSH's, in a network namespace with an address of
-its own where this user may make one, else on a port of this machine.
+Server and clusters are the demo's own.
+
+With backends other than the mock its GPUs are made up as well. They are in a file of the host, which the backend reads,
+and in which the mock's driver moves bytes by commands. The SSH server is OpenSSH's. It is in a network namespace with
+an address of its own where this user may make one, else on a port of this machine.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ def reach(backend: str, folder: Path, children: Children) -> Reached:
             return Ssh(folder / "ssh", children)
         case "ray":
             return Ray(folder / "ray", children)
+        case "slurm":
+            return Slurm(folder / "slurm", children)
     return Mock()
 
 
@@ -136,7 +140,7 @@ class Ssh(Elsewhere):
     """A host behind a server."""
 
     name, packages = "ssh", ("asyncssh",)
-    remedy = "it comes with the extra ssh: pip install '.[ssh]' in a checkout"
+    remedy = "it comes with the extra ssh: pip install 'rollmuxd[ssh]'"
 
     def told(self, what: dict[str, Any]) -> None:
         """Its ssh configuration, and where it is."""
@@ -162,3 +166,19 @@ class Ray(Elsewhere):
     def options(self) -> str:
         """The cluster's address; the node has the host's name."""
         return f"address = {json.dumps(self._address)}"
+
+
+class Slurm(Elsewhere):
+    """A node of an allocation."""
+
+    name, packages = "slurm", ()
+    remedy = ""
+
+    def told(self, what: dict[str, Any]) -> None:
+        """Its configuration, and the allocation."""
+        self._config, self._allocation = what["config"], what["allocation"]
+        self.where = f"the host is a node of allocation {self._allocation} of a Slurm cluster, {self._config}"
+
+    def options(self) -> str:
+        """The cluster and the allocation; the node has the host's name."""
+        return f"allocation = {json.dumps(self._allocation)}\nconf = {json.dumps(self._config)}"

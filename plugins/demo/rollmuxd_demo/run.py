@@ -1,8 +1,8 @@
 """The demo's processes: a daemon, jobs, and what is measured before them. Everything started here is ended here.
 
 Two runs, each with a daemon and a state of its own: all jobs at once, and one after the other. The pools are the same
-in both: one host with two made-up GPUs, of which gpu0 is the rollout pool and gpu1 the train pool, each standing for
-one CPU core that the jobs compute on. Every daemon and every job is a process of its own, as it would be elsewhere.
+in both: one host with two made-up GPUs. gpu0 is the rollout pool and gpu1 the train pool, and each stands for one CPU
+core that the jobs compute on. Every daemon and every job is a process of its own, as it would be elsewhere.
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ def check_numpy() -> None:
     from importlib.util import find_spec
 
     if find_spec("numpy") is None:
-        raise Failed(
-            "the demo's RL loops need numpy, which comes with the extra demo: pip install '.[demo]' in a checkout"
-        )
+        raise Failed("the demo's RL loops need numpy, which comes with the extra demo: pip install 'rollmuxd[demo]'")
 
 
 def cores() -> list[int]:
@@ -173,7 +171,7 @@ socket = {json.dumps(str(socket))}
 listen = {json.dumps(listen)}  # for the dashboard; jobs use the socket
 
 [limits]
-clear_tolerance_gb = 0.0  # the demo's states are smaller than the default, which would take their GPUs for clear
+clean_tolerance_gb = 0.0  # the demo's states are smaller than the default, which would take their GPUs for clean
 
 {hosts}"""
 
@@ -283,7 +281,7 @@ Event: TypeAlias = Iterated | Exited | Happened
 
 
 class Watcher(Protocol):
-    """What is told of a run while it goes on."""
+    """What hears of a run meanwhile."""
 
     def saw(self, event: Event) -> None:
         """Something happened."""

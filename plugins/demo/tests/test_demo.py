@@ -142,7 +142,7 @@ def test_a_child_on_one_core_leaves_its_starter_on_all_of_its_own():
 
 def test_violations_are_read_from_the_mock_backends_own_record(tmp_path):
     witness = tmp_path / "witness.jsonl"
-    lines = [{"event": "load"}, {"event": "violation", "why": "two jobs"}, {"event": "clear"}]
+    lines = [{"event": "load"}, {"event": "violation", "why": "two jobs"}, {"event": "clean"}]
     witness.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"event": "viola')
 
     assert run.violations(witness) == [lines[1]]
@@ -369,5 +369,5 @@ def test_nothing_wrong_is_found_where_nothing_was_compared():
 def test_a_missing_numpy_is_told_with_the_remedy(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    with pytest.raises(Failed, match=r"need numpy, which comes with the extra demo: pip install '\.\[demo\]'"):
+    with pytest.raises(Failed, match=r"need numpy, which comes with the extra demo: pip install 'rollmuxd\[demo\]'"):
         run.check_numpy()

@@ -28,8 +28,7 @@ from rollmuxd.core.policy import Leg, Placed, Policy
 from rollmuxd.core.spec import PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary
-from rollmuxd.policies.schedule import work_conserving_ms
-from rollmuxd.sim.policies import Bound, InWheelOrder, Isolated, PolicyUnderTest, Solo
+from rollmuxd.sim.policies import Bound, InScheduleOrder, Isolated, PolicyUnderTest, Solo
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
 from rollmuxd_evaluation.optimal import Optimal
 
@@ -51,10 +50,10 @@ _Track: TypeAlias = tuple[tuple[int, Millis, Millis], ...]
 class FirstComeFirstServed(RollMux):
     """Algorithm 1 with the published code's test of a group (research 1.18).
 
-    A group is simulated: whoever asked first goes first, all jobs begin at 0 in the order in which they joined, and
-    each runs 100 iterations. An iteration is then said to take a hundredth of the time until the last one is through,
-    the same for everybody (*lock-step*); the group will not do when that is as much as somebody's SLO allows, or more.
-    Planned loading and parking, of which the published code knows nothing, are in the phases as everywhere here.
+    A group is simulated, first come first served. All jobs begin at 0 in the order in which they joined, and each runs
+    100 iterations. An iteration is then said to take a hundredth of the time until the last job is through, the same
+    for every job (*lock-step*). The group is refused when that is as much as a member's SLO allows, or more. Planned
+    loading and parking, which the published code does not have, are in the phases as everywhere here.
     """
 
     name = "rollmux-artifact"
@@ -74,8 +73,8 @@ class FirstComeFirstServed(RollMux):
         return -(-makespan_ms(_tracks(legs), ROUNDS) // ROUNDS)
 
 
-class Artifact(InWheelOrder):
-    """RollMux as its published code behaves. Its groups are in no wheel order, so :meth:`paces` differs."""
+class Artifact(InScheduleOrder):
+    """RollMux as its published code behaves. Its groups are in no schedule order, so :meth:`paces` differs."""
 
     name = "rollmux-artifact"
     summary = "as the published code: no pruning, first come first served, groups judged by a simulated makespan"
@@ -85,7 +84,7 @@ class Artifact(InWheelOrder):
         return FirstComeFirstServed()
 
     def paces(self, policy: Policy, state: State, group: GroupId) -> dict[JobId, Millis]:
-        """Each member's own mean period, as nobody waits for the others; alone, it is the solo iteration."""
+        """Each member's own mean period, as no job waits for the others; alone, it is the solo iteration."""
         members = state.groups[group].jobs
         if len(members) == 1 or not isinstance(policy, FirstComeFirstServed):
             return {name: solo_ms(state.jobs[name]) or 0 for name in members}
@@ -93,11 +92,11 @@ class Artifact(InWheelOrder):
         return dict(zip(tracks, _own_periods(tuple(tracks.values())), strict=True))
 
 
-def _by_job(wheel: Sequence[Leg]) -> dict[JobId, _Track]:
+def _by_job(schedule: Sequence[Leg]) -> dict[JobId, _Track]:
     """The legs of each job, without names: nodes are numbered as they come, so that groups that are alike are equal."""
     bits: dict[NodeId, int] = {}
     tracks: dict[JobId, list[tuple[int, Millis, Millis]]] = {}
-    for leg in wheel:
+    for leg in schedule:
         mask = 0
         for node in leg.nodes:
             mask |= bits.setdefault(node, 1 << len(bits))
@@ -105,43 +104,68 @@ def _by_job(wheel: Sequence[Leg]) -> dict[JobId, _Track]:
     return {job: tuple(track) for job, track in tracks.items()}
 
 
-def _tracks(wheel: Sequence[Leg]) -> tuple[_Track, ...]:
-    return tuple(_by_job(wheel).values())
+def _tracks(schedule: Sequence[Leg]) -> tuple[_Track, ...]:
+    return tuple(_by_job(schedule).values())
+
+
+def work_conserving_ms(schedule: Sequence[Leg], horizon_turns: int = 24) -> dict[JobId, Millis]:
+    """Mean own period per job when a free node takes the first *ready* turn instead of the next in order.
+
+    An event simulation over about ``horizon_turns`` of the longest job, measured over its last 80 % (research
+    6.4, mode ASYNC). It is an evaluation, not a certificate: nothing bounds a job's wait in the worst case.
+    """
+    legs: dict[JobId, list[Leg]] = {}
+    for leg in schedule:
+        legs.setdefault(leg.job, []).append(leg)
+    horizon = horizon_turns * max(sum(leg.busy_ms + leg.gap_ms for leg in mine) for mine in legs.values())
+    ready = {job: (mine[0].gap_ms, index) for index, (job, mine) in enumerate(legs.items())}
+    at_leg = dict.fromkeys(legs, 0)
+    node_free: dict[NodeId, Millis] = {}
+    ends: dict[JobId, list[Millis]] = {job: [] for job in legs}
+    now = 0
+    while now < horizon:
+        start, job = min(
+            (max([ready[job][0], *(node_free.get(node, 0) for node in legs[job][at_leg[job]].nodes)]), ready[job], job)
+            for job in legs
+        )[::2]
+        leg = legs[job][at_leg[job]]
+        now = start
+        end = start + leg.busy_ms
+        for node in leg.nodes:
+            node_free[node] = end
+        at_leg[job] = (at_leg[job] + 1) % len(legs[job])
+        if at_leg[job] == 0:
+            ends[job].append(end)
+        ready[job] = (end + legs[job][at_leg[job]].gap_ms, ready[job][1])
+    periods = {}
+    for job, done in ends.items():
+        late = [end for end in done if end >= horizon // 5]
+        periods[job] = (late[-1] - late[0]) // (len(late) - 1) if len(late) > 1 else horizon
+    return periods
 
 
 @lru_cache(maxsize=1 << 16)
 def _own_periods(tracks: tuple[_Track, ...]) -> tuple[Millis, ...]:
-    """Per job, in order: its own mean period when whoever is ready goes (:func:`work_conserving_ms`)."""
-    wheel = [
+    """Per job, in order: its own mean period when any ready job may start (:func:`work_conserving_ms`)."""
+    schedule = [
         Leg(str(job), tuple(str(bit) for bit in range(mask.bit_length()) if mask >> bit & 1), busy, gap)
         for job, track in enumerate(tracks)
         for mask, busy, gap in track
     ]
-    periods = work_conserving_ms(wheel)
+    periods = work_conserving_ms(schedule)
     return tuple(periods[str(job)] for job in range(len(tracks)))
 
 
 @lru_cache(maxsize=1 << 16)
 def makespan_ms(tracks: tuple[_Track, ...], rounds: int) -> Millis:
-    """Until the last job is through, if each goes round so often and whoever asked first goes first.
+    """The time until the last job is through, if each goes round so often, first come first served.
 
     A phase starts when all its nodes are free; one that has to wait for some does not keep the others from later
-    comers. Once the jobs stand to each other as they stood before, what happened since will happen again, so whole
-    repetitions are leapt over; the result is the same as without.
+    comers.
     """
     line = _Line(tracks, rounds)
-    seen: dict[object, tuple[Millis, list[int]]] = {}
     while line.running:
-        round_over, somebody_through = line.step()
-        if somebody_through:
-            seen.clear()
-        elif round_over == line.pacer():
-            stand = line.stand()
-            if stand in seen:
-                line.leap(*seen[stand])
-                seen.clear()
-            else:
-                seen[stand] = (line.now, list(line.done))
+        line.step()
     return line.now
 
 
@@ -159,16 +183,13 @@ class _Line:
         self.running: list[tuple[Millis, int, int, bool]] = []
         self._held = 0
         self._number = 0
-        self._longest_first = sorted(range(len(tracks)), key=lambda job: -sum(busy for _, busy, _ in tracks[job]))
         for job in range(len(tracks)):
             self._go_to(job, 0)
         self._start()
 
-    def step(self) -> tuple[int | None, bool]:
-        """The next thing that happens; whose round is over with it, if anybody's, and whether that was its last."""
+    def step(self) -> None:
+        """The next thing that happens."""
         self.now, _, job, holds = heappop(self.running)
-        over: int | None = None
-        through = False
         if not holds:
             self.waiting.append(job)
         else:
@@ -176,30 +197,10 @@ class _Line:
             following = self.at[job] + 1
             if following == len(self.tracks[job]):
                 self.done[job] += 1
-                over, following = job, 0
-                through = self.done[job] == self.rounds
-            if not through:
+                following = 0
+            if self.done[job] < self.rounds:
                 self._go_to(job, following)
         self._start()
-        return over, through
-
-    def pacer(self) -> int:
-        """The longest of the jobs that are not through: after each of its rounds it is looked how the jobs stand."""
-        return next((job for job in self._longest_first if self.done[job] < self.rounds), -1)
-
-    def stand(self) -> object:
-        """How the jobs stand to each other, without when and how often."""
-        running = tuple((when - self.now, job, holds) for when, _, job, holds in sorted(self.running))
-        return (running, tuple(self.waiting), tuple(self.at))
-
-    def leap(self, then: Millis, done_then: list[int]) -> None:
-        """Repeat what happened since ``then`` as often as leaves everybody something to do."""
-        gained = [now - before for now, before in zip(self.done, done_then, strict=True)]
-        times = min((self.rounds - 1 - done) // more for done, more in zip(self.done, gained, strict=True) if more)
-        ahead = times * (self.now - then)
-        self.now += ahead
-        self.done = [done + times * more for done, more in zip(self.done, gained, strict=True)]
-        self.running = [(when + ahead, number, job, holds) for when, number, job, holds in self.running]
 
     def _go_to(self, job: int, leg: int) -> None:
         self.at[job] = leg
@@ -226,8 +227,8 @@ class _Line:
 # ---- co-located ------------------------------------------------------------------------------------------------------
 
 
-class Colocated(InWheelOrder):
-    """Both phases of a job on the same nodes, nobody else there."""
+class Colocated(InScheduleOrder):
+    """Both phases of a job on the same nodes, with no other job there."""
 
     name = "colocated"
     summary = "co-located (as veRL): every job alone, both phases on the same training nodes"
@@ -245,10 +246,10 @@ def on_one_pool(job: SimJob) -> SimJob:
     """The job as it runs co-located.
 
     Its phases take what they take there: the means as measured, each iteration's own times in the same proportion.
-    What it keeps for its pools lies on the same nodes: the RAM adds up; of the GPU memory it is the larger, as the one
-    is put aside for the other. It has as many iterations to do as it would have had otherwise, and its solo iteration
-    is the co-located one: it has the nodes to itself, so it is never slowed, and its SLO is kept whatever it is.
-    No tail is released: nobody is there to take it.
+    What it keeps for its pools lies on the same nodes. The RAM adds up; of the GPU memory it is the larger, as the one
+    is parked for the other. It has as many iterations as otherwise, and its solo iteration is the co-located one. It
+    has the nodes to itself, so it is never slowed, and any SLO is kept. No tail is released: no job is there to take
+    it.
 
     Raises:
         Impossible: how it would run co-located is not known.
@@ -275,6 +276,7 @@ def on_one_pool(job: SimJob) -> SimJob:
         footprint={alone.pool: alone.nodes},
         starts=_both(job.starts, alone.pool),
         tail_from=(),
+        inside=None,
         iterations=job.work,
     )
 
@@ -295,7 +297,7 @@ def _merged(states: tuple[StateSpec, ...], pool: PoolName) -> tuple[StateSpec, .
         StateSpec(
             pool=pool,
             gpu_mb=max(kept.gpu_mb for kept in states),
-            leftover_mb=min(max(kept.gpu_mb for kept in states), sum(kept.leftover_mb for kept in states)),
+            residual_mb=min(max(kept.gpu_mb for kept in states), sum(kept.residual_mb for kept in states)),
             ram_mb=sum(kept.ram_mb for kept in states),
             driver=states[0].driver,
             load_ms=sum(kept.load_ms for kept in states),
@@ -315,20 +317,21 @@ def _both(starts: Mapping[PoolName, Starts], pool: PoolName) -> dict[PoolName, S
 # ---- gavel -----------------------------------------------------------------------------------------------------------
 
 
-class Gavel(InWheelOrder):
+class Gavel(InScheduleOrder):
     """Job-level shares, without phases (Gavel, OSDI'20; *Gavel+* of RollMux 7.1, whose details are not published).
 
-    How it was adapted. To Gavel a job is one thing that either has its nodes or has not, so an iteration is **one
-    phase over both pools**, which holds rollout and training nodes together from its beginning to its end. Jobs share
-    a set of nodes by taking turns, and a job's share is what the turns leave it: the placement is the price-greedy one
-    of RollMux, unpruned, and the period of a group is then the sum of its members' iterations, which nobody's SLO may
-    exceed. Gavel's awareness of heterogeneity is in the choice of nodes: where it is known how a job runs co-located,
-    it takes the disaggregated pair or the co-located nodes, whichever makes an iteration cheaper; and its SLO is held
-    against what it takes alone on the nodes it took. As all baselines it counts with the nodes that a job has alone
-    (the artifact's 32B jobs train on two).
+    How it was adapted. For Gavel a job either has its nodes or has not. So an iteration is **one phase over both
+    pools**, which holds rollout and training nodes together from its beginning to its end. Jobs share a set of nodes by
+    taking turns, and a job's share is what the turns leave it. The placement is the price-greedy one of RollMux,
+    unpruned. The period of a group is then the sum of its members' iterations, and may exceed no member's SLO. Gavel's
+    awareness of heterogeneity is in the choice of nodes. If it is known how a job runs co-located, it takes the
+    disaggregated pair or the co-located nodes, whichever makes an iteration cheaper. Its SLO is measured by its time
+    alone on these nodes. As all baselines it counts with the nodes that a job has alone (the artifact's 32B jobs train
+    on two).
 
-    Generous to Gavel: turns change at iteration boundaries at the price of a warm switch (a round of Gavel's, 6 minutes
-    by default, begins with a cold start), and rounds are no longer than an iteration, so that no share is rounded.
+    Generous to Gavel: turns change at iteration boundaries at the price of a warm switch. (A round of Gavel's, 6
+    minutes by default, begins with a cold start.) And rounds are no longer than an iteration, so that no share is
+    rounded.
     """
 
     name = "gavel"
@@ -385,14 +388,14 @@ def as_one_phase(job: SimJob) -> SimJob:
 
 
 class Heuristic(RollMux):
-    """What ``random`` and ``most-idle`` have in common: a coin for a new group, and no look at anybody's SLO.
+    """What ``random`` and ``most-idle`` have in common: a coin for a new group, and no look at any SLO.
 
     Of n groups that could take one more (the cap, the training nodes) a new one is opened with probability 1/(n+1).
-    RAM, GPU memory and the cap are respected, which the published code does not look at here; what nobody certified is
-    not promised. Each job's draws are its own: asked twice, a policy answers the same.
+    RAM, GPU memory and the cap are respected, which the published code does not look at here. No promise is made, as
+    nothing is certified. Each job's draws are its own: asked twice, a policy answers the same.
 
-    The published code charges a group in which an SLO is broken its price times its worst such slowdown, and the
-    paper's figures for these two are of that kind; here a node costs what it costs, and a broken SLO counts as one.
+    The published code charges a group in which an SLO is broken its price times its worst such slowdown. The paper's
+    figures for these two are of that kind. Here a node costs what it costs, and a broken SLO counts as one.
     """
 
     def __init__(self, seed: int) -> None:
@@ -516,7 +519,7 @@ def _unused(state: State, pool: PoolName) -> list[NodeId]:
     return [node.id for node in state.nodes.values() if node.group is None and pool in node.pools]
 
 
-class AnyGroup(InWheelOrder):
+class AnyGroup(InScheduleOrder):
     """A random group or a new one."""
 
     name = "random"
@@ -527,7 +530,7 @@ class AnyGroup(InWheelOrder):
         return AtRandom(seed)
 
 
-class IdlestGroup(InWheelOrder):
+class IdlestGroup(InScheduleOrder):
     """The idlest group or a new one."""
 
     name = "most-idle"

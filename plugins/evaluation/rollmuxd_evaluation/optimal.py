@@ -1,18 +1,18 @@
 """What sharing could cost at the very least: at every arrival and departure the best regrouping of the jobs present.
 
-It is a bound and no policy: moves are free and take no time, so there is nothing for phases to run through, and it has
-no ``phase`` fidelity. What it may do with a group is what RollMux may: strict round robin, everybody's iteration within
-everybody's SLO, states that fit their hosts, at most five jobs, the training pool used whole (research 1.5, 1.16b).
+It is a bound and no policy. Moves are free and take no time, so there is nothing for phases to run through, and no
+``phase`` fidelity. A group is as in RollMux: strict round robin, each iteration within its job's SLO, and states that
+fit their hosts. It has at most five jobs and uses the training pool whole.
 
-A **plan** of a set of jobs is the cheapest such group: a training pool as wide as its widest member (or wider, which
-shortens the training of the others in proportion), and the fewest rollout nodes. With rollouts one node wide, or on
-node sets that are equal or disjoint, a group will do when nobody's iteration and no node's load exceeds the least
-bound (the closed form of research 1.9); else the members' orders are tried until one is certified.
+A **plan** of a set of jobs is the cheapest such group. Its training pool is as wide as its widest member (or wider,
+which shortens the others' training in proportion). It has the fewest rollout nodes. If rollouts are one node wide, or
+their node sets equal or disjoint, a closed form decides. No iteration and no node's load may exceed the least bound.
+Else the members' orders are tried until one is certified.
 
-The cheapest **partition** of the jobs into plans is found by dynamic programming over subsets, up to ``EXACT_JOBS`` of
-them that could share with each other, directly or by way of others. Above that it is the best that was found: the
-partition of before, the newcomer inserted where it costs least, then pairs and triples of groups of which something
-has changed regrouped in the best way, until nothing improves or the budget is spent. Such a run says ``exact = False``
+The cheapest **partition** of the jobs into plans is found by dynamic programming over subsets. That goes up to
+``EXACT_JOBS`` jobs that could share with each other, directly or by way of others. Above that it is the best that was
+found. The newcomer is inserted into the partition of before where it costs least. Then pairs and triples of groups that
+changed are regrouped in the best way, until nothing improves or the budget is spent. Such a run says ``exact = False``
 and is no optimum. Either way it looks no further than now: what is cheapest for these jobs, whatever comes.
 """
 
@@ -157,7 +157,7 @@ class Planner:
         self._known: dict[Members, Plan | None] = {}
 
     def plan(self, members: Members) -> Plan | None:
-        """The cheapest plan; None: they cannot share. Whoever can share with others can share with fewer of them."""
+        """The cheapest plan; None: they cannot share. Jobs that can share with others can share with fewer of them."""
         if members in self._known:
             return self._known[members]
         if len(self._known) >= REMEMBERED:
@@ -208,7 +208,7 @@ class Planner:
         return Plan(whole, part, period, price * PRICE + slowdown)
 
     def _alone(self, need: Need) -> Plan:
-        """Nothing is moved, and nobody is waited for."""
+        """Nothing is moved, and there are no waits."""
         return self._made([need], need.whole, need.part, need.solo_ms)
 
     def _together(self, needs: Sequence[Need]) -> Plan | None:
@@ -276,8 +276,8 @@ class Planner:
             return True
         if sum(state.ram_mb for state in states) > known.ram_mb:
             return False
-        left = sum(state.leftover_mb for state in states)
-        return not known.gpu_mb or left + max(state.gpu_mb - state.leftover_mb for state in states) <= known.gpu_mb
+        left = sum(state.residual_mb for state in states)
+        return not known.gpu_mb or left + max(state.gpu_mb - state.residual_mb for state in states) <= known.gpu_mb
 
 
 def _shortest(needs: Sequence[Need], busy: Sequence[tuple[Millis, ...]]) -> Millis:
@@ -373,7 +373,7 @@ def _apart(classes: Sequence[Class]) -> bool:
 def _orders(
     needs: Sequence[Need], busy: Sequence[tuple[Millis, ...]], classes: Sequence[Class], whole: int
 ) -> Iterator[list[Leg]]:
-    """The wheels of a pinned group: every cyclic order of its jobs."""
+    """The schedules of a pinned group: every cyclic order of its jobs."""
     part: list[list[str]] = [[] for _ in needs]
     for index, each in enumerate(classes):
         for job in each.jobs:
@@ -413,7 +413,7 @@ class Search:
         self._near: dict[int, dict[int, None]] = {}
         #: jobs whose groups changed since it was last looked for better ones
         self._touched: dict[int, None] = {}
-        #: jobs who could share with less than they could when their partition was last made
+        #: jobs with fewer possible partners than when their partition was last made
         self._bereft: dict[int, None] = {}
         #: the least value of a union of groups, where it was looked for
         self._settled: dict[Members, int] = {}
@@ -496,7 +496,7 @@ class Search:
             alone = self._plan((job,)).value
             mine = [(1 << first, alone)]
             grow: list[tuple[Members, int, int, int]] = [((job,), 1 << first, first, alone)]
-            while grow:  # who can share with others can share with fewer: every group is met by way of its first jobs
+            while grow:  # a subset of jobs that can share can share too: its first jobs lead to every group
                 members, mask, last, apart = grow.pop()
                 near = self._near[members[-1]]
                 for bit in range(last + 1, len(jobs)):
@@ -516,7 +516,7 @@ class Search:
         return columns
 
     def _components(self) -> list[Members]:
-        """The jobs that are present, apart where nobody of one part could share with anybody of the other."""
+        """The jobs that are present, in parts: no job of one part could share with one of another."""
         left = dict.fromkeys(sorted(self._near))
         found = []
         while left:
@@ -535,7 +535,7 @@ class Search:
     # ---- the best found ----------------------------------------------------------------------------------------------
 
     def _insert(self, jobs: Members) -> None:
-        """Whoever is alone and new goes where it costs least."""
+        """A new job that is alone joins where it costs least."""
         for job in [job for job in self._touched if self.groups.get(job) == (job,) and job in jobs]:
             cheapest_one, saved = None, 0
             for group in self._all(self._near[job]):
@@ -705,7 +705,7 @@ class _Course:
         self.now = to
 
     def follow(self, partition: Partition) -> None:
-        """Pay for these groups, and go on at their paces."""
+        """Pay for these groups, and continue at their paces."""
         outcome, planner = self.outcome, self.search.planner
         outcome.exact = bool(outcome.exact) and partition.exact
         self.bought = {}

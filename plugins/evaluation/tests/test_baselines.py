@@ -1,7 +1,6 @@
 """What RollMux is measured against does what it is said to do, no better and no worse.
 
-Figures are worked out by hand from research 1.15, 1.18 and 6.12. The makespan has a witness of its own below, which
-goes through every event and leaps over none.
+Figures are worked out by hand from research 1.15, 1.18 and 6.12. The makespan has a witness of its own below.
 """
 
 import pytest
@@ -16,10 +15,10 @@ from rollmuxd.core.model import Dispatch
 from rollmuxd.core.policy import Leg
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.policies.schedule import period_ms, work_conserving_ms
+from rollmuxd.policies.schedule import period_ms
 from rollmuxd.sim.policies import PolicyUnderTest, RollMuxPaper, policy_under_test
 from rollmuxd.sim.workload import Alone, Impossible, SimJob, Starts
-from rollmuxd_evaluation.baselines import makespan_ms
+from rollmuxd_evaluation.baselines import makespan_ms, work_conserving_ms
 
 NAMES = ("default", "rollmux", "rollmux-artifact", "solo", "colocated", "gavel", "random", "most-idle")
 H20, H800 = 1.76, 5.28  # dollars per GPU-hour (research 1.3, as the artifact has them); a node is 8 GPUs
@@ -46,12 +45,12 @@ def job(
 
 
 class Cluster:
-    """One contender's scheduler over many nodes of 8 GPUs, each a host of its own."""
+    """One policy's scheduler over many nodes of 8 GPUs, each a host of its own."""
 
     def __init__(
-        self, contender: PolicyUnderTest, rollout: int = 40, train: int = 40, *, ram_gb: int = 2000, seed: int = 0
+        self, under_test: PolicyUnderTest, rollout: int = 40, train: int = 40, *, ram_gb: int = 2000, seed: int = 0
     ):
-        self.policy_under_test, self.policy = contender, contender.policy(seed)
+        self.policy_under_test, self.policy = under_test, under_test.policy(seed)
         self.core = Scheduler(Config(), self.policy)
         names = [(f"r{n}", "rollout", H20) for n in range(rollout)] + [(f"t{n}", "train", H800) for n in range(train)]
         hosts = tuple(i.HostSpec(host, "mock", 1000 * ram_gb) for host, *_ in names)
@@ -64,7 +63,7 @@ class Cluster:
             self.core.handle(i.HostObserved(node.host, tuple(i.GpuObservation(gpu, 0) for gpu in node.gpus)), 0)
 
     def arrives(self, one: SimJob) -> f.JobPlaced | None:
-        """The job comes, as the contender registers it; how it was placed, or None: it waits."""
+        """The job comes, as the policy registers it; how it was placed, or None: it waits."""
         decision = self.core.handle(i.RegisterJob("team", "ann", self.policy_under_test.adapt(one).spec), 0)
         return next((fact for fact in decision.facts if isinstance(fact, f.JobPlaced)), None)
 
@@ -85,7 +84,7 @@ class Cluster:
 # ---- rollmux-artifact ----------------------------------------------------------------------------------------------
 
 
-def makespan_without_leaps(tracks: tuple[tuple[tuple[int, int, int], ...], ...], rounds: int) -> int:
+def makespan_again(tracks: tuple[tuple[tuple[int, int, int], ...], ...], rounds: int) -> int:
     """A second opinion: every event of every round, and the line served after each."""
     todo = [list(track) * rounds for track in tracks]  # the first is at hand
     under_way: dict[int, tuple[int, int, bool]] = {}  # until when, which came first, whether it holds its nodes
@@ -137,10 +136,10 @@ def _groups(draw: st.DrawFn) -> tuple[tuple[tuple[int, int, int], ...], ...]:
 
 @given(_groups(), st.integers(1, 100))
 @settings(deadline=None, max_examples=150)
-def test_leaping_over_what_repeats_changes_no_makespan(
+def test_the_makespan_is_that_of_every_event_of_every_round(
     tracks: tuple[tuple[tuple[int, int, int], ...], ...], rounds: int
 ) -> None:
-    assert makespan_ms(tracks, rounds) == makespan_without_leaps(tracks, rounds)
+    assert makespan_ms(tracks, rounds) == makespan_again(tracks, rounds)
 
 
 def test_a_group_takes_a_hundredth_of_a_hundred_rounds() -> None:
@@ -157,7 +156,7 @@ def test_the_artifact_turns_down_what_takes_as_much_as_the_bound_allows() -> Non
         assert cluster.arrives(job("b", 50_000, 149_000, slo)).admission == admission
     ours = Cluster(RollMuxPaper(prune=False))
     ours.arrives(job("a", 50_000, 149_000, 1.5))
-    assert ours.arrives(job("b", 50_000, 149_000, 1.5)).admission == "packing"  # the wheel takes 298, which is less
+    assert ours.arrives(job("b", 50_000, 149_000, 1.5)).admission == "packing"  # the schedule takes 298, which is less
 
 
 def test_the_artifact_prunes_no_saturated_group() -> None:
@@ -175,8 +174,9 @@ def test_the_artifact_lets_whoever_asked_first_go_first() -> None:
     assert cluster.arrives(job("a", 100, 100, 1.5)).dispatch is Dispatch.READY
 
 
-def test_a_short_job_beside_a_long_one_goes_at_its_own_pace_unless_the_wheel_holds_it() -> None:
-    """Research 6.12 row 3: L 1000/500 and S 50/50 on rollout nodes of their own; the wheel holds S to L's 1500 ms."""
+def test_a_short_job_beside_a_long_one_goes_at_its_own_pace_unless_the_schedule_holds_it() -> None:
+    """Research 6.12 row 3: L 1000/500 and S 50/50 on rollout nodes of their own; the schedule holds S to L's 1500
+    ms."""
     legs = [Leg("L", ("r0",), 1000), Leg("L", ("t",), 500), Leg("S", ("r1",), 50), Leg("S", ("t",), 50)]
     assert period_ms(legs) == 1500
     paces = work_conserving_ms(legs)
@@ -390,8 +390,8 @@ def test_most_idle_takes_the_group_that_works_least() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_contender_places_what_comes_and_gives_everybody_a_pace(name: str) -> None:
-    contender = policy_under_test(name)
-    cluster = Cluster(contender)
+    under_test = policy_under_test(name)
+    cluster = Cluster(under_test)
     for n in range(12):
         cluster.arrives(job(f"j{n}", 1000 + 130 * n, 900 - 40 * n, 1 + n / 10, width=1 + n % 2, colocated=(1500, 600)))
     for n in (3, 7):
@@ -402,6 +402,6 @@ def test_every_contender_places_what_comes_and_gives_everybody_a_pace(name: str)
     assert all(type(pace) is int and pace > 0 for _, pace in paces)
     for group in state.groups.values():
         if name in ("rollmux", "solo", "colocated", "gavel"):
-            for who, pace in contender.paces(cluster.policy, state, group.id).items():
+            for who, pace in under_test.paces(cluster.policy, state, group.id).items():
                 spec = state.jobs[who].spec
                 assert pace <= spec.slo * sum(phase.planned_ms for phase in spec.phases)

@@ -278,7 +278,7 @@ def test_states_that_do_not_fit_one_host_do_not_share_it() -> None:
 
 def test_a_gpu_has_room_for_the_largest_state_beside_what_the_others_leave() -> None:
     """Two engines of 60 GB that leave 5 GB each while parked need 65 GB."""
-    states = tuple(StateSpec(pool, gpu_mb=60_000, leftover_mb=5_000) for pool in ("rollout", "train"))
+    states = tuple(StateSpec(pool, gpu_mb=60_000, residual_mb=5_000) for pool in ("rollout", "train"))
     jobs = [job(f"j{n}", 10, 10, 9.0) for n in range(2)]
     jobs = [replace(one, spec=replace(one.spec, states=states)) for one in jobs]
     for gpu_mb, groups in ((64_999, 2), (65_000, 1)):

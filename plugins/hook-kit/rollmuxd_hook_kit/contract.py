@@ -1,7 +1,7 @@
 """What must be so of a framework for its hook to be right, read from its source. Standard library only.
 
-Hooks rest on methods that a framework may change in any release. So a hook looks before training starts: the version
-must be one that was looked at, the methods must have the parameters that they had, and must call what they called.
+Hooks rest on methods that a framework may change in any release. So a hook checks before training starts. The version
+must be one that was looked at. The methods must have the parameters that they had, and must call what they called.
 """
 
 import ast
@@ -62,6 +62,29 @@ class Contract(NamedTuple):
     chained: tuple[str, ...] = ()
     #: where its releases are tags, if it is on no package index
     repository: str = ""
+
+
+_METHOD = re.compile(r"(\w+)\((.*)\)(?:: (.*))?")
+
+
+def classes(table: str) -> tuple[Class, ...]:
+    """Return the classes of a table: a line for each, ``path/to/file.py:Class``, and below it, indented, its methods.
+
+    A method is written as ``fit(self, batch, ...): what.it calls``. ``mentions self.this self.that`` is for the class.
+    A line that is too long continues in the next one, indented further.
+    """
+    found: list[Class] = []
+    for line in re.sub(r"\n {8,}", " ", inspect.cleandoc(table)).splitlines():
+        if not line.startswith(" "):
+            path, _, name = line.partition(":")
+            found.append(Class(path, name, {}))
+        elif (method := _METHOD.fullmatch(line.strip())) is not None:
+            name, parameters, calls = method.groups("")
+            known = Method(tuple(filter(None, parameters.split(", "))), tuple(calls.split()))
+            found[-1] = found[-1]._replace(methods={**found[-1].methods, name: known})
+        else:
+            found[-1] = found[-1]._replace(mentions=tuple(line.split()[1:]))
+    return tuple(found)
 
 
 def facts_of(source: str, what: Class) -> dict[str, Any]:

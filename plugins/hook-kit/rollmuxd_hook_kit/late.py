@@ -1,4 +1,4 @@
-"""To be called when somebody has imported a module: for hooks that a framework loads before its own trainer."""
+"""To be called when a module was imported: for hooks that a framework loads before its own trainer."""
 
 import importlib.abc
 import importlib.machinery
@@ -12,7 +12,7 @@ _waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
 def when_imported(name: str, then: Callable[[ModuleType], None]) -> None:
     """Call ``then`` with a module once it has been imported: at once, if that is so already.
 
-    Whoever imports it sees what ``then`` has made of it; what ``then`` raises, the import raises.
+    An importer sees what ``then`` has made of it; what ``then`` raises, the import raises.
     """
     if name in sys.modules:
         then(sys.modules[name])
@@ -23,7 +23,7 @@ def when_imported(name: str, then: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what the others find, and has its loader call those who wait."""
+    """Finds what the others find, and has its loader call those that wait."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -47,7 +47,7 @@ class _Loader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # (Itself again, for whoever asks the module for its source.)
+        # (Itself again, for a caller that asks the module for its source.)
         module.__loader__ = self._loader
         assert module.__spec__ is not None
         module.__spec__.loader = self._loader

@@ -1,23 +1,56 @@
 """One phase after the other, for a loop that is not ours: the one that is held is left where the next one begins."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
 
 from rollmuxd.client.job import Job, Slot
+
+
+class Mover(Protocol):
+    """Moves new weights while no GPU is held: ``rollmuxd_weights.between`` has one.
+
+    On every rank of the loop the three are called in this order, once for each time that engines need new weights.
+    """
+
+    #: what :meth:`wait` is expected to take: the plans of the daemon count it as the job's own time before a rollout
+    expected_s: float
+
+    def publish(self, fence: str | None) -> None:
+        """Copy the trainer's weights to host memory. Its GPUs are held, by the slot of this fence (None: no daemon)."""
+
+    def wait(self) -> None:
+        """Return when the weights are on every rollout host. No GPU is held."""
+
+    def load(self) -> Any:
+        """Load them into the engines. The rollout's GPUs are held."""
 
 
 class Turns:
     """The phases of a job, entered by name. ``settle`` is called before a release, and returns when the GPUs rest.
 
+    ``gateway`` is the address of a rollout gateway: each phase of the name ``rollout`` is joined to it. One that asks
+    for keys is ``{"url": ..., "key_file": ...}``, with a file that has a key for control on its first line. Raises
+    ValueError for another shape, and OSError for a file that cannot be read.
+
     Without a daemon, and after the job's end, everything here does nothing (``on`` is false).
     """
 
-    def __init__(self, job: Job, settle: Callable[[], None]) -> None:
+    def __init__(self, job: Job, settle: Callable[[], None], *, gateway: Any = "") -> None:
         self._job = job
         self._settle = settle
+        self._gateway, self._gateway_key = _gateway(gateway)
+        self._joined: AbstractContextManager[Any] | None = None
         self.on = False
         self.current: str | None = None
         self.slot: Slot | None = None
+
+    @property
+    def fence(self) -> str | None:
+        """Of the slot that is held."""
+        return self.slot.fence if self.slot is not None else None
 
     def start(self) -> None:
         """Register the job. Raises what :meth:`rollmuxd.client.job.Job.start` raises."""
@@ -31,12 +64,21 @@ class Turns:
         self.leave(then=phase)
         self.slot = self._job.phase(phase).__enter__()
         self.current = phase
+        if self._gateway and phase == "rollout":
+            from rollmuxd_gateway import attach
+
+            joined = attach(self.slot, self._gateway, key=self._gateway_key)
+            joined.__enter__()
+            self._joined = joined
 
     def leave(self, *, then: str | None = None, error: BaseException | None = None) -> None:
         """Release what is held, if anything; ``then`` is asked for in the same call. Raises ``SlotLost``."""
         phase, self.current, self.slot = self.current, None, None
         if phase is None:
             return
+        joined, self._joined = self._joined, None
+        if joined is not None:
+            joined.__exit__(None, None, None)
         if error is None:
             self._settle()
         self._job.phase(phase, then=then).__exit__(
@@ -57,6 +99,15 @@ class Turns:
             raise
         self.leave()
 
+    def bring(self, mover: Mover) -> None:
+        """Publish while the trainer's GPUs are held, wait while none are, and hold the rollout's."""
+        if self.current != "init":
+            self.go("train")
+        mover.publish(self.fence)
+        self.leave()
+        mover.wait()
+        self.go("rollout")
+
     def end(self, error: BaseException | None = None) -> None:
         """Release what is held, and end the job."""
         self.on = False
@@ -66,3 +117,15 @@ class Turns:
             self._job.__exit__(
                 type(error) if error is not None else None, error, error.__traceback__ if error is not None else None
             )
+
+
+def _gateway(given: Any) -> tuple[str, str]:
+    """Address and key."""
+    if isinstance(given, str):
+        return given, ""
+    if not isinstance(given, Mapping) or set(given) != {"url", "key_file"}:
+        raise ValueError(f"gateway is {given!r}: it needs an address, or a table with url and key_file")
+    lines = Path(str(given["key_file"])).expanduser().read_text().split()
+    if not lines:
+        raise ValueError(f"{given['key_file']} is empty: its first line is the gateway's key for control")
+    return str(given["url"]), lines[0]

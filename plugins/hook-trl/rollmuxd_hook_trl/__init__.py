@@ -1,8 +1,8 @@
 """The hook for TRL: ``from rollmuxd_hook_trl import GRPOTrainer`` in place of ``from trl import GRPOTrainer``.
 
-Read in this order: ``contract`` (what must be so of the installed TRL, checked when the trainer is imported),
-``rollmuxd_hook_kit.turns`` (one phase after the other), ``trainer`` (where the phases of a GRPOTrainer begin and end).
-For a trainer class of one's own: ``class Mine(Sharing, MyGRPOTrainer)``.
+Read first ``contract`` (what must hold for the installed TRL, checked when the trainer is imported). Then
+``rollmuxd_hook_kit.turns`` (one phase after the other) and ``trainer`` (where the phases of a GRPOTrainer begin and
+end). For a trainer class of one's own: ``class Mine(Sharing, MyGRPOTrainer)``.
 """
 
 from typing import TYPE_CHECKING, Any

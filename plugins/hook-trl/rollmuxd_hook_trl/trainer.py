@@ -5,10 +5,11 @@
 
 - ``init``: the constructor, and the set-up of ``train()`` (a checkpoint is loaded) until the first phase of the cycle.
 - ``rollout``: generation, in TRL's ``_generate``: all turns of it, tools and ``rollout_func`` included.
-- ``train``: from where the trainer's GPUs are needed first after that (log-probabilities, a reward model, the loss)
-  through all steps on what was generated, until the next rollout: the optimizer, logging and saving included. Reward
-  functions that are plain functions run before it, in a time of the job's own, unless log-probabilities come first.
-- ``sync`` (with a vLLM server): the weights on their way to it, which takes both pools.
+- ``train``: from the first need for the trainer's GPUs (log-probabilities, a reward model, the loss) until the next
+  rollout. It includes all steps on what was generated, the optimizer, logging and saving. Reward functions that are
+  plain functions run before it, in a time of the job's own, unless log-probabilities come first.
+- ``sync`` (with a vLLM server): the weights on their way to it, which takes both pools. With a mover
+  (``rollmux=dict(weights=...)``) there is no such phase: they travel while no GPU is held.
 - Evaluation has ``eval``, and saving ``save``, where the job declares these (``rollmux=dict(side=...)``). Else both are
   within ``train``; with a vLLM server evaluation has ``sync``, since it generates and computes losses.
 
@@ -35,7 +36,7 @@ from rollmuxd.client.registration import registration
 from rollmuxd.client.retry import persist
 from rollmuxd.client.sync import Daemon
 from rollmuxd_channel.torch_state import TorchState
-from rollmuxd_hook_kit.turns import Turns
+from rollmuxd_hook_kit.turns import Mover, Turns
 from rollmuxd_hook_trl.contract import check, check_class
 
 check(trl.__version__, inspect.getsource(grpo_trainer))
@@ -48,11 +49,16 @@ _Trainer: Any = object
 class Sharing(_Trainer):  # type: ignore[misc]
     """Mixin for a ``GRPOTrainer``, to come first: ``class Mine(Sharing, MyGRPOTrainer)``.
 
-    ``rollmux``: the keywords of :func:`rollmuxd.job`, all optional, and ``name`` (default: the job that `rollmuxd run`
-    has started this for, else ``run_name``, or the last part of ``output_dir``) and ``parking``: whether model,
-    optimizer and what belongs to them are moved to host memory while another job has the GPUs (default: where they are
-    on an accelerator), and ``communicators``: whether NCCL's ("suspend") give back what they keep there meanwhile, or
-    not ("keep", the default).
+    ``rollmux``: the keywords of :func:`rollmuxd.job`, all optional, and
+
+    - ``name``: default: the job that `rollmuxd run` has started this for, else ``run_name``, or the last part of
+      ``output_dir``;
+    - ``parking``: whether model and optimizer are moved to host memory while another job has the GPUs (default: where
+      they are on an accelerator);
+    - ``communicators``: whether NCCL's give back what they keep there meanwhile ("suspend"), or not ("keep", the
+      default);
+    - ``weights``: a :class:`~rollmuxd_hook_kit.turns.Mover` that brings weights to the server, in place of TRL's
+      collective over both pools.
 
     Raises TypeError and ValueError for settings that cannot be, :class:`UnknownTrl` for a class that cannot.
     """
@@ -65,20 +71,26 @@ class Sharing(_Trainer):  # type: ignore[misc]
     def __init__(self, *args: Any, rollmux: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         config = inspect.signature(super().__init__).bind(*args, **kwargs).arguments.get("args")
         if config is None:
-            raise TypeError("give the trainer args=GRPOConfig(...): what it shares, and as whom, follows from it")
+            raise TypeError("give the trainer args=GRPOConfig(...): its phases and its name follow from it")
         #: a server of its own generates: rollout and training are on different GPUs
         self._has_server = bool(config.use_vllm and config.vllm_mode == "server")
         self._on_cpu = config.device.type == "cpu"
         settings = dict(rollmux or {})
         side = settings.get("side") or {}
-        self._eval_phase = "eval" if "eval" in side else "sync" if self._has_server else "train"
+        #: brings the weights to the server while no GPU is held; None: TRL sends them, which takes both pools
+        self._mover: Mover | None = settings.pop("weights", None)
+        if self._mover is not None and not self._has_server:
+            raise ValueError("rollmux=dict(weights=...): there is no server that weights go to; leave it out")
+        alone = "eval" in side or self._mover is not None
+        self._eval_phase = "eval" if alone else "sync" if self._has_server else "train"
         self._save_phase = "save" if "save" in side else "train"
         self._generating = False
         #: the trainer's GPUs were needed since the last rollout; and needed before its rewards, in the cycle before
         self._computed = self._computes_first = False
         self._parking: bool = settings.pop("parking", not self._on_cpu)
         communicators = settings.pop("communicators", "keep")
-        settings = _job_settings(settings, config, server=self._has_server, on_cpu=self._on_cpu)
+        gateway = settings.pop("gateway", "")
+        settings = _job_settings(settings, config, self._mover, server=self._has_server, on_cpu=self._on_cpu)
         self._job = rollmuxd.job(**settings)
         if self._parking:
             _check_parking(config, settings)
@@ -88,7 +100,7 @@ class Sharing(_Trainer):  # type: ignore[misc]
                 others=lambda: [self._part("ref_model"), self._part("reward_funcs"), self._part("_buffered_inputs")],
                 communicators=communicators,
             ).attach(self._job, pool="train")
-        self._turns = Turns(self._job, _settle)
+        self._turns = Turns(self._job, _settle, gateway=gateway)
         self._turns.start()
         try:
             _check_joined(self._job, settings)
@@ -116,8 +128,8 @@ class Sharing(_Trainer):  # type: ignore[misc]
             completions = generated[1]
             self._turns.slot.measure(sequences=len(completions), tokens=sum(len(one) for one in completions))
         self._computed = False
-        # Images go to the GPU at once. And where no reward function runs before the trainer's GPUs are needed, it gains
-        # nobody anything to ask for them later: one call releases the rollout and asks for train.
+        # Images go to the GPU at once. If no reward function runs before the trainer's GPUs are needed, a later request
+        # gains nothing: one call releases the rollout and asks for train.
         if self._is_vlm or self._computes_first:
             self._turns.go("train")
         else:
@@ -153,10 +165,19 @@ class Sharing(_Trainer):  # type: ignore[misc]
             return
         send = self.vllm_generation.sync_weights
 
+        mover = self._mover
+
         def sync_weights(*args: Any, **kwargs: Any) -> Any:
             if not self._generating:
-                with self._turns.within("sync", or_in=("init", "eval")):
-                    return send(*args, **kwargs)
+                with self._turns.within(self._eval_phase, or_in=("init", "eval")):
+                    if mover is None:
+                        return send(*args, **kwargs)
+                    mover.publish(self._turns.fence)
+                    mover.wait()
+                    return mover.load()
+            if mover is not None:
+                self._turns.bring(mover)
+                return mover.load()
             self._turns.go("sync")
             sent = send(*args, **kwargs)
             self._turns.go("rollout")
@@ -240,13 +261,22 @@ class GRPOTrainer(Sharing, trl.GRPOTrainer):  # type: ignore[misc]
     """TRL's, taking part in rollmuxd: see :class:`Sharing`."""
 
 
-def _job_settings(given: Mapping[str, Any], config: Any, *, server: bool, on_cpu: bool) -> dict[str, Any]:
+def _job_settings(
+    given: Mapping[str, Any], config: Any, mover: Mover | None, *, server: bool, on_cpu: bool
+) -> dict[str, Any]:
     """The keywords of :func:`rollmuxd.job` for this shape of TRL."""
     settings = {"name": _name(config), "train": {"nodes": 1}, **given}
     if server:
         settings.setdefault("rollout", {"nodes": 1})
-        settings.setdefault("phases", {"rollout": "rollout", "train": "train", "sync": ["rollout", "train"]})
-        _check_levels(settings["rollout"], config)
+        if mover is None:
+            settings.setdefault("phases", {"rollout": "rollout", "train": "train", "sync": ["rollout", "train"]})
+        else:
+            rollout = {"pools": "rollout", "gap_s": mover.expected_s}
+            settings.setdefault("phases", {"rollout": rollout, "train": "train"})
+            # An evaluation generates and computes losses, in turn and in one call.
+            side = dict(settings.get("side") or {})
+            settings["side"] = {**side, "eval": {"pools": ["rollout", "train"], **(side.get("eval") or {})}}
+        _check_levels(settings["rollout"], config, "sync" if mover is None else "eval")
     elif "rollout" not in settings:
         settings.setdefault("phases", {"rollout": "train", "train": "train"})
     elif not on_cpu:
@@ -279,17 +309,20 @@ def _check_parking(config: Any, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _check_levels(rollout: Mapping[str, Any], config: Any) -> None:
-    """A server that drops its weights in its sleep must be sent them before each rollout, and sleep not after that."""
+def _check_levels(rollout: Mapping[str, Any], config: Any, sends: str) -> None:
+    """A server that drops its weights in its sleep must be sent them before each rollout, and not drop them after that.
+
+    ``sends``: a phase that may send them before a rollout that does not.
+    """
     options = rollout.get("options") or {}
     if rollout.get("driver") != "vllm" or all(options.get(key, 1) == 1 for key in ("level", "level.rollout")):
         return
     sent_each_time = config.steps_per_generation * config.num_iterations % config.gradient_accumulation_steps == 0
-    if options.get("level.sync") != 1 or not sent_each_time:
+    if options.get(f"level.{sends}") != 1 or not sent_each_time:
         raise ValueError(
             "rollmux=dict(rollout=dict(options=...)): at level 2 the server drops its weights, and TRL sends them only "
-            "after an optimizer step: say level 1, or {'level': 2, 'level.sync': 1} where each rollout follows a step "
-            "(steps_per_generation * num_iterations is a multiple of gradient_accumulation_steps)"
+            f"after an optimizer step: say level 1, or {{'level': 2, 'level.{sends}': 1}} where each rollout follows a "
+            "step (steps_per_generation * num_iterations is a multiple of gradient_accumulation_steps)"
         )
 
 

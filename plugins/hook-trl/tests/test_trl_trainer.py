@@ -496,6 +496,64 @@ def test_a_server_that_would_roll_out_with_dropped_weights_is_refused(runs, out,
     assert [body.states["rollout"].driver for body in daemon.registered] == ["vllm"]
 
 
+class Between:
+    """A mover: copies of the weights stand for what travels. It writes down which phase was held at each step."""
+
+    expected_s = 7.5
+
+    def __init__(self):
+        self.run = None
+        self.seen = []
+
+    def publish(self, fence):
+        assert fence, "an older slot must not publish"
+        self.seen.append(("publish", phase_of(self.run)))
+        self.host = {name: tensor.clone() for name, tensor in self.run.model.state_dict().items()}
+
+    def wait(self):
+        self.seen.append(("wait", phase_of(self.run)))
+
+    def load(self):
+        self.seen.append(("load", phase_of(self.run)))
+        self.run.vllm_generation._engine.load_state_dict(self.host)
+
+
+@pytest.mark.usefixtures("server")
+def test_weights_may_travel_while_no_gpu_is_held(runs, trl, out, daemon):
+    mover = Between()
+    mover.run = run = runs.trainer("high", out, max_steps=3, rollmux=dict(weights=mover), **SERVED)
+    run.vllm_generation.watch = lambda: phase_of(run)
+    run.train()
+    held = ["init", "train", "train"]
+    assert mover.seen == [one for at in held for one in (("publish", at), ("wait", None), ("load", "rollout"))]
+    assert run.vllm_generation.asked == [("generate", "rollout")] * 3, "TRL's collective is never begun"
+    assert daemon.phases == ["init", "init", *CYCLE * 3]
+    (body,) = daemon.registered
+    assert {phase.name: (phase.pools, phase.gap_s) for phase in body.phases} == {
+        "rollout": (["rollout"], 7.5),
+        "train": (["train"], 0),
+    }
+    assert runs.digest(run.model) == solo(runs, trl, out, max_steps=3, **SERVED)
+
+
+@pytest.mark.usefixtures("server")
+def test_an_evaluation_has_both_pools_and_moves_the_weights_in_its_slot(runs, out, daemon):
+    more = dict(eval_strategy="steps", eval_steps=1, eval_dataset=runs.Dataset.from_dict({"prompt": ["1="] * 8}))
+    mover = Between()
+    mover.run = run = runs.trainer("high", out, max_steps=1, rollmux=dict(weights=mover), **SERVED, **more)
+    run.vllm_generation.watch = lambda: phase_of(run)
+    run.train()
+    assert mover.seen[3:] == [("publish", "eval"), ("wait", "eval"), ("load", "eval")]
+    assert daemon.phases == ["init", "init", *CYCLE, "eval", "train"]
+    assert {tuple(phase.pools) for phase in daemon.registered[0].side if phase.name == "eval"} == {("rollout", "train")}
+
+
+def test_without_a_server_there_is_nowhere_for_weights_to_go(runs, out, daemon):
+    with pytest.raises(ValueError, match="no server that weights go to"):
+        runs.trainer("high", out, rollmux=dict(weights=Between()))
+    assert daemon.calls == []
+
+
 # ---- parking ---------------------------------------------------------------------------------------------------------
 
 

@@ -3,8 +3,8 @@
 verl imports what that variable names in each of its processes. Here this costs nothing until a process imports one of
 verl's trainers, which is the controller; workers never do, and never talk.
 
-Read in this order: ``contract`` (what must be so of the installed verl, checked when its trainer is imported),
-``rollmuxd_hook_kit.turns`` (one phase after the other), ``trainer`` (where the phases begin and end), ``residency``
+Read first ``contract`` (what must hold for the installed verl, checked when its trainer is imported). Then
+``rollmuxd_hook_kit.turns`` (one phase after the other), ``trainer`` (where the phases begin and end), and ``residency``
 (sleep and wake, by verl's own checkpoint engine manager).
 """
 
@@ -24,7 +24,7 @@ def _share(module: ModuleType) -> None:
     trainer.share(module)
 
 
-# The job's own node there has no GPU: what verl would be given is somebody else's, or nobody has granted it.
+# The job's own node there has no GPU: what verl would be given is another job's, or was not granted.
 if _resource := os.environ.get("ROLLMUX_RAY_RESOURCE"):
     raise RuntimeError(
         f"this job has a node of a Ray that others use, where its GPUs are called {_resource}, and verl asks Ray for "

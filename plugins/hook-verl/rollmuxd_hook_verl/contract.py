@@ -2,10 +2,7 @@
 
 from typing import Final
 
-from rollmuxd_hook_kit.contract import Class, Contract, Method
-
-_SELF: Final = Method(("self",))
-_BATCH: Final = Method(("self", "batch", "..."))
+from rollmuxd_hook_kit.contract import Contract, classes
 
 #: what both trainers do on the trainer's GPUs, in a slot for ``train``
 TRAINING: Final = (
@@ -17,72 +14,62 @@ TRAINING: Final = (
     "_update_actor",
 )
 
-PPO_TRAINER: Final = Class(
-    path="verl/trainer/ppo/ray_trainer.py",
-    name="RayPPOTrainer",
-    methods={
-        "init_workers": Method(("self",), calls=("checkpoint_manager.sleep_replicas",)),
-        "fit": Method(
-            ("self",),
-            calls=(
-                "_load_checkpoint",
-                "async_rollout_manager.generate_sequences",
-                "checkpoint_manager.sleep_replicas",
-                "checkpoint_manager.update_weights",
-                "_save_checkpoint",
-                "_validate",
-                *TRAINING,
-            ),
-        ),
-        "_validate": Method(("self", "merged"), calls=("async_rollout_manager.generate_sequences",)),
-        "_save_checkpoint": _SELF,
-        **dict.fromkeys(TRAINING, Method(("self", "batch"))),
-    },
-    mentions=("self.config", "self.global_steps", "self.use_critic", "self.use_reference_policy"),
-)
+PPO_TRAINER, MANAGER = classes("""
+    verl/trainer/ppo/ray_trainer.py:RayPPOTrainer
+        init_workers(self): checkpoint_manager.sleep_replicas
+        fit(self): _load_checkpoint async_rollout_manager.generate_sequences checkpoint_manager.sleep_replicas
+            checkpoint_manager.update_weights _save_checkpoint _validate _compute_reward_colocate _compute_old_log_prob
+            _compute_ref_log_prob _compute_values _update_critic _update_actor
+        _validate(self, merged): async_rollout_manager.generate_sequences
+        _save_checkpoint(self)
+        _compute_reward_colocate(self, batch)
+        _compute_old_log_prob(self, batch)
+        _compute_ref_log_prob(self, batch)
+        _compute_values(self, batch)
+        _update_critic(self, batch)
+        _update_actor(self, batch)
+        mentions self.config self.global_steps self.use_critic self.use_reference_policy
+    verl/checkpoint_engine/base.py:CheckpointEngineManager
+        sleep_replicas(self)
+        wake_up_replicas(self)
+        update_weights(self, global_steps)
+""")
 
-V1_TRAINER: Final = Class(
-    path="verl/trainer/ppo/v1/trainer_base.py",
-    name="PPOTrainer",
-    methods={
-        "__init__": Method(("self", "config")),
-        "init": Method(("self",), calls=("_setup", "on_init_end")),
-        "_setup": Method(("self",), calls=("checkpoint_manager.sleep_replicas", "_load_checkpoint")),
-        "fit": Method(("self", "agent_loop_manager"), calls=("step", "_save_checkpoint", "on_step_end", "_validate")),
-        "step": Method(("self", "metrics", "timing_raw"), calls=("_step_once",)),
-        "_add_batch_to_generate": _SELF,
-        "_step_once": Method(
-            ("self", "metrics", "timing_raw", "sample_batch_size"),
-            calls=("replay_buffer.sample", "on_sample_end", *TRAINING),
-        ),
-        "_validate": _SELF,
-        "_save_checkpoint": _SELF,
-        **dict.fromkeys(TRAINING, _BATCH),
-    },
-    mentions=("self.config", "self.global_steps", "self.trainer_mode", "self.use_critic", "self.use_reference_policy"),
-    since=(0, 9),
-)
-
-#: of the synchronous mode: where the rollout ends, and where weights are sent
-V1_SYNC: Final = Class(
-    path="verl/trainer/ppo/v1/trainer_sync.py",
-    name="PPOTrainerSync",
-    methods={
-        "on_init_end": Method(("self",), calls=("checkpoint_manager.update_weights",)),
-        "on_step_end": Method(("self",), calls=("checkpoint_manager.update_weights",)),
-        "on_sample_end": Method(("self",), calls=("checkpoint_manager.sleep_replicas",)),
-    },
-    since=(0, 9),
-)
-
-MANAGER: Final = Class(
-    path="verl/checkpoint_engine/base.py",
-    name="CheckpointEngineManager",
-    methods={
-        "sleep_replicas": _SELF,
-        "wake_up_replicas": _SELF,
-        "update_weights": Method(("self", "global_steps")),
-    },
+#: newer; of its modes: where the rollout ends, and where weights are sent
+V1_TRAINER, V1_SYNC, V1_ASYNC = (
+    known._replace(since=(0, 9))
+    for known in classes("""
+    verl/trainer/ppo/v1/trainer_base.py:PPOTrainer
+        __init__(self, config)
+        init(self): _setup on_init_end
+        _setup(self): checkpoint_manager.sleep_replicas _load_checkpoint
+        fit(self, agent_loop_manager): step _save_checkpoint on_step_end _validate
+        step(self, metrics, timing_raw): _step_once
+        _add_batch_to_generate(self)
+        _balance_batch(self, batch, ...)
+        _step_once(self, metrics, timing_raw, sample_batch_size): replay_buffer.sample on_sample_end
+            _balance_batch
+            _compute_reward_colocate _compute_old_log_prob _compute_ref_log_prob _compute_values _update_critic
+            _update_actor
+        _validate(self)
+        _save_checkpoint(self)
+        _compute_reward_colocate(self, batch, ...)
+        _compute_old_log_prob(self, batch, ...)
+        _compute_ref_log_prob(self, batch, ...)
+        _compute_values(self, batch, ...)
+        _update_critic(self, batch, ...)
+        _update_actor(self, batch, ...)
+        mentions self.config self.global_steps self.trainer_mode self.use_critic self.use_reference_policy
+            self.local_trigger_step self.parameter_sync_step
+    verl/trainer/ppo/v1/trainer_sync.py:PPOTrainerSync
+        on_init_end(self): checkpoint_manager.update_weights
+        on_step_end(self): checkpoint_manager.update_weights
+        on_sample_end(self): checkpoint_manager.sleep_replicas
+    verl/trainer/ppo/v1/trainer_separate_async.py:PPOTrainerSeparateAsync
+        on_init_end(self): standalone_checkpoint_manager.update_weights
+        on_step_end(self): standalone_checkpoint_manager.update_weights
+        mentions self.standalone_checkpoint_manager
+""")
 )
 
 VERL: Final = Contract(
@@ -90,8 +77,20 @@ VERL: Final = Contract(
     package="verl",
     hook="rollmuxd_hook_verl",
     known=((0, 7, 1), (0, 10)),
-    classes=(PPO_TRAINER, V1_TRAINER, V1_SYNC, MANAGER),
+    classes=(PPO_TRAINER, V1_TRAINER, V1_SYNC, V1_ASYNC, MANAGER),
     take_out="unset VERL_USE_EXTERNAL_MODULES",
-    chained=("__init__", "init_workers", "init", "_setup", "fit", "step", "_validate", "_save_checkpoint", *TRAINING),
+    chained=(
+        "__init__",
+        "init_workers",
+        "init",
+        "_setup",
+        "fit",
+        "step",
+        "_step_once",
+        "_balance_batch",
+        "_validate",
+        "_save_checkpoint",
+        *TRAINING,
+    ),
 )
 CONTRACTS: Final = (VERL,)

@@ -1,6 +1,6 @@
 """Sleep and wake by verl's own means, so that another job has the GPUs between two phases.
 
-The trainer's state is parked by verl itself, which moves it to host memory after each call where it is told to
+The trainer's state is parked by verl itself, which moves it to host memory after each call where its settings say so
 (``param_offload``, ``optimizer_offload``). The engine is put to sleep by the ``CheckpointEngineManager``. It drops its
 weights in its sleep, so it wakes as verl wakes it: by sending it the trainer's, which are the same as before.
 """
@@ -63,7 +63,7 @@ class Engine:
             self._sleep()
 
 
-def check_offload(config: Any, *, reference: bool, critic: bool) -> None:
+def check_offload(config: Any, *, reference: bool, critic: bool, engine: bool = True) -> None:
     """Raise ValueError where verl would keep something on the GPUs between two phases."""
     model = config.actor_rollout_ref
     kept = list(_kept(model.actor, "actor_rollout_ref.actor", ("param_offload", "optimizer_offload")))
@@ -71,7 +71,7 @@ def check_offload(config: Any, *, reference: bool, critic: bool) -> None:
         kept += _kept(model.ref, "actor_rollout_ref.ref", ("param_offload",))
     if critic:
         kept += _kept(config.critic, "critic", ("param_offload", "optimizer_offload"))
-    if not model.rollout.free_cache_engine:
+    if engine and not model.rollout.free_cache_engine:
         kept.append("actor_rollout_ref.rollout.free_cache_engine")
     if kept:
         raise ValueError(

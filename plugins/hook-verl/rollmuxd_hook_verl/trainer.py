@@ -1,4 +1,4 @@
-"""Where the phases of verl's PPO trainers begin and end: of ``RayPPOTrainer``, and of v1's with ``trainer_mode=sync``.
+"""Where the phases of verl's PPO trainers begin and end: of ``RayPPOTrainer``, and of v1's.
 
     export VERL_USE_EXTERNAL_MODULES=rollmuxd_hook_verl
     python -m verl.trainer.main_ppo ... +rollmux.name=math-7b +rollmux.slo=2.0
@@ -13,6 +13,10 @@
 
 Trainer and engine of these trainers are on the same GPUs, so all phases are of one pool, ``train``. One is left before
 the next begins. What the controller does between them (rewards, metrics, logging) is a time of the job's own.
+
+With ``trainer_mode=separate_async`` the engines run all the time, on GPUs of the run's own. Its job is asynchronous: it
+has the phase ``train`` only, from the first work on a complete batch until the weights are at the engines. With
+``parameter_sync_step`` > 1 the slot is also left after each other mini-batch. Validation needs no slot.
 """
 
 import contextlib
@@ -30,7 +34,7 @@ from rollmuxd_hook_kit.turns import Turns
 from rollmuxd_hook_verl.contract import PPO_TRAINER, V1_TRAINER, VERL
 from rollmuxd_hook_verl.residency import Engine, check_offload
 
-#: In this order: who follows comes upon an engine that sleeps, and no weights are sent twice.
+#: In this order: the next job finds an engine that sleeps, and no weights are sent twice.
 _PHASES = ("sync", "rollout", "train")
 
 #: what a mixin is mixed into, to a type checker
@@ -68,22 +72,30 @@ class Sharing(_Trainer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         config = inspect.signature(super().__init__).bind(*args, **kwargs).arguments["config"]
-        _check_mode(config)
+        self._asynchronous = _is_asynchronous(config)
+        if self._asynchronous and not hasattr(type(self), "_enable_hybrid_replicas"):
+            raise ValueError(
+                "trainer.v1.trainer_mode=separate_async: this release wakes an engine on the trainer's GPUs whatever "
+                "actor_rollout_ref.hybrid_engine says; take verl 0.9.1"
+            )
         given = _given(config)
         side = given.get("side") or {}
         self._eval_phase = "eval" if "eval" in side else "sync"
         self._save_phase = "save" if "save" in side else "train"
         parking = given.pop("parking", config.trainer.device != "cpu")
-        settings = _job_settings(given, config)
+        gateway = given.pop("gateway", "")
+        settings = _job_settings(given, config, asynchronous=self._asynchronous)
         super().__init__(*args, **kwargs)
         if parking:
-            check_offload(config, reference=self.use_reference_policy, critic=self.use_critic)
+            check_offload(
+                config, reference=self.use_reference_policy, critic=self.use_critic, engine=not self._asynchronous
+            )
         self._job = rollmuxd.job(**settings)
         self._engine = Engine(lambda: self.global_steps)
-        if parking:
+        if parking and not self._asynchronous:
             self._engine.attach(self._job, pool="train")
         # What a worker has been asked to do is through when the call returns.
-        self._turns = Turns(self._job, settle=lambda: None)
+        self._turns = Turns(self._job, settle=lambda: None, gateway=gateway)
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
@@ -202,27 +214,72 @@ class SharingV1(Sharing):
         """verl's, with the job's GPUs for itself."""
         with self._ending_with_an_error():
             self._begin()
-            return super().init(*args, **kwargs)
+            made = super().init(*args, **kwargs)
+            if self._asynchronous:
+                self._watch_weights()
+                self._turns.leave()
+            return made
 
     def _setup(self, *args: Any, **kwargs: Any) -> Any:
         made = super()._setup(*args, **kwargs)
-        self._watch_engine()
+        if not self._asynchronous:
+            self._watch_engine()
         return made
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """verl's, which begins with the request to generate."""
-        self._turns.go("rollout")
+        """verl's, which begins with the request to generate, or with the wait for a batch."""
+        if not self._asynchronous:
+            self._turns.go("rollout")
         return super().step(*args, **kwargs)
 
+    def _step_once(self, *args: Any, **kwargs: Any) -> Any:
+        batch = super()._step_once(*args, **kwargs)
+        if self._asynchronous and self.local_trigger_step < self.parameter_sync_step - 1:
+            self._turns.leave()  # what comes next is the wait for a mini-batch, and no weights
+        return batch
 
-def _check_mode(config: Any) -> None:
+    def _balance_batch(self, *args: Any, **kwargs: Any) -> Any:
+        if self._asynchronous:  # it is the first thing after a batch is complete; then workers copy their model
+            self._training()
+        return super()._balance_batch(*args, **kwargs)
+
+    def _validate(self, *args: Any, **kwargs: Any) -> Any:
+        if self._asynchronous:
+            return self.theirs._validate(self, *args, **kwargs)  # type: ignore[attr-defined]  # noqa: SLF001
+        return super()._validate(*args, **kwargs)
+
+    def _watch_weights(self) -> None:
+        """Have a slot end when an asynchronous run's weights are at its engines."""
+        manager = self.standalone_checkpoint_manager
+        send = manager.update_weights
+
+        def update_weights(*args: Any, **kwargs: Any) -> Any:
+            self._turns.go("train")
+            sent = send(*args, **kwargs)
+            self._turns.leave()
+            return sent
+
+        manager.update_weights = update_weights
+
+
+def _is_asynchronous(config: Any) -> bool:
+    """Whether engines run all the time, on GPUs of their own. Raises ValueError for modes that cannot share."""
     mode = config.trainer.get("v1", {}).get("trainer_mode", "sync") if config.trainer.get("use_v1", False) else "sync"
-    if mode != "sync":
+    if mode == "sync":
+        return False
+    instead = f"or take the hook out again: {VERL.take_out}"
+    if mode != "separate_async":
         raise ValueError(
-            f"trainer.v1.trainer_mode={mode}: its rollouts go on while it trains, so that there is no moment at which "
-            "another job could have its GPUs. Say trainer.v1.trainer_mode=sync, or take the hook out again: "
-            f"{VERL.take_out}"
+            f"trainer.v1.trainer_mode={mode}: engines and trainer use the same GPUs all the time, so no other job "
+            f"could have them. Say trainer.v1.trainer_mode=sync or separate_async, {instead}"
         )
+    if config.actor_rollout_ref.get("hybrid_engine", True):
+        raise ValueError(
+            f"trainer.v1.trainer_mode={mode} with actor_rollout_ref.hybrid_engine=True: an engine of this run would "
+            "wake on the trainer's GPUs, where another job may compute. Say actor_rollout_ref.hybrid_engine=False, "
+            f"{instead}"
+        )
+    return True
 
 
 def _given(config: Any) -> dict[str, Any]:
@@ -236,17 +293,20 @@ def _given(config: Any) -> dict[str, Any]:
     return {str(key): value for key, value in (plain or {}).items()}
 
 
-def _job_settings(given: Mapping[str, Any], config: Any) -> dict[str, Any]:
+def _job_settings(given: Mapping[str, Any], config: Any, *, asynchronous: bool) -> dict[str, Any]:
     """The keywords of :func:`rollmuxd.job` for this run."""
     gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    settings = {"name": _name(config), "train": {}, "phases": dict.fromkeys(_PHASES, "train"), **given}
+    phases = ("train",) if asynchronous else _PHASES
+    settings = {"name": _name(config), "train": {}, "phases": dict.fromkeys(phases, "train"), **given}
+    if asynchronous:
+        settings.setdefault("asynchronous", True)
     if "rollout" in settings or "pools" in settings:
         raise ValueError(
-            "rollmux.rollout: engine and trainer of this run are on the same GPUs, so give it those of rollmux.train"
+            "rollmux.rollout: this run shares the GPUs that it trains on, so give it those of rollmux.train"
         )
     if not {"nodes", "gpus", "named"} & settings["train"].keys():
         settings["train"] = {"gpus": gpus, **settings["train"]}
-    if missing := [phase for phase in _PHASES if phase not in settings["phases"]]:
+    if missing := [phase for phase in phases if phase not in settings["phases"]]:
         raise ValueError(
             f"rollmux.phases: there is no {' and no '.join(missing)} among {', '.join(settings['phases'])}"
         )

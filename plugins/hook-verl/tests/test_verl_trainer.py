@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: .ci/run says what these tests need of verl")
-pytest.importorskip("ray", reason="Ray is not installed: .ci/run says what these tests need of verl")
-pytest.importorskip("tensordict", reason="tensordict is not installed: .ci/run says what these tests need of verl")
-if importlib.util.find_spec("verl") is None:
+# Looked for only: each of pytest's workers imports this file, and one of them verl.
+if any(importlib.util.find_spec(needed) is None for needed in ("ray", "tensordict", "verl")):
     pytest.skip("verl is not installed: .ci/run says what these tests need of it", allow_module_level=True)
 
 import torch
@@ -210,20 +209,47 @@ def test_the_newer_trainer_has_the_same_phases_and_not_a_bit_is_different(v1, ti
     assert tiny.digest(workers.model) == tiny.digest(alone.actor_rollout_wg.model)
 
 
-def test_modes_of_the_newer_trainer_in_which_rollouts_and_training_overlap_are_refused(v1, out, daemon):
-    for mode in ("colocate_async", "separate_async"):
-        with pytest.raises(ValueError, match=f"trainer_mode={mode}: its rollouts go on while it trains"):
-            v1.trainer(out, f"trainer.v1.trainer_mode={mode}", *SEPARATE)
-    assert daemon.calls == []
-
-
 #: without which verl itself refuses the mode
 SEPARATE = (
+    "trainer.v1.trainer_mode=separate_async",
     "trainer.v1.separate_async.parameter_sync_step=1",
     "actor_rollout_ref.rollout.nnodes=1",
     "actor_rollout_ref.rollout.n_gpus_per_node=1",
     "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
 )
+ALONE = "actor_rollout_ref.hybrid_engine=False"
+
+
+def test_an_asynchronous_run_trains_and_sends_weights_in_a_slot_and_waits_for_batches_without(v1, tiny, out, daemon):
+    more = (*SEPARATE, ALONE, steps(3), "trainer.val_before_train=True", "trainer.test_freq=1")
+    trainer, agents = v1.trainer(out, *more, "trainer.experiment_name=tiny")
+    workers = trainer.actor_rollout_wg
+    workers.watch = workers.engine.watch = lambda: trainer._turns.current
+    trainer.fit(agents)
+    assert daemon.phases == ["init", "train", "train", "train"]
+    assert daemon.ended == {"tiny": "finished"}
+    assert {where for what, where in workers.engine.asked if what == "generate"} == {None}
+    assert [where for what, where in workers.engine.asked if what == "update"][1:] == ["train"] * 3
+    assert workers.asked == [("init", None), *[("copy", "train"), ("log_prob", "train"), ("update_actor", "train")] * 3]
+
+    alone, agents = v1.trainer(out + "-alone", *more, alone=True)
+    alone.fit(agents)
+    assert not hasattr(alone, "_turns")
+    assert tiny.digest(workers.model) == tiny.digest(alone.actor_rollout_wg.model)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["trainer.v1.trainer_mode=colocate_async"], "use the same GPUs all the time"),
+        ([*SEPARATE], "an engine of this run would wake on the trainer's GPUs"),
+    ],
+    ids=["colocate_async", "an_engine_beside_the_trainer"],
+)
+def test_modes_of_the_newer_trainer_that_would_use_gpus_of_another_job_are_refused(v1, out, daemon, more, said):
+    with pytest.raises(ValueError, match=said):
+        v1.trainer(out, *more)
+    assert daemon.calls == []
 
 
 def test_an_error_of_the_newer_trainer_ends_the_job(v1, out, daemon):
@@ -276,7 +302,7 @@ def test_what_rollmuxd_run_has_started_is_called_as_its_job(tiny, out, daemon, m
     [
         ("+rollmux.priorty=3", TypeError, "priority"),
         ("+rollmux=math", TypeError, "is a mapping"),
-        ("+rollmux.rollout.nodes=1", ValueError, "on the same GPUs"),
+        ("+rollmux.rollout.nodes=1", ValueError, "the GPUs that it trains on"),
         ("+rollmux.phases={rollout: train, train: train}", ValueError, "there is no sync among rollout, train"),
         ("trainer.device=cuda", ValueError, r"actor\.fsdp_config\.param_offload=True .*optimizer_offload=True"),
     ],

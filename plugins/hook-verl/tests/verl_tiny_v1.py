@@ -6,6 +6,7 @@ exchange what was generated, stands in too, as a dict of this process: the real 
 
 import copy
 import dataclasses
+import importlib
 import itertools
 import sys
 from types import ModuleType, SimpleNamespace
@@ -89,6 +90,9 @@ class Workers(tiny.Workers):
         told = self._told(self._rows(batch))
         return self.queue.kv_batch_put(batch.keys, batch.partition_id, fields=told.select("log_probs", "entropy"))
 
+    def save_model_to_cpu(self, key: int) -> None:
+        self.asked.append(("copy", self.watch()))
+
     def update_actor(self, batch: Batch) -> dict[str, Any]:
         return self.update_from_nested(self._rows(batch, "old_log_probs", "advantages", "response_mask"))
 
@@ -130,6 +134,53 @@ class Agents:
         self.queue.kv_batch_put(list(batch["uid"]), part, tags=[done] * len(prompts))
 
 
+class Nothing:
+    """In place of the ``LLMServerManager`` of a trainer without engines on its GPUs."""
+
+    rollout_replicas: tuple[Any, ...] = ()
+    server_addresses: tuple[str, ...] = ()
+
+    def get_replicas(self) -> list[Any]:
+        return []
+
+
+class Apart:
+    """In place of ``CheckpointEngineManager`` and ``LLMServerManager`` of engines on GPUs of their own."""
+
+    server_addresses: tuple[str, ...] = ()
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers = workers
+
+    def get_replicas(self) -> list[Any]:
+        return [self.workers.engine]
+
+    def update_weights(self, step: int) -> dict[str, float]:
+        self.workers.engine.take(self.workers.model.state_dict())
+        return {}
+
+
+def _apart(*, alone: bool) -> Any:
+    """The trainer whose engines are on GPUs of their own, and these put out of the way, too."""
+    from verl.trainer.ppo.v1 import trainer_base
+    from verl.trainer.ppo.v1 import trainer_separate_async as theirs
+
+    kind = trainer_base.TRAINER_REGISTRY["separate_async"]
+    if alone:  # made once more, of verl's own base
+        hooked = trainer_base.PPOTrainer
+        del trainer_base.TRAINER_REGISTRY["separate_async"]
+        trainer_base.PPOTrainer = hooked.theirs
+        importlib.reload(theirs)
+        trainer_base.PPOTrainer, trainer_base.TRAINER_REGISTRY["separate_async"] = hooked, kind
+    theirs.logger.setLevel("WARNING")  # one message of 0.9.1 has an argument that logging does not know
+    trainer_base.LLMServerManager = SimpleNamespace(create_empty=lambda **_: Nothing())
+    theirs.LLMServerManager = SimpleNamespace(
+        create=lambda **_: SimpleNamespace(get_replicas=list, server_addresses=())
+    )
+    theirs.CheckpointEngineManager = lambda actor_wg, **_: Apart(actor_wg)
+    return theirs.PPOTrainerSeparateAsync if alone else kind
+
+
 def trainer(out: str, *more: str, alone: bool = False) -> tuple[Any, Agents]:
     """A trainer, and who generates for it; ``alone`` without the hook."""
     tiny.stand_in()
@@ -154,7 +205,9 @@ def trainer(out: str, *more: str, alone: bool = False) -> tuple[Any, Agents]:
     trainer_base.create_rl_dataset = lambda *_, is_train, **__: tiny.Questions(24 if is_train else 6)
     settings = tiny.config(out, "actor_rollout_ref.rollout.calculate_log_probs=False", *more)
     kind = v1.get_trainer_cls(settings.trainer.v1.trainer_mode)
-    if alone:
+    if settings.trainer.v1.trainer_mode == "separate_async":
+        kind = _apart(alone=alone)
+    elif alone:
         kind = type("Alone", (kind.theirs,), {name: vars(kind)[name] for name in vars(kind) if name.startswith("on_")})
     made = kind(config=settings)
     made._init_tokenizer = lambda: vars(made).update(tokenizer=tiny.TOKENIZER, processor=None)

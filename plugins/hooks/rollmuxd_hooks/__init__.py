@@ -8,7 +8,7 @@ the phase that each of them is in:
 - ``skyrl``: ``python -m rollmuxd_hooks.skyrl``, or the mixin ``Sharing`` for an experiment of one's own
 - ``areal``, ``roll``, ``slime``, ``nemo_rl``: the same names, imported from here
 
-A new one: its :class:`~rollmuxd_hook_kit.contract.Contract` in ``contract``, a module that calls
-:func:`~rollmuxd_hooks.installed.look_at` first, makes a :class:`~rollmuxd_hooks.loop.Loop` and puts brackets around
-methods by :func:`~rollmuxd_hooks.loop.around`; facts by ``make drift``; a test that drives its loop.
+A new hook has its :class:`~rollmuxd_hook_kit.contract.Contract` in ``contract``, and a module that calls
+:func:`~rollmuxd_hooks.installed.look_at` first. The module makes a :class:`~rollmuxd_hooks.loop.Loop` and puts brackets
+around methods by :func:`~rollmuxd_hooks.loop.around`. ``make drift`` writes its facts, and a test drives its loop.
 """

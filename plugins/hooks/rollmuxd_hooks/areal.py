@@ -37,7 +37,7 @@ class PPOTrainer(Theirs):  # type: ignore[misc]
         self._loop = Loop(
             rollmux,
             name=f"{get(config, 'experiment_name', default='areal')}-{get(config, 'trial_name', default='trial')}",
-            shape=Shape.ONE_POOL if colocated else Shape.TRAIN_ONLY,
+            shape=Shape.ONE_POOL if colocated else Shape.ASYNCHRONOUS,
             stays=_staying(config, colocated=colocated),
         )
         self._colocated = colocated

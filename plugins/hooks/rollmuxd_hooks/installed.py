@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rollmuxd_hook_kit.contract import Contract, UnknownFramework, check, facts_under
 
-#: how a checkout that nobody has installed says what it is
+#: how a checkout that is not installed says what it is
 _SAID = re.compile(r"""^\s*version\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 

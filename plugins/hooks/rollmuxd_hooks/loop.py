@@ -1,13 +1,14 @@
 """A framework's loop as a job: what it is called and needs, and the verbs that its methods are bracketed with.
 
 One process of the framework drives its workers; it is the one that talks. One phase is left where the next begins. The
-framework itself takes its state off the GPUs at the end of a phase, by settings of its own, which a hook insists on; a
-GPU that is not seen clear goes to nobody.
+framework itself takes its state off the GPUs at the end of a phase, by settings of its own that a hook insists on. A
+GPU that is not verified clean goes to no job.
 """
 
 import contextlib
 import enum
 import functools
+import importlib
 import inspect
 import os
 import re
@@ -15,10 +16,10 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import rollmuxd
-from rollmuxd_hook_kit.turns import Turns
+from rollmuxd_hook_kit.turns import Mover, Turns
 
 #: names a file with keywords of :func:`rollmuxd.job`, as TOML
 FILE: Final = "ROLLMUX_HOOK"
@@ -33,37 +34,60 @@ class Shape(enum.Enum):
     TWO_POOLS = "two pools"
     #: one phase: all that the loop does on shared GPUs
     TRAIN_ONLY = "train only"
+    #: one phase, the trainer's; rollouts run all the time, on GPUs of the run's own
+    ASYNCHRONOUS = "asynchronous"
 
 
 _PHASES: Final[Mapping[Shape, Mapping[str, Any]]] = {
     Shape.ONE_POOL: {"rollout": "train", "train": "train"},
     Shape.TWO_POOLS: {"rollout": "rollout", "train": "train", "sync": ["rollout", "train"]},
     Shape.TRAIN_ONLY: {"train": "train"},
+    Shape.ASYNCHRONOUS: {"train": "train"},
 }
 
 
 class Loop:
     """The job of a loop, and its turns. Without a daemon all of it does nothing.
 
+    ``gateway="http://..."`` among the keywords joins each rollout to a gateway, which the framework generates through;
+    see :class:`~rollmuxd_hook_kit.turns.Turns` for one that asks for keys.
+
     ``given`` has keywords of :func:`rollmuxd.job`, over those of the file that ``ROLLMUX_HOOK`` names; ``name`` is for
-    a job that has none. ``stays`` says why state would stay on the GPUs between phases, if it would: refused, unless
-    ``resident=True`` is among the keywords (for daemons that only watch, and where there are no GPUs).
+    a job that has none. ``stays`` says why state would stay on the GPUs between phases, if it would. That is refused,
+    unless ``resident=True`` is among the keywords (for daemons that only watch, and where there are no GPUs).
+
+    ``weights`` among the keywords is a :class:`~rollmuxd_hook_kit.turns.Mover`, or ``"module:name"`` of what makes one.
+    It brings new weights to the engines between ``train`` and ``rollout``, while no GPU is held. The framework's own
+    way, over both pools, is not taken.
+
+    ``ahead`` says of an asynchronous loop how many batches it begins beyond the one that it trains on. Its slot is for
+    ``train``, from a complete batch to the weights' arrival at the engines. It is never held while the loop waits for
+    its own rollouts: the next job would wait for them too.
 
     Raises TypeError and ValueError for settings that cannot be.
     """
 
-    def __init__(self, given: Mapping[str, Any] | None, *, name: str, shape: Shape, stays: str = "") -> None:
+    def __init__(
+        self, given: Mapping[str, Any] | None, *, name: str, shape: Shape, stays: str = "", ahead: int = 1
+    ) -> None:
         settings = {**from_file(), **(given or {})}
         resident = bool(settings.pop("resident", False))
+        gateway = settings.pop("gateway", "")
         if stays and not resident:
             raise ValueError(
                 f"{stays}; for a daemon that only watches (mode observe), or where there are no GPUs, say "
                 f"resident=True among the job's keywords ({FILE}=job.toml)"
             )
         self._shape = shape
+        self._mover = _mover(settings.pop("weights", None), shape)
+        #: whether what was trained last is on the rollout hosts
+        self._brought = False
         #: whether nothing is parked
         self.resident = resident
-        settings = _job_settings(settings, name, shape)
+        settings = _job_settings(settings, name, shape, self._mover)
+        if shape is Shape.ASYNCHRONOUS:
+            said = settings.get("asynchronous")
+            settings["asynchronous"] = {"ahead": ahead, **(said if isinstance(said, Mapping) else {})}
         side = settings.get("side") or {}
         one = shape is not Shape.TWO_POOLS
         #: what an evaluation has, where it is not in one that will do
@@ -72,7 +96,7 @@ class Loop:
         #: where evaluation and saving find all that they need (on one pool, state may be there that must stay)
         self._enough = ("init", "sync", "rollout", "train") if one else ("init", "sync")
         self.job = rollmuxd.job(**settings)
-        self.turns = Turns(self.job, _nothing)
+        self.turns = Turns(self.job, _nothing, gateway=gateway)
         if not resident:
             self.parked_by(_nothing)
 
@@ -86,6 +110,11 @@ class Loop:
         self.job.on_park(lambda _: park(), pool=pool)
         self.job.on_load(lambda _: (load or _nothing)(), pool=pool)
         self.job.on_discard(_nothing, pool=pool)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether rollouts run all the time, on GPUs of the run's own."""
+        return self._shape is Shape.ASYNCHRONOUS
 
     @property
     def rollout_pool(self) -> str:
@@ -105,16 +134,33 @@ class Loop:
 
     def rollout(self) -> None:
         """Generate from here."""
-        if self._shape is not Shape.TRAIN_ONLY:
+        if self._shape not in (Shape.TRAIN_ONLY, Shape.ASYNCHRONOUS):
             self.turns.go("rollout")
 
     def train(self) -> None:
         """Train from here: everything until the next rollout, log-probabilities first."""
+        self._brought = False
         self.turns.go("train")
 
     def sync(self) -> None:
-        """Weights are on their way from here."""
-        self.turns.go({Shape.ONE_POOL: "rollout", Shape.TWO_POOLS: "sync", Shape.TRAIN_ONLY: "train"}[self._shape])
+        """Weights are on their way from here; an asynchronous run's first ones within ``init``."""
+        if self.asynchronous and self.turns.current == "init":
+            return
+        if self._mover is not None:
+            if self._brought:
+                self.turns.go("rollout")
+            else:
+                self.turns.bring(self._mover)
+                self._brought = True
+            return
+        self.turns.go({Shape.ONE_POOL: "rollout", Shape.TWO_POOLS: "sync"}.get(self._shape, "train"))
+
+    def send(self, theirs: Callable[[], Any]) -> Any:
+        """Put the weights into the engines: by the framework (``theirs``), unless they were brought already."""
+        self.sync()
+        if self._mover is None:
+            return theirs()
+        return self._mover.load()
 
     def rest(self) -> None:
         """Need no GPU from here."""
@@ -122,7 +168,10 @@ class Loop:
             self.turns.leave()
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Generate for an evaluation."""
+        """Generate for an evaluation; an asynchronous run does so on GPUs of its own, and holds no others."""
+        if self.asynchronous:
+            self.turns.leave()
+            return contextlib.nullcontext()
         return self.turns.within(self.eval_phase, or_in=self._enough)
 
     def saving(self) -> AbstractContextManager[None]:
@@ -155,7 +204,7 @@ def around(
 ) -> None:
     """Have an object's method begin with ``before`` and end with ``after``, unless it raises, all of it ``within``.
 
-    In a coroutine these block its loop: nothing of it may go on without the GPUs, and who interrupts it gets through.
+    In a coroutine these block its loop: nothing of it may continue without the GPUs, and an interruption gets through.
     """
     method = getattr(owner, name)
 
@@ -182,11 +231,9 @@ def around(
     setattr(owner, name, bracketed)
 
 
-def refuse(what: str, instead: str) -> ValueError:
-    """Return the refusal of a loop whose rollouts run on while it trains: no phase of it ends where another begins."""
-    return ValueError(
-        f"{what}: its rollouts run on while it trains, so there is no time at which the GPUs of one are free; {instead}"
-    )
+def refuse(what: str, instead: str, why: str = "the hook does not know where this loop needs its GPUs") -> ValueError:
+    """Return the refusal of a loop that would lose gradients, deadlock, or compute on GPUs of another job."""
+    return ValueError(f"{what}: {why}; {instead}")
 
 
 def get(config: Any, *path: str, default: Any = None) -> Any:
@@ -211,7 +258,24 @@ def from_file() -> dict[str, Any]:
     return said
 
 
-def _job_settings(given: Mapping[str, Any], name: str, shape: Shape) -> dict[str, Any]:
+def _mover(given: Any, shape: Shape) -> Mover | None:
+    """A mover, from itself or from the name of what makes one. Raises ValueError where there is no way for it."""
+    if given is None:
+        return None
+    if shape is not Shape.TWO_POOLS:
+        raise ValueError("weights=: no weights travel between shared pools here; leave it out")
+    if not isinstance(given, str):
+        return cast("Mover", given)
+    module, _, name = given.partition(":")
+    try:
+        return cast("Mover", getattr(importlib.import_module(module), name)())
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"weights={given!r}: {error}; it is 'module:name' of a function that makes the mover"
+        ) from error
+
+
+def _job_settings(given: Mapping[str, Any], name: str, shape: Shape, mover: Mover | None) -> dict[str, Any]:
     if shape is not Shape.TWO_POOLS and "rollout" in given:
         raise ValueError(
             "rollout=: this run generates on the GPUs of pool train, or on its own; give train= only, for all it shares"
@@ -220,6 +284,11 @@ def _job_settings(given: Mapping[str, Any], name: str, shape: Shape) -> dict[str
     pools = {"train": {"nodes": 1}} | ({"rollout": {"nodes": 1}} if shape is Shape.TWO_POOLS else {})
     settings = {"name": named, "phases": dict(_PHASES[shape]), **pools, **given}
     side = dict(settings.get("side") or {})
+    if mover is not None:
+        if "phases" not in given:
+            settings["phases"] = {"rollout": {"pools": "rollout", "gap_s": mover.expected_s}, "train": "train"}
+        # What evaluates in a slot of its own has both: engines, and what the trainer computes.
+        settings["side"] = side = {**side, "eval": {"pools": ["rollout", "train"], **(side.get("eval") or {})}}
     if isinstance(side.get("save"), Mapping):
         settings["side"] = {**side, "save": {"pools": "train", **side["save"]}}
     return settings

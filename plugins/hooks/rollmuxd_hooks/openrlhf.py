@@ -44,7 +44,11 @@ class Run:
     def begin(self, args: Any) -> None:
         """Register what these arguments describe. Raises ValueError for a run that cannot share."""
         if get(args, "train", "async_enable"):
-            raise refuse("--train.async_enable", "leave it out")
+            raise refuse(
+                "--train.async_enable",
+                "leave it out",
+                "its training step holds the GPUs while it waits for its rollouts",
+            )
         sleeps = args.train.colocate_all and args.vllm.enable_sleep and args.ds.enable_sleep
         self.loop = Loop(
             None,

@@ -44,9 +44,8 @@ class RLVRPipeline(Theirs):  # type: ignore[misc]
             return super().run()
 
     def model_update(self, global_step: Any) -> Any:
-        """ROLL's, in a slot for both."""
-        self._loop.sync()
-        return super().model_update(global_step)
+        """ROLL's, in a slot for both; or the mover's, in the rollout's."""
+        return self._loop.send(lambda: super(RLVRPipeline, self).model_update(global_step)) or {}
 
     def val(self, global_step: Any) -> Any:
         """ROLL's; rollouts follow, in the same slot."""

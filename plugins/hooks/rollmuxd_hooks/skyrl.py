@@ -1,8 +1,12 @@
 """SkyRL: ``python -m rollmuxd_hooks.skyrl ARGS`` in place of ``python -m skyrl.train.entrypoints.main_base ARGS``.
 
-For an experiment of one's own: ``class Experiment(Sharing, MyExp)``, in the place of ``MyExp``.
+For an experiment of one's own: ``class Experiment(Sharing, MyExp)``, in the place of ``MyExp``. One whose trainer is a
+``FullyAsyncRayPPOTrainer``: ``class Experiment(SharingAsync, MyExp)``. Its slot is for training and the weights after
+it. Its rollouts are tasks of the same event loop, so the loop waits for a slot in a thread.
 """
 
+import asyncio
+import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping
@@ -10,7 +14,8 @@ from typing import Any, Final
 
 import ray
 
-from rollmuxd_hooks.contract import SKYRL
+from rollmuxd_hook_kit.contract import release
+from rollmuxd_hooks.contract import SKYRL, SKYRL_ASYNC
 from rollmuxd_hooks.installed import look_at
 from rollmuxd_hooks.loop import FILE, Loop, Shape, around, from_file, refuse
 
@@ -18,6 +23,7 @@ look_at(SKYRL, "skyrl")
 
 from skyrl.train.config import SkyRLTrainConfig  # noqa: E402
 from skyrl.train.entrypoints.main_base import BasePPOExp  # noqa: E402
+from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer  # noqa: E402
 from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
 from skyrl.train.utils import validate_cfg  # noqa: E402
 from skyrl.train.utils.utils import initialize_ray  # noqa: E402
@@ -33,16 +39,19 @@ class Sharing(_Experiment):  # type: ignore[misc]
 
     #: keywords of :func:`rollmuxd.job`
     rollmux: Mapping[str, Any] = {}
+    #: the trainer that the hook knows
+    known: type = RayPPOTrainer
 
     def run(self) -> None:
         """SkyRL's, as a job."""
         placed = self.cfg.trainer.placement
+        shape = Shape.ONE_POOL if placed.colocate_all else Shape.TWO_POOLS
         self._loop = Loop(
             self.rollmux,
             name=str(self.cfg.trainer.run_name),
-            shape=Shape.ONE_POOL if placed.colocate_all else Shape.TWO_POOLS,
+            shape=Shape.ASYNCHRONOUS if self.known is FullyAsyncRayPPOTrainer else shape,
             stays=""
-            if placed.colocate_all
+            if placed.colocate_all or self.known is FullyAsyncRayPPOTrainer
             else "SkyRL takes models and engines off the GPUs only with trainer.placement.colocate_all=true",
         )
         self._loop.begin()
@@ -52,10 +61,25 @@ class Sharing(_Experiment):  # type: ignore[misc]
     def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
         """SkyRL's, with brackets around its methods."""
         trainer = super().get_trainer(*args, **kwargs)
-        if type(trainer).train is not RayPPOTrainer.train:
-            raise refuse(f"{type(trainer).__name__} has a loop of its own", "the hook is for RayPPOTrainer's")
-        bracket(trainer, self._loop)
+        if type(trainer).train is not self.known.train:  # type: ignore[attr-defined]
+            raise refuse(
+                f"{type(trainer).__name__} has a loop of its own",
+                "Sharing is for RayPPOTrainer's, and SharingAsync for FullyAsyncRayPPOTrainer's",
+            )
+        (bracket_async if self._loop.asynchronous else bracket)(trainer, self._loop)
         return trainer
+
+
+class SharingAsync(Sharing):
+    """Mixin for a ``BasePPOExp`` whose trainer is a ``FullyAsyncRayPPOTrainer``, to come first."""
+
+    known = FullyAsyncRayPPOTrainer
+
+    def run(self) -> None:
+        """SkyRL's, as a job."""
+        if release(importlib.metadata.version("skyrl")) < SKYRL_ASYNC.since:
+            raise refuse("a FullyAsyncRayPPOTrainer before SkyRL 0.3", "take a newer release")
+        super().run()
 
 
 def bracket(trainer: Any, loop: Loop) -> None:
@@ -72,6 +96,38 @@ def bracket(trainer: Any, loop: Loop) -> None:
         around(trainer.dispatch, "save_weights_for_sampler", before=loop.sync)
         if trainer.colocate_all and not loop.resident:
             loop.parked_by(lambda: offload(trainer.dispatch), pool="train")
+
+    around(trainer, "build_models", after=built)
+
+
+def bracket_async(trainer: Any, loop: Loop) -> None:
+    """Put training, and the weights after it, into slots. SkyRL itself moves no models of such a run."""
+    train = trainer._run_training  # noqa: SLF001
+
+    async def run_training(*args: Any, **kwargs: Any) -> Any:
+        await asyncio.to_thread(loop.train)
+        return await train(*args, **kwargs)
+
+    trainer._run_training = run_training  # noqa: SLF001
+    for name in ("save_checkpoints", "save_models", "update_ref_with_policy"):
+        around(trainer, name, within=loop.saving)
+
+    def built() -> None:
+        send = trainer.dispatch.save_weights_for_sampler
+
+        async def save_weights_for_sampler(*args: Any, **kwargs: Any) -> Any:
+            sent = await send(*args, **kwargs)
+            await asyncio.to_thread(loop.turns.leave)
+            return sent
+
+        trainer.dispatch.save_weights_for_sampler = save_weights_for_sampler
+        groups = trainer.dispatch._actor_groups  # noqa: SLF001
+        if not loop.resident:
+            loop.parked_by(
+                lambda: [group.offload_to_cpu() for group in groups.values()],
+                load=lambda: [group.backload_to_gpu() for group in groups.values()],
+                pool="train",
+            )
 
     around(trainer, "build_models", after=built)
 
@@ -99,8 +155,8 @@ def main() -> None:
     config = SkyRLTrainConfig.from_cli_overrides(sys.argv[1:])
     validate_cfg(config)
     initialize_ray(config)
-    # The loop runs on some node of the cluster, which may have neither this file nor this environment. (What Ray is
-    # told of an environment, anybody may read who reaches it.)
+    # The loop runs on some node of the cluster, which may have neither this file nor this environment. (What Ray
+    # gets of an environment, any caller may read that reaches it.)
     daemon = {name: value for name, value in os.environ.items() if name.startswith("ROLLMUX_") and name not in _OURS}
     ray.get(_run.options(runtime_env={"env_vars": daemon}).remote(config, from_file()))
 

@@ -1,10 +1,14 @@
 """slime: in the ``train.py`` of one's own, ``from rollmuxd_hooks.slime import`` the three that make what it drives.
 
 ``create_placement_groups`` begins the job, and ``dispose`` of the rollout manager ends it. The manager is a handle of
-Ray, so a stand-in goes to the loop in its place; groups of trainers are objects, with brackets around their methods.
+Ray, so the loop gets a stand-in for it. Groups of trainers are objects, with brackets around their methods.
+
+A driver that asks for the next rollout before it trains, as ``train_async.py`` does, is asynchronous. Its slot is for
+the weights of the step before and for training. It waits for its next rollout between the two, without a slot.
 """
 
 import ast
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -29,21 +33,31 @@ _run: dict[str, Loop] = {}
 
 def _loop() -> Loop:
     if "loop" not in _run:
-        raise RuntimeError("nobody has begun the job: import create_placement_groups from rollmuxd_hooks.slime too")
+        raise RuntimeError("the job has not begun: import create_placement_groups from rollmuxd_hooks.slime too")
     return _run["loop"]
 
 
 def create_placement_groups(args: Any, *, rollmux: Mapping[str, Any] | None = None) -> Any:
     """slime's, once the job has its place. ``rollmux``: keywords of :func:`rollmuxd.job`."""
+    shape = Shape.ONE_POOL if args.colocate else Shape.TWO_POOLS
+    needs: tuple[str, ...] = ("offload_rollout", "offload_train")
     if not waits_for_rollouts(_source_of_main()):
-        raise refuse("this driver goes on while rollout_manager.generate.remote(...) runs", "use slime's train.py")
+        if get(args, "use_critic"):
+            raise refuse(
+                "--use-critic with train_async.py",
+                "leave it out",
+                "where only the critic trains, the slot would be held while the driver waits for its rollout",
+            )
+        shape, needs = Shape.ASYNCHRONOUS, ("offload_train",)
+    flags = " and ".join(f"--{name.replace('_', '-')}" for name in needs)
     loop = Loop(
         rollmux,
         name=str(get(args, "wandb_group") or "slime"),
-        shape=Shape.ONE_POOL if args.colocate else Shape.TWO_POOLS,
+        shape=shape,
         stays=""
-        if args.offload_train and args.offload_rollout
-        else "slime takes engines and models off the GPUs only with --offload-rollout and --offload-train",
+        if all(getattr(args, name) for name in needs)
+        else f"slime takes its state off the GPUs only with {flags}",
+        ahead=0,
     )
     loop.begin()
     _run["loop"] = loop
@@ -64,12 +78,28 @@ def create_training_models(args: Any, pgs: Any, rollout_manager: Any, **more: An
     for group in groups:
         if group is None:
             continue
-        around(group, "async_train", before=loop.train)
-        around(group, "update_weights", before=loop.sync)
+        if loop.asynchronous:
+            group.async_train = functools.partial(_train, loop, group.async_train)
+        else:
+            around(group, "async_train", before=loop.train)
+        group.update_weights = functools.partial(_send, loop, group.update_weights)
         around(group, "save_model", within=loop.saving)
-        if hasattr(group, "create"):  # with --release-train trainers are made anew for each step
+        if hasattr(group, "create"):  # with --release-train trainers are made again for each step
             around(group, "create", before=loop.train)
     return groups
+
+
+def _train(loop: Loop, theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Train to the end, in a slot: what the driver does next is to wait for its rollout."""
+    loop.train()
+    answers = theirs(*args, **kwargs)
+    ray.wait(answers, num_returns=len(answers))
+    loop.rest()
+    return answers
+
+
+def _send(loop: Loop, theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return loop.send(lambda: theirs(*args, **kwargs))
 
 
 class Manager:
@@ -80,7 +110,9 @@ class Manager:
         self._loop = loop
         #: whether its engines are on the GPUs, as the loop has asked
         self._loaded = False
-        if not loop.resident:
+        #: whether a rollout was asked for
+        self._begun = False
+        if not loop.resident and not loop.asynchronous:
             loop.parked_by(self._park, load=self._load, pool=loop.rollout_pool)
 
     def __getattr__(self, name: str) -> Any:
@@ -92,14 +124,24 @@ class Manager:
             "onload_kv": self._loading,
             "offload": self._offloading,
         }
+        if self._loop.asynchronous:
+            brackets = {"generate": self._running_on, "eval": self._loop.evaluating}
         method = getattr(self.handle, name)
         if name == "dispose":
             return _Call(method, nullcontext, self._loop.end)
-        return _Call(method, brackets[name]) if name in brackets else method
+        waits = name != "generate" or not self._loop.asynchronous
+        return _Call(method, brackets[name], waits=waits) if name in brackets else method
 
     def _generating(self) -> AbstractContextManager[Any]:
         self._loop.rollout()
         self._loaded = True
+        return nullcontext()
+
+    def _running_on(self) -> AbstractContextManager[Any]:
+        """The first rollout is waited for at once; a later one while this step trains."""
+        if not self._begun:
+            self._loop.turns.leave()
+        self._begun = True
         return nullcontext()
 
     def _loading(self) -> AbstractContextManager[Any]:
@@ -121,19 +163,28 @@ class Manager:
 
 
 class _Call:
-    """A method of the handle, whose ``remote`` returns once the work is done: the driver would wait for it anyway."""
+    """A method of the handle. Its ``remote`` returns once the work is done, where the driver would wait for it anyway.
+
+    ``waits``: it would.
+    """
 
     def __init__(
-        self, method: Any, within: Callable[[], AbstractContextManager[Any]], after: Callable[[], Any] = lambda: None
+        self,
+        method: Any,
+        within: Callable[[], AbstractContextManager[Any]],
+        after: Callable[[], Any] = lambda: None,
+        *,
+        waits: bool = True,
     ) -> None:
-        self._method = method
+        self._method, self._waits = method, waits
         self._within = within
         self._after = after
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         with self._within():
             answer = self._method.remote(*args, **kwargs)
-            ray.wait([answer])
+            if self._waits:
+                ray.wait([answer])
         self._after()
         return answer
 

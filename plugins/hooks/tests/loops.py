@@ -14,10 +14,12 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import runpy
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +38,10 @@ STANDINS = Path(__file__).with_name("standins")
 DONE: list[tuple[str, str | None, str | None, float]] = []
 #: the turns of the job
 TURNS = []
+#: batches that asynchronous rollouts have made
+MADE = threading.Semaphore(0)
+#: how many batches more each request for training waits for, as if another job held the GPUs until then
+HOLDS_UP = []
 
 
 def done(what):
@@ -52,11 +58,31 @@ def watched():
     from rollmuxd_hooks import loop
 
     class Watched(loop.Turns):
-        def __init__(self, *args):
-            super().__init__(*args)
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
             TURNS.append(self)
 
+        def go(self, phase):
+            for _ in range(HOLDS_UP.pop(0) if HOLDS_UP and phase == "train" != self.current else 0):
+                assert MADE.acquire(timeout=60), "no batch is made while the loop waits for a slot"
+            super().go(phase)
+
     loop.Turns = Watched
+
+
+class Between:
+    """A mover that writes down what it does; ``weights = "loops:Between"`` in the job's file."""
+
+    expected_s = 1.0
+
+    def publish(self, fence):
+        done("mover.publish")
+
+    def wait(self):
+        done("mover.wait")
+
+    def load(self):
+        done("mover.load")
 
 
 class Group:
@@ -152,7 +178,7 @@ def openrlhf(version, *more):
 def skyrl(version, layout="colocated", *_):
     """The trainer of the release, and its dispatch to workers."""
     made = []
-    colocate_all = layout != "apart"
+    colocate_all = layout not in ("apart", "fully async")
 
     class Engines:
         async def sleep(self, **_):
@@ -194,9 +220,10 @@ def skyrl(version, layout="colocated", *_):
             asyncio.run(self._setup_trainer().train())
 
     sky = "skyrl.backends.skyrl_train.workers.worker_dispatch"
+    real = ["skyrl.train.trainer", "skyrl.train.fully_async_trainer", sky]
     install(
         version,
-        ["skyrl.train.trainer", sky],
+        real if layout == "fully async" else [*real[:1], sky],
         skyrl__train__utils__trainer_utils={"ResumeMode": SimpleNamespace(NONE=None)},
         skyrl__train__config={"SkyRLTrainConfig": SimpleNamespace(from_cli_overrides=lambda _: config(colocate_all))},
         skyrl__train__entrypoints__main_base={"BasePPOExp": Plain},
@@ -282,8 +309,61 @@ def skyrl(version, layout="colocated", *_):
             done("policy.train")
 
         Trainer.train = train
-    made.append(Trainer)
+    made.append(fully_async(hook, Trainer, Batch) if layout == "fully async" else Trainer)
+    if layout == "fully async":
+
+        class Experiment(hook.SharingAsync, Plain):
+            """What a user writes."""
+
+        Experiment(config(colocate_all)).run()
+        return
     hook.main()
+
+
+def fully_async(hook, made_up, batch):
+    """SkyRL's fully asynchronous trainer; what the other one has made up is made up here too."""
+    from skyrl.train import fully_async_trainer as theirs
+
+    same = {name: value for name, value in vars(made_up).items() if inspect.isfunction(value) and name != "train"}
+
+    class Prompts(list):
+        def state_dict(self):
+            return {}
+
+        load_state_dict = Anything()
+
+    class Trainer(theirs.FullyAsyncRayPPOTrainer):
+        __init__ = same["__init__"]
+
+        def _setup_async(self):
+            self.mini_batch_size, self.max_staleness_steps, self.num_parallel_generation_workers = 1, 1, 2
+            self.sample_full_batch, self.num_steps_per_epoch, self.total_training_steps = False, 3, 3
+            prompts = Prompts([{"uid": str(number)}] for number in range(3))
+            self.async_train_dataloader = theirs._AsyncDataloader(prompts, 1)
+            self._staleness_manager = theirs._AsyncStalenessManager(2, 1, 1)
+            self._profiler_start = self._profiler_step = self._profiler_stop = lambda: None
+
+        def build_models(self, *args):
+            self._setup_async()
+            same["build_models"](self, *args)
+
+        async def _run_generate_for_a_group_loop(self, buffer):
+            while (prompts := await self.async_train_dataloader.get_next_non_consumed_data()) is not None:
+                await self._staleness_manager.acquire_submission_slot()
+                await asyncio.sleep(0)
+                done("engines.generate")
+                MADE.release()
+                await buffer.put(theirs.GeneratedOutputGroup(batch(), prompts[0]["uid"], self.global_step))
+                await self._staleness_manager.on_rollout_accepted()
+
+        def convert_generation_group_mini_batch_to_training_input(self, *_):
+            return batch()
+
+    for name, function in same.items():
+        if name not in vars(Trainer):
+            setattr(Trainer, name, function)
+    HOLDS_UP.extend((2, 1, 0))  # one more than is to be trained, of three
+    return Trainer
 
 
 def config(colocate_all):
@@ -388,13 +468,13 @@ def standin(framework, script="train", *arguments):
     runpy.run_path(path, run_name="__main__")
 
 
-def slime(version, layout="colocated"):
+def slime(version, layout="colocated", driver="train"):
     """The driver of the release, with its one line changed, over the stand-ins of what it drives."""
     sys.path.insert(0, str(STANDINS / "slime"))
     real = {"slime", "slime.ray", *(f"slime.ray.{name}" for name in ("placement_group", "rollout", "actor_group"))}
     arguments = Unsaid(
-        colocate=layout == "colocated", offload_train=True, offload_rollout=True, num_rollout=2, start_rollout_id=0,
-        eval_interval=1,
+        colocate=layout == "colocated", offload_train=True, offload_rollout=driver == "train", num_rollout=2,
+        start_rollout_id=0, eval_interval=1, update_weights_interval=1,
     )  # fmt: skip
     every_time = {"should_run_periodic_action": lambda *_: True}
     sys.meta_path.insert(
@@ -408,7 +488,7 @@ def slime(version, layout="colocated"):
         ),
     )
     sys.modules["loops"] = sys.modules[__name__]
-    released = (FRAMEWORKS / f"slime-{version}" / "train.py").read_text()
+    released = (FRAMEWORKS / f"slime-{version}" / f"{driver}.py").read_text()
     changed = released.replace("from slime.ray.placement_group import", "from rollmuxd_hooks.slime import")
     assert changed != released
     path = Path("train.py")

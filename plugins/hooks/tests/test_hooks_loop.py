@@ -112,6 +112,63 @@ def test_with_two_pools_saving_has_the_trainers_gpus_unless_it_is_declared(daemo
     assert list(save.pools) == ["train"]
 
 
+class Between:
+    """A mover that writes down which phase was held at each step."""
+
+    expected_s = 3.0
+
+    def __init__(self):
+        self.seen, self.loop = [], None
+
+    def publish(self, fence):
+        assert fence, "an older slot must not publish"
+        self.seen.append(f"publish in {self.loop.turns.current}")
+
+    def wait(self):
+        self.seen.append(f"wait in {self.loop.turns.current}")
+
+    def load(self):
+        self.seen.append(f"load in {self.loop.turns.current}")
+        return {"moved": 1}
+
+
+def test_weights_may_travel_while_no_gpu_is_held(daemon):
+    mover = Between()
+    mover.loop = loop = Loop(dict(weights=mover), name="own", shape=Shape.TWO_POOLS)
+    loop.begin()
+    for _ in range(2):
+        loop.sync()  # (frameworks prepare their engines first, and then send)
+        assert loop.send(lambda: pytest.fail("the framework's own way holds both pools")) == {"moved": 1}
+        loop.rollout()
+        loop.train()
+    with loop.evaluating():
+        assert loop.turns.current == "eval"
+    loop.end()
+    moved = [f"wait in {None}", "load in rollout"]
+    assert mover.seen == ["publish in init", *moved, "publish in train", *moved]
+    assert daemon.phases == ["init", "rollout", "train", "rollout", "train", "eval"]
+    (registered,) = daemon.registered
+    assert {phase.name: (list(phase.pools), phase.gap_s) for phase in registered.phases} == {
+        "rollout": (["rollout"], 3.0),
+        "train": (["train"], 0),
+    }
+
+
+def test_a_mover_may_be_named_in_the_file_and_is_refused_where_no_weights_travel(daemon, monkeypatch, tmp_path):
+    (tmp_path / "my_mover.py").write_text(
+        "from types import SimpleNamespace\ndef make():\n    return SimpleNamespace(expected_s=2.0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "job.toml").write_text('weights = "my_mover:make"\n')
+    monkeypatch.setenv("ROLLMUX_HOOK", str(tmp_path / "job.toml"))
+    Loop(None, name="own", shape=Shape.TWO_POOLS).begin()
+    assert [phase.gap_s for phase in daemon.registered[0].phases] == [2.0, 0]
+    with pytest.raises(ValueError, match="no weights travel between shared pools here"):
+        Loop(None, name="own", shape=Shape.ONE_POOL)
+    with pytest.raises(ValueError, match=r"weights='my_mover:nothing': .* it is 'module:name' of a function"):
+        Loop(dict(weights="my_mover:nothing"), name="own", shape=Shape.TWO_POOLS)
+
+
 def test_what_is_said_in_code_goes_before_the_file(daemon, monkeypatch, tmp_path):
     (tmp_path / "job.toml").write_text('name = "file"\nslo = 2.0\n[roles.trainer]\ncommand = "x"\n')
     monkeypatch.setenv("ROLLMUX_HOOK", str(tmp_path / "job.toml"))

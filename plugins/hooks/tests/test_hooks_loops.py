@@ -151,6 +151,23 @@ def test_slime_with_two_pools_has_both_for_the_weights(tmp_path):
     ]
 
 
+def test_slime_with_a_mover_holds_no_gpu_while_weights_travel(tmp_path):
+    engines = "engines.onload_weights mover.load engines.onload_kv"
+    assert slots(drive(tmp_path, "slime", "train", "offload", hook='weights = "loops:Between"')) == [
+        "init: gpus.found engines.start engines.offload actor.load mover.publish",
+        "None: mover.wait",
+        f"rollout: {engines} engines.generate engines.offload",
+        "train: actor.train mover.publish",
+        "None: mover.wait",
+        f"rollout: {engines}",
+        "eval: engines.generate_eval",
+        "rollout: engines.generate engines.offload",
+        "train: actor.train actor.save mover.publish",
+        "None: mover.wait",
+        f"rollout: {engines}",
+    ]
+
+
 def test_slime_colocated_takes_weights_with_the_rollout_that_follows(tmp_path):
     assert slots(drive(tmp_path, "slime", "train", "offload", "colocate")) == [
         "init: gpus.found engines.start engines.offload actor.load",
@@ -181,6 +198,22 @@ def test_the_driver_of_slime_has_these_slots(tmp_path, release, layout):
     assert {line.partition(":")[0] for line in found} == {"init", "rollout", "train", weights}
 
 
+@pytest.mark.parametrize("release", [None, "0.2.4", "0.3.1"])
+def test_an_asynchronous_run_of_slime_waits_for_its_rollouts_without_a_slot(tmp_path, release):
+    if release and not (FRAMEWORKS / f"slime-{release}" / "train_async.py").is_file():
+        what = f"slime=={release}"
+        pytest.skip(f'{what} is not here: make drift ARGS="--keep .venv/frameworks {what}"')
+    released = ("slime-released", release, "apart", "train_async")
+    found = slots(drive(tmp_path, *(released if release else ("slime", "train_async"))))
+    assert found[0] == "init: gpus.found engines.start actor.load actor.update_weights"
+    assert found[1].startswith("None: engines.generate")
+    assert {line.partition(":")[0] for line in found} == {"init", "None", "train"}
+    assert not any("engines" in line for line in found if line.startswith("train:"))
+    if not release:  # the weights of one step and the training of the next are one slot, but for an evaluation
+        assert "train: actor.update_weights actor.train" in found
+        assert "None: engines.generate_eval engines.generate" in found
+
+
 ROLL_TRAIN = (
     "train: reference.compute_log_probs critic.compute_values actor_train.compute_log_probs critic.train_step "
     "actor_train.train_step actor_train.save"
@@ -196,6 +229,20 @@ def test_roll_with_two_pools_has_both_for_the_weights(tmp_path):
         f"{ROLL_TRAIN} {ROLL_ROOM}",
         "sync: actor_train.model_update",
         "rollout: actor_infer.load_states actor_infer.validate actor_infer.generate actor_infer.offload_states",
+        ROLL_TRAIN,
+    ]
+
+
+def test_roll_with_a_mover_holds_no_gpu_while_weights_travel(tmp_path):
+    infer = "actor_infer.load_states actor_infer.generate actor_infer.offload_states"
+    found = slots(drive(tmp_path, "roll", "train", hook='weights = "loops:Between"'))
+    assert found == [
+        f"init: clusters.start {ROLL_ROOM} mover.publish",
+        "None: mover.wait",
+        f"rollout: mover.load {infer}",
+        f"{ROLL_TRAIN} {ROLL_ROOM} mover.publish",
+        "None: mover.wait",
+        f"rollout: mover.load {infer.replace('actor_infer.generate', 'actor_infer.validate actor_infer.generate')}",
         ROLL_TRAIN,
     ]
 
@@ -223,26 +270,65 @@ def test_nemo_rl_leaves_the_gpus_when_generation_is_finished(tmp_path):
     ]
 
 
+def test_an_asynchronous_run_of_nemo_rl_is_offloaded_after_each_refit_and_brought_back_for_a_checkpoint(tmp_path):
+    trained = "policy.prepare_for_lp_inference policy.get_logprobs policy.prepare_for_training policy.train"
+    step = [
+        f"train: {trained} policy.broadcast_weights_for_collective policy.offload_after_refit",
+        "None: engines.wake_up engines.validate engines.sleep",
+        "train: policy.prepare_for_training policy.save_checkpoint policy.offload_after_refit",
+    ]
+    assert slots(drive(tmp_path, "nemo_rl", "train", "async", "apart")) == [
+        "init: models.build policy.broadcast_weights_for_collective policy.offload_after_refit",
+        "None: engines.wake_up engines.validate engines.sleep engines.generate",
+        *step,
+        "None: engines.generate",
+        *step,
+    ]
+
+
+def test_batches_are_made_while_an_asynchronous_run_of_skyrl_waits_for_its_slot(tmp_path):
+    train = "train: policy.forward policy.train policy.broadcast_to_inference_engines"
+    saved = ["None: engines.generate_eval", "train: policy.save"]
+    assert slots(drive(tmp_path, "skyrl", "0.3.0", "fully async")) == [
+        "init: engines.start models.build policy.broadcast_to_inference_engines",
+        "None: engines.generate engines.generate",
+        train,
+        "None: engines.generate",
+        train,
+        *saved,
+        train,
+        *saved,
+        "train: policy.save",
+    ]
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
-OVERLAP = "its rollouts run on while it trains, so there is no time at which the GPUs of one are free"
+UNKNOWN = "the hook does not know where this loop needs its GPUs"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("openrlhf", "0.11.2", "--train.async_enable"), f"--train.async_enable: {OVERLAP}; leave it out"),
-        (("slime", "train_async"), f"this driver goes on while rollout_manager.generate.remote(...) runs: {OVERLAP}"),
+        (
+            ("openrlhf", "0.11.2", "--train.async_enable"),
+            "--train.async_enable: its training step holds the GPUs while it",
+        ),
+        (
+            ("slime", "train_async", "critic"),
+            "--use-critic with train_async.py: where only the critic trains, the slot",
+        ),
+        (("slime", "train_async", "stays"), "slime takes its state off the GPUs only with --offload-train; for"),
         (
             ("roll", "train", "hides"),
             "Hiding.model_update takes the place of ROLL's, which the hook needs to be called",
         ),
-        (("roll", "train", "async"), f"async_generation_ratio > 0: {OVERLAP}; set it to 0"),
+        (("roll", "train", "async"), f"async_generation_ratio > 0: {UNKNOWN}; set it to 0"),
         (
             ("roll", "train", "stray"),
             "critic is on GPUs 2, which are none of actor_train's, and it works while the job",
         ),
-        (("nemo_rl", "train", "async"), f"grpo.async_grpo.enabled: {OVERLAP}"),
+        (("nemo_rl", "train", "async", "waits"), "grpo.async_grpo.in_flight_weight_updates=false: a refit would hold"),
         (("nemo_rl", "train", "plane"), "data_plane.enabled: NeMo-RL takes another loop for it (grpo_sync)"),
         (
             ("openrlhf", "0.11.2", "--train.colocate_all"),
@@ -288,7 +374,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_a_trainer_of_skyrl_with_a_loop_of_its_own_is_refused_before_it_has_models(tmp_path):
     told = drive(tmp_path, "skyrl", "0.3.0", "loop of its own")
     assert told.returncode == 1
-    assert f"Trainer has a loop of its own: {OVERLAP}" in told.stderr
+    assert f"Trainer has a loop of its own: {UNKNOWN}" in told.stderr
     assert "done: models.build" not in told.stderr
     assert "ended: {'sky': \"failed: ValueError: Trainer has a loop of its own" in told.stderr
 

@@ -1,9 +1,9 @@
 """``SglangResidency``: parks by ``/pause_generation`` and ``/release_memory_occupation``, loads by
 ``/resume_memory_occupation`` and ``/continue_generation``, tag by tag.
 
-SGLang says nowhere what it has released, and dies of being told to resume what it has not (its set of tags raises). So
-the driver remembers what it has told to which start of an engine, and where it does not know (a restart of the daemon,
-a line that broke), it goes by what the daemon knows of the state, else by what is seen on the GPUs.
+SGLang does not report what it has released, and dies if it has to resume something else (its set of tags raises). So
+the driver remembers its calls to each start of an engine. After a restart of the daemon, or a broken line, it uses what
+the daemon knows of the state, else what is on the GPUs.
 """
 
 import json
@@ -22,7 +22,7 @@ _WEIGHTS_FROM: Final = ("keep", "reload", "job")
 
 
 class Told(Struct):
-    """What an engine, of one start, was told last; ``tags``: released; None: not known, or it failed half-way."""
+    """What an engine, of one start, got last; ``tags``: released; None: not known, or it failed half-way."""
 
     start: str
     tags: frozenset[str] | None = frozenset()
@@ -31,8 +31,8 @@ class Told(Struct):
 class SglangResidency(EngineDriver):
     """Moves SGLang servers. Options of a job's state, besides those of :class:`~rollmuxd.spi.engines.EngineDriver`:
 
-    weights         what becomes of them: "keep" (default; in host RAM), or they are dropped and come again from the
-                    model's files ("reload") or from the job, when its phase has begun ("job")
+    weights         "keep" (default; in host RAM). Or dropped, and loaded again from the model's files ("reload")
+                    or from the job, when its phase has begun ("job")
     tags            what is released; default: weights, kv_cache, cuda_graph
     """
 
@@ -41,7 +41,6 @@ class SglangResidency(EngineDriver):
     traits = DriverTraits(idempotent=False, probes=True)
     own_options: ClassVar[tuple[str, ...]] = ("weights", "tags")
     default_url = "http://127.0.0.1:30000"
-    flags = '--enable-memory-saver, and with weights="keep" (the default) --enable-weights-cpu-backup'
     #: (its /health generates a token, which a paused engine never does)
     presence = "/model_info"
 
@@ -63,7 +62,7 @@ class SglangResidency(EngineDriver):
     async def sleep(self, engine: Engine) -> None:
         """Pause with requests retracted (an engine that computes dies of being released), then release."""
         options = self.options(engine.order.state)
-        info = await self.check_flags(engine)
+        info = await self._check_started(engine)
         told = self._told_to(engine, info)
         there = [tag for tag in options.texts("tags", _ALL_TAGS) if tag not in (told.tags or ())]
         if not there:
@@ -94,7 +93,7 @@ class SglangResidency(EngineDriver):
         told.tags = frozenset()
 
     async def drop(self, engine: Engine) -> None:
-        """Release all: nobody wants these weights any more."""
+        """Release all: these weights are not wanted any more."""
         told = self._told_to(engine, await self._info(engine))
         there = [tag for tag in _ALL_TAGS if tag not in (told.tags or ())]
         if there:
@@ -117,13 +116,13 @@ class SglangResidency(EngineDriver):
     # ---- what is known of an engine ---------------------------------------------------------------------------------
 
     def _told_to(self, engine: Engine, info: dict[str, Any]) -> Told:
-        """What this start of the engine was told; nothing, as far as is known, of one that was not met before."""
+        """What this start of the engine got; nothing, as far as is known, of one that was not met before."""
         start = json.dumps([info.get("startup_time"), info.get("launch_command")], sort_keys=True)
         key = (engine.order.host, engine.url)
         told = self._engines.get(key)
         if told is not None and told.start != start and told.tags and engine.order.kind is OrderKind.LOAD:
             del self._engines[key]
-            raise NotDone(f"{engine} was started anew while it was parked, and its state is lost: start the job anew")
+            raise NotDone(f"{engine} was started again while it was parked, and its state is lost: start the job again")
         if told is None or told.start != start:
             told = self._engines[key] = Told(start, None if engine.order.kind is OrderKind.LOAD else frozenset())
         return told
@@ -143,7 +142,7 @@ class SglangResidency(EngineDriver):
         try:
             await engine.call("POST", "/resume_memory_occupation", json={"tags": list(tags)})
         except NotDone as error:
-            raise NotDone(f"{error}; what it has of its memory is not known now: start this engine anew") from error
+            raise NotDone(f"{error}; what it has of its memory is not known now: start this engine again") from error
         told.tags = frozenset(released.difference(tags))
 
     async def _is_off_its_gpus(self, engine: Engine) -> bool:
@@ -151,16 +150,16 @@ class SglangResidency(EngineDriver):
         the job does not say what it has there.
         """
         state = engine.order.state
-        if state.gpu_mb <= state.leftover_mb:
+        if state.gpu_mb <= state.residual_mb:
             raise NotDone(
                 f"whether {engine} has released its memory is not known, and cannot be seen, since the job does not "
-                "say how much it has (gpu_gb, leftover_gb): start this engine anew"
+                "say how much it has (gpu_gb, residual_gb): start this engine again"
             )
-        sight = await engine.order.backend.observe(engine.order.host)
-        used = [seen.used_mb for seen in sight.gpus if seen.gpu in engine.order.gpus]
-        return all(mb < (state.gpu_mb + state.leftover_mb) / 2 for mb in used)
+        observation = await engine.order.backend.observe(engine.order.host)
+        used = [seen.used_mb for seen in observation.gpus if seen.gpu in engine.order.gpus]
+        return all(mb < (state.gpu_mb + state.residual_mb) / 2 for mb in used)
 
-    async def check_flags(self, engine: Engine) -> dict[str, Any]:
+    async def _check_started(self, engine: Engine) -> dict[str, Any]:
         """What it says of itself. Refuses one that would answer 200 and free nothing, or lose its weights."""
         info = await self._info(engine)
         _check_flags(engine, info, self.options(engine.order.state).one_of("weights", "keep", _WEIGHTS_FROM))

@@ -1,9 +1,9 @@
 """``VllmResidency``: parks by ``POST /sleep``, loads by ``POST /wake_up``, tag by tag.
 
-Sleep level 1 keeps the weights in host RAM; level 2 drops them, so that it needs a declared source of weights: woken
-without one, an engine computes with whatever is in its memory, and says nothing (vllm#29341, #21336). Which of them
-took place is what decides how an engine is woken, also for a daemon that was restarted since; so the engine is asked
-(its gauge ``vllm:engine_sleep_state``), and where it does not tell and it is not remembered, it is not woken.
+Sleep level 1 keeps the weights in host RAM. Level 2 drops them, so it needs a declared source of weights. Woken without
+one, an engine computes with whatever is in its memory, and says nothing (vllm#29341, #21336). The level decides how an
+engine is woken, also after a restart of the daemon. So the engine is asked (its gauge ``vllm:engine_sleep_state``). If
+it does not tell and the level is not remembered, it is not woken.
 """
 
 from typing import Any, ClassVar, Final
@@ -40,7 +40,6 @@ class VllmResidency(EngineDriver):
     traits = DriverTraits(idempotent=True, probes=True)
     own_options: ClassVar[tuple[str, ...]] = ("level", "weights", "mode")
     default_url = "http://127.0.0.1:8000"
-    flags = "--enable-sleep-mode, and VLLM_SERVER_DEV_MODE=1 in its environment"
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
@@ -70,7 +69,7 @@ class VllmResidency(EngineDriver):
         """``POST /sleep``, and see that it sleeps."""
         options = self.options(engine.order.state)
         level = _level_for(options, engine.order)
-        await self.check_flags(engine)
+        await self._check_flags(engine)
         mode = options.one_of("mode", "abort", ("abort", "wait", "keep"))
         asleep_at = await self._state_of(engine) if await self._is_sleeping(engine) else None
         # Told another level in its sleep it would stay as it is, and say the other one from then on.
@@ -94,13 +93,13 @@ class VllmResidency(EngineDriver):
         self._slept.pop(_key(engine), None)
 
     async def drop(self, engine: Engine) -> None:
-        """Level 2: nobody wants these weights any more."""
-        await self._is_sleeping(engine, limit_s=ASK_S)  # nothing but an engine is told to do anything
+        """Level 2: these weights are not wanted any more."""
+        await self._is_sleeping(engine, limit_s=ASK_S)  # only an engine gets an order
         await engine.call("POST", "/sleep", params={"level": 2, "mode": "abort"}, limit_s=60)
 
     async def look(self, engine: Engine, kind: OrderKind) -> Probed:
-        """Awake or not is certain; asleep only where the engine says at which level, since it also calls a mere pause
-        (of a sleep that failed half-way) sleeping.
+        """Awake or not is certain. Asleep is certain only where the engine says at which level, since it also calls a
+        mere pause (of a sleep that failed half-way) sleeping.
         """
         asleep = await self._is_sleeping(engine, limit_s=ASK_S)
         if kind is OrderKind.LOAD:
@@ -111,7 +110,7 @@ class VllmResidency(EngineDriver):
         return Probed(known=done, done=done)
 
     def started(self, engine: Engine) -> None:
-        """It is awake, and nobody has seen its flags."""
+        """It is awake, and its flags were not seen."""
         self._slept.pop(_key(engine), None)
         self._looked_at.pop(_key(engine), None)
 
@@ -131,7 +130,7 @@ class VllmResidency(EngineDriver):
             await engine.call("POST", "/wake_up", params={"tags": tag}, missing=NO_SLEEP_MODE)
         except NotDone as error:
             # What it has mapped by now it may keep for ever (vllm#34600): no second try makes that better.
-            raise NotDone(f"{error}; a wake-up that failed is not to be trusted: start this engine anew") from error
+            raise NotDone(f"{error}; a wake-up that failed is not to be trusted: start this engine again") from error
 
     @staticmethod
     async def _state_of(engine: Engine) -> int | None:
@@ -151,14 +150,14 @@ class VllmResidency(EngineDriver):
             if len(possible) > 1:
                 raise NotDone(
                     f"{engine} sleeps, and neither it nor this daemon can tell at which level: whether it has weights "
-                    "is not known; start it anew (and without --disable-log-stats, so that it can tell)"
+                    "is not known; start it again (and without --disable-log-stats, so that it can tell)"
                 )
             (level,) = possible
         if level == 2 and not self.options(engine.order.state).one_of("weights", "", ("", "reload", "job")):
-            raise NotDone(f"{engine} sleeps at level 2, and the job names no source of weights: start it anew")
+            raise NotDone(f"{engine} sleeps at level 2, and the job names no source of weights: start it again")
         return level
 
-    async def check_flags(self, engine: Engine) -> None:
+    async def _check_flags(self, engine: Engine) -> None:
         """Refuse an engine that would answer 200 and free nothing; where it does not tell, the GPUs will."""
         if _key(engine) in self._looked_at:
             return

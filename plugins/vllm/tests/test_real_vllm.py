@@ -178,11 +178,3 @@ async def test_an_engine_that_is_awake_is_loaded_as_it_is(server):
     await bench.driver.load(order)
     assert (await bench.driver.probe(order)).done
     assert bench.says() == before
-
-
-@pytest.mark.asyncio
-async def test_doctor_is_told_how_it_should_have_been_started(server):
-    bench = Bench(server)
-    (finding,) = await bench.driver.examine(bench.order(OrderKind.LOAD))
-    assert finding.level == "warning"
-    assert "--enable-sleep-mode" in finding.remedy

@@ -1,6 +1,6 @@
 """``rollmuxd run``: wait for a place, start a job's commands on its GPUs, and end the job with them.
 
-What is started here belongs to whoever typed it: it runs as them, in groups of processes of its own, and neither
+What is started here belongs to the user that typed it. It runs as that user, in groups of processes of its own. Neither
 stopping nor killing the daemon touches it. Its training loop joins the run that was registered here: it finds
 ``ROLLMUX_JOB`` and ``ROLLMUX_RUN_KEY`` in its environment.
 """
@@ -22,7 +22,7 @@ import click
 
 from rollmuxd.cli.common import Call, Failed, part, print_json, talks
 from rollmuxd.cli.logs import begin, folder_of, watched_by
-from rollmuxd.cli.processes import Crew
+from rollmuxd.cli.processes import ProcessGroup
 from rollmuxd.cli.run import job_file
 from rollmuxd.cli.run.job_file import JobFile, Role
 from rollmuxd.cli.run.private_ray import OwnRay
@@ -41,15 +41,13 @@ LOOK_S: Final = 10.0
 #: one call beside the commands, of which the signals are: Ctrl-C waits for it
 BESIDE_S: Final = 2.0
 _OVER: Final = ("ended", "lost", "quarantined")
-#: the reason with which a loop ends its job once it is through
-FINISHED: Final = "finished"
 #: what the shell says of a program that Ctrl-C has ended
 _INTERRUPTED: Final = 130
 
 
 @click.command(short_help="Start a job's commands once it has its place.")
 @click.option("--job", "path", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--detach", is_flag=True, help="Go on without this terminal; rollmuxd job logs -f shows its output.")
+@click.option("--detach", is_flag=True, help="Run without this terminal; rollmuxd job logs -f shows its output.")
 @click.option("--host", help="The host that this machine is to the daemon (default: by its name, or the only one).")
 @click.option("--grace", "grace_s", default=10.0, show_default=True, help="Seconds to end in, before being killed.")
 @click.option("--replace", is_flag=True, help="End a run of the same job that is still alive.")
@@ -132,20 +130,20 @@ class _Run:
         """The exit status of the first command that ended."""
         from rollmuxd.client.errors import RollmuxError
 
-        why = "rollmuxd run was interrupted"
+        why, finished = "rollmuxd run was interrupted", False
         try:
-            with contextlib.ExitStack() as files, Crew(grace_s) as crew:
+            with contextlib.ExitStack() as files, ProcessGroup(grace_s) as processes:
                 self._daemon.run(self._talk.start())
                 gpus = self._gpus(self._until_placed(), host)
                 ray = self._own_ray(files, gpus, logs)
                 for role in self._job.roles:
-                    self._start(crew, role, gpus, files.enter_context(_output(logs, role.name)), ray)
-                ended = self._until_one_ends(crew, grace_s)
+                    self._start(processes, role, gpus, files.enter_context(_output(logs, role.name)), ray)
+                ended = self._until_one_ends(processes, grace_s)
                 if ended is None:
-                    why = ""  # somebody else has ended it
+                    why = ""  # another call has ended it
                     return 1
                 name, status = ended
-                why = f"{name} ended with exit status {status}"
+                why, finished = f"{name} ended with exit status {status}", status == 0
                 if len(self._job.roles) > 1:
                     _say(f"{why}; the others are ended")
             return status
@@ -159,7 +157,7 @@ class _Run:
             raise
         finally:
             if why:
-                self._end(why)
+                self._end(why, finished=finished)
 
     # ---- waiting for a place -----------------------------------------------------------------------------------------
 
@@ -186,7 +184,7 @@ class _Run:
         return self._look(f"/v1/jobs/{part(self._talk.job)}", timeout_s)
 
     def _look(self, path: str, timeout_s: float = LOOK_S) -> dict[str, Any] | None:
-        """What the daemon says of it; None: the daemon is away, which stops nobody."""
+        """What the daemon says of it; None: the daemon is away, which stops nothing."""
         from rollmuxd.client import calls
         from rollmuxd.client.errors import TooManyRequests, Unavailable, Unreachable
 
@@ -208,7 +206,7 @@ class _Run:
         except (Conflict, NotFound):
             self._session = ""  # a newer one took over
         except RollmuxError:
-            pass  # a heartbeat goes on
+            pass  # heartbeats continue
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
@@ -261,21 +259,26 @@ class _Run:
         return told
 
     def _start(
-        self, crew: Crew, role: Role, gpus: Mapping[str, list[str]], out: IO[bytes] | None, more: Mapping[str, str]
+        self,
+        processes: ProcessGroup,
+        role: Role,
+        gpus: Mapping[str, list[str]],
+        out: IO[bytes] | None,
+        more: Mapping[str, str],
     ) -> None:
         mine = list(dict.fromkeys(gpu for pool in role.pools or gpus for gpu in gpus.get(pool, ())))
         env = {**self._environment(mine if gpus else None), **more, **role.env}
         try:
-            pid = crew.start(role.name, role.argv, env=env, cwd=role.cwd, out=out)
+            pid = processes.start(role.name, role.argv, env=env, cwd=role.cwd, out=out)
         except (OSError, ValueError) as error:
             raise Failed(f"role {role.name}: {role.argv[0]} could not be started: {error}") from error
         where = (", ".join(mine) or "no GPU") if gpus else "the GPUs that it takes: the daemon only watches"
         _say(f"{role.name}: pid {pid} on {where}")
 
-    def _until_one_ends(self, crew: Crew, grace_s: float) -> tuple[str, int] | None:
+    def _until_one_ends(self, processes: ProcessGroup, grace_s: float) -> tuple[str, int] | None:
         """The first command that ends; None: the job has ended first."""
         asked = time.monotonic()
-        while (ended := crew.wait(self._step_s)) is None:
+        while (ended := processes.wait(self._step_s)) is None:
             self._beat()
             if time.monotonic() - asked < max(ASK_S, self._beat_every_s):
                 continue
@@ -283,14 +286,14 @@ class _Run:
             view = self._view(BESIDE_S)
             if view is not None and (view["status"] == "ended" or view["run"] != self._talk.run):
                 # Its loop has ended it, and the command has to save, or to take itself down; or is about to hear of it.
-                ended = crew.wait(math.inf if view.get("reason") == FINISHED else grace_s)
+                ended = processes.wait(math.inf if view.get("finished") else grace_s)
                 if ended is None:
                     why = view.get("reason") or "no reason given"
                     _say(f"{view['name']}: run {self._talk.run} was ended ({why}); so are its commands")
                 break
         return ended
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str, *, finished: bool) -> None:
         """The job ends with its commands, unless its training loop has ended it already. Takes seconds at most.
 
         One more where that is interrupted: a second Ctrl-C.
@@ -298,12 +301,12 @@ class _Run:
         from rollmuxd.client.session import CLEAN_UP_S, LAST_CALL_S
 
         try:
-            self._tell_end(why, CLEAN_UP_S)
+            self._tell_end(why, CLEAN_UP_S, finished=finished)
         except KeyboardInterrupt:
             with contextlib.suppress(KeyboardInterrupt):
-                self._tell_end(why, LAST_CALL_S)
+                self._tell_end(why, LAST_CALL_S, finished=finished)
 
-    def _tell_end(self, why: str, limit_s: float) -> None:
+    def _tell_end(self, why: str, limit_s: float, *, finished: bool) -> None:
         from msgspec.structs import replace
 
         from rollmuxd.client import calls
@@ -319,11 +322,12 @@ class _Run:
 
         try:
             if not self._talk.job:
-                # Interrupted before it was answered: asked again under the same key it is that run, in nobody's place.
+                # Interrupted before it was answered: asked again under the same key it is that run, and takes no
+                # other's place.
                 view = ask(calls.register(replace(self._talk.body, replace=False)))
                 self._talk.job, self._talk.run = view.job, view.run
             # A newer run may have taken its place at any time; of one that has ended already, nothing changes.
-            ask(calls.end_job(self._talk.job, why, run=self._talk.run))
+            ask(calls.end_job(self._talk.job, why, run=self._talk.run, finished=finished))
         except (Conflict, NotFound):
             pass
         except RollmuxError as error:

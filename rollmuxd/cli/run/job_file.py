@@ -15,7 +15,10 @@ from rollmuxd.cli.run.private_ray import RayTable
 
 #: keys of a job that are no pools
 KEYS: Final = frozenset(
-    ("phases", "side", "init", "slo", "priority", "on_loss", "movable", "park", "if_unmet", "colocate", "ranks")
+    (
+        *("phases", "side", "init", "slo", "priority", "on_loss", "movable", "park", "if_unmet", "colocate", "ranks"),
+        *("asynchronous", "filler"),
+    )
 )
 #: what a job wants that does not say, as :func:`rollmuxd.job` has it
 _BY_DEFAULT: Final = {"rollout": {"nodes": 1}, "train": {"nodes": 1}}

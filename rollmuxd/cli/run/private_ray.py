@@ -1,9 +1,8 @@
 """A Ray for one job of ``rollmuxd run`` (``[ray]`` in ``job.toml``): a whole one of its own, or a node in a shared one.
 
-Jobs that run on Ray reserve whole GPUs of it by placement groups, so that a second one would never start beside the
-first on the same Ray. Each on a Ray of its own reserves what it likes of the GPUs of its place, and whose turn it is on
-them is the daemon's to say. In a shared cluster the job gets a node of its own, whose GPUs are no ``GPU`` that anybody
-might be given but a resource with the job's name.
+Jobs that run on Ray reserve whole GPUs of it by placement groups, so a second job would never start on the same Ray. On
+a Ray of its own, each reserves any GPUs of its place, and the daemon decides whose turn it is. In a shared cluster the
+job gets a node of its own. Its GPUs are a resource with the job's name, not a ``GPU`` that any task might get.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def resource_of(job: str) -> str:
 
 
 class OwnRay:
-    """Ray's processes for a job, which are ours from then on: whoever ends our descendants ends them."""
+    """Ray's processes for a job, which are ours from then on: ending our descendants ends them."""
 
     def __init__(self, table: RayTable, job: str) -> None:
         self._table, self._job = table, job
@@ -97,7 +96,7 @@ class OwnRay:
         # Each port that Ray would have a habit of is a free one, or Ray's to find: a second Ray has the same habits.
         argv = [self._table.program, "start", "--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0"]
         argv.append(f"--dashboard-agent-listen-port={_free_port()}")
-        # One that the user's shell is in is not this one. And on a node of a shared one anybody's tasks may run.
+        # One that the user's shell is in is not this one. And on a node of a shared one any user's tasks may run.
         not_for_it = ("RAY_ADDRESS", "RAY_TMPDIR", *(("ROLLMUX_API_KEY",) if self._table.address else ()))
         plain = {name: value for name, value in env.items() if name not in not_for_it}
         begin = self._node if self._table.address else self._head
@@ -111,7 +110,8 @@ class OwnRay:
     def _head(self, argv: list[str], gpus: Sequence[str] | None, folder: Path, run: _Run) -> dict[str, str]:
         """A cluster of its own."""
         dashboard = _free_port()
-        # Ray's ports are open to the network; it lets in who has this (older versions of Ray do not ask for it).
+        # Ray's ports are open to the network; it lets in callers that have this (older versions of Ray do not ask for
+        # it).
         only_us = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         argv += ["--head", "--port=0", f"--temp-dir={folder}", f"--dashboard-port={dashboard}"]
         run(argv if gpus is None else [*argv, f"--num-gpus={len(gpus)}"], only_us)
@@ -119,7 +119,7 @@ class OwnRay:
             **only_us,
             "RAY_ADDRESS": (folder / "ray_current_cluster").read_text(encoding="ascii").strip(),
             "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
-            # What is started with ray.init(address="local") in spite of it finds nobody else's, either.
+            # What is started with ray.init(address="local") in spite of it finds no other one, either.
             "RAY_TMPDIR": str(folder),
         }
 
@@ -171,7 +171,7 @@ def _one_at_a_time(beat: Callable[[], None]) -> Iterator[None]:
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise Failed(f"[ray]: {path}: {error.strerror}; have whoever owns it remove it") from error
+        raise Failed(f"[ray]: {path}: {error.strerror}; its owner has to remove it") from error
     try:
         if os.fstat(lock).st_uid != os.geteuid():  # and may hold it for ever
             raise Failed(f"[ray]: {path} belongs to another user of this machine; have it removed")

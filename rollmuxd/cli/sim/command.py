@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
-import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rollmuxd.cli.common import Failed, table
-from rollmuxd.cli.progress import Bar
+from rollmuxd.cli.common import Failed, needs_numpy, table
+from rollmuxd.cli.progress import bar
+from rollmuxd.cli.sim.fabric import fabric
+from rollmuxd.cli.sim.rollout import rollout
+from rollmuxd.cli.sim.validate import calibrate, validate
 
 if TYPE_CHECKING:
-    from rollmuxd.sim.outcome import Outcome
     from rollmuxd.sim.workload import Options
 
 
@@ -55,45 +55,62 @@ class Assigned(click.ParamType[Any]):
         return left, right
 
 
+#: an option whose help says its default
+_shown: Final = partial(click.option, show_default=True)
 _WORKLOAD = (
     click.option("--workload", "-w", required=True, metavar="NAME", help="See: rollmuxd sim workloads."),
-    click.option(
+    _shown(
         "--fidelity",
-        type=click.Choice(["cost", "phase"]),
+        type=click.Choice(["cost", "phase", "engine", "network"]),
         default="cost",
-        show_default=True,
-        help="cost: arrivals and departures only. phase: every phase of every iteration.",
+        help="cost: arrivals and departures only. phase: every phase. engine: every request inside rollouts. "
+        "network: training and sync as flows between hosts, too.",
     ),
     click.option(
-        "--slo",
-        type=Bounds(),
-        default="1:2",
-        show_default=True,
-        help="SLOs are drawn uniformly between these; one number for all; none.",
+        "--topology",
+        type=click.Choice(["fat-tree", "osub4", "topoopt", "mixnet", "mixnet-striped", "rfabric"]),
+        help="Of fidelity network: what lies between hosts. Default: fat-tree.",
     ),
     click.option(
-        "--prices",
-        default="artifact",
-        show_default=True,
-        help="artifact, table1, or your own per GPU-hour: H20=1.85,H800=5.28.",
+        "--t-ocs",
+        type=click.FloatRange(0, 1e6),
+        metavar="MS",
+        help="Of fidelity network: what changing circuits takes. Default: 20.",
     ),
-    click.option(
+    _shown(
+        "--slo", type=Bounds(), default="1:2", help="SLOs are drawn uniformly between these; one number for all; none."
+    ),
+    _shown("--prices", default="artifact", help="artifact, table1, or your own per GPU-hour: H20=1.85,H800=5.28."),
+    _shown(
         "--switch",
         default="none",
-        show_default=True,
         help="none: switching is free, as the paper plans. table: by model size. Or seconds for every load.",
     ),
-    click.option(
+    _shown(
         "--sync",
-        type=click.Choice(["none", "table", "flat"]),
+        type=click.Choice(["none", "table", "flat", "two", "rails"]),
         default="none",
-        show_default=True,
-        help="none: new weights are handed on within training. table, flat: in a phase of its own on both pools, by "
-        "model size, as the paper does it or as a flat all-gather.",
+        help="none: new weights are handed on within training, as the trace has it. Otherwise by model size. table: as "
+        "the paper measured. flat, two, rails: computed, for a flat all-gather, for the paper's two stages, or for two "
+        "stages at once.",
     ),
-    click.option("--ram", "ram_gb", default=2000.0, show_default=True, help="Host RAM per node, GB."),
+    _shown(
+        "--sync-place",
+        type=click.Choice(["within", "phase", "between"]),
+        default="phase",
+        help="What the weights hold on their way: the training slot, both pools in a phase of its own, or no GPU.",
+    ),
+    _shown("--ram", "ram_gb", default=2000.0, help="Host RAM per node, GB."),
     click.option(
         "--nodes", type=Assigned(), multiple=True, help="Nodes that there are: POOL=COUNT. Default: bought on demand."
+    ),
+    click.option(
+        "--gpu",
+        "gpus",
+        type=Assigned(),
+        multiple=True,
+        metavar="POOL=TYPE",
+        help="Another GPU type in a pool: what phases take there is computed. Its price: --prices.",
     ),
     click.option(
         "--move-s",
@@ -101,6 +118,7 @@ _WORKLOAD = (
         metavar="SECONDS",
         help="What a move takes, for policies that move jobs. Default: 30.",
     ),
+    click.option("--fillers", default=0, metavar="N", help="So many fillers work on idle nodes (phase fidelity)."),
     click.option("--take", default=0, metavar="N", help="So many jobs at most."),
     click.option("--data", default="", metavar="DIR", help="Where large traces lie (default: $ROLLMUX_DATA)."),
     click.option("--set", "more", type=Assigned(), multiple=True, help="A setting of the workload itself."),
@@ -111,7 +129,16 @@ def _describes_a_workload(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that say what is to be simulated; the command gets ``options``."""
 
     @wraps(command)
-    def wrapped(*, slo: Any, prices: str, switch: str, sync: str, ram_gb: float, **rest: Any) -> Any:
+    def wrapped(*, slo: Any, prices: str, switch: str, **rest: Any) -> Any:
+        gpus = dict(rest.pop("gpus"))
+        topology, t_ocs = rest.pop("topology"), rest.pop("t_ocs")
+        for option, value in (("--topology", topology), ("--t-ocs", t_ocs)):
+            if value is not None and rest["fidelity"] != "network":
+                raise click.UsageError(
+                    f"{option} says nothing at --fidelity {rest['fidelity']}; add --fidelity network"
+                )
+        if gpus or rest["fidelity"] in ("engine", "network"):
+            needs_numpy()
         from rollmuxd.sim.workload import Options
 
         own: str | dict[str, float] = prices
@@ -126,9 +153,14 @@ def _describes_a_workload(command: Callable[..., Any]) -> Callable[..., Any]:
             slo=slo,
             prices=own,
             switch=moves,
-            sync=sync,
-            ram_gb=ram_gb,
+            sync=rest.pop("sync"),
+            sync_place=rest.pop("sync_place"),
+            gpus=gpus,
+            topology=topology or "fat-tree",
+            t_ocs_ms=20.0 if t_ocs is None else t_ocs,
+            ram_gb=rest.pop("ram_gb"),
             nodes=counts,
+            fillers=rest.pop("fillers"),
             jobs=rest.pop("take"),
             data=rest.pop("data"),
             more=dict(rest.pop("more")),
@@ -180,6 +212,14 @@ def sim() -> None:
     """
 
 
+sim.add_command(fabric)
+
+
+sim.add_command(rollout)
+sim.add_command(validate)
+sim.add_command(calibrate)
+
+
 @sim.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def workloads(*, as_json: bool) -> None:
@@ -192,7 +232,7 @@ def workloads(*, as_json: bool) -> None:
 @sim.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def policies(*, as_json: bool) -> None:
-    """Who can be compared."""
+    """Policies that can be compared."""
     from rollmuxd.sim.policies import known_policies
 
     _list([(name, policy.summary) for name, policy in known_policies().items()], as_json=as_json)
@@ -207,11 +247,10 @@ def _list(told: list[tuple[str, str]], *, as_json: bool) -> None:
 
 @sim.command()
 @_describes_a_workload
-@click.option("--policies", "names", default="rollmux,solo", show_default=True, help="See: rollmuxd sim policies.")
-@click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="So many draws, 0 and up.")
-@click.option("--max-group", default=5, show_default=True, type=click.IntRange(1), help="Jobs in a group at most.")
-@click.option("--jobs", "processes", default=1, show_default=True, type=click.IntRange(1), help="Processes to use.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report with pictures.")
+@_shown("--policies", "names", default="rollmux,solo", help="See: rollmuxd sim policies.")
+@_shown("--seeds", default=1, type=click.IntRange(1), help="So many draws, 0 and up.")
+@_shown("--max-group", default=5, type=click.IntRange(1), help="Jobs in a group at most.")
+@_shown("--jobs", "processes", default=1, type=click.IntRange(1), help="Processes to use.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def compare(
     *,
@@ -223,30 +262,24 @@ def compare(
     seeds: int,
     max_group: int,
     processes: int,
-    html: Path | None,
     as_json: bool,
 ) -> None:
     """Several policies on the same draws, in both accountings, with paired differences."""
     from rollmuxd.cli.sim.processes import run_all
     from rollmuxd.sim import compare as runs
-    from rollmuxd.sim import report, tables
+    from rollmuxd.sim import tables
 
     asked = [name for name in (part.strip() for part in names.split(",")) if name]
     if not asked:
         raise click.UsageError("--policies names none")
     some = runs.tasks(workload, options, asked, fidelity, range(seeds), max_group, move_s)
     runs.check(some)
-    if html is not None:  # better before hours of runs than after them
-        report.check()
-        _writable(html)
     found = []
-    with Bar("runs", len(some)) as advance:
+    with bar("runs", len(some)) as advance:
         for task, outcome in run_all(some, processes):
             found.append((task, outcome))
             advance(len(found))
     outcomes = runs.in_order(some, found)
-    if html is not None:
-        _write_html(html, outcomes, f"{workload}: {', '.join(asked)}")
     if as_json:
         head = {
             "workload": workload,
@@ -255,8 +288,17 @@ def compare(
             "slo": options.slo,
             "prices": options.prices,
         }
-        rows = {"policies": tables.summary(outcomes), "paired": tables.paired(outcomes, asked[0])}
-        click.echo(json.dumps({**head, "switch": options.switch, "sync": options.sync, **rows}))
+        rows = {
+            "policies": tables.summary(outcomes),
+            "paired": tables.paired(outcomes, asked[0]),
+            "runs": tables.each(outcomes),
+        }
+        told: dict[str, Any] = {"switch": options.switch, "sync": options.sync, "sync_place": options.sync_place}
+        if options.gpus:
+            told["gpus"] = options.gpus
+        if fidelity == "network":
+            told |= {"topology": options.topology, "t_ocs_ms": options.t_ocs_ms}
+        click.echo(json.dumps({**head, **told, **rows}))
         return
     from rollmuxd.cli.sim.table import render
 
@@ -265,9 +307,9 @@ def compare(
 
 @sim.command()
 @_describes_a_workload
-@click.option("--policy", "name", default="rollmux", show_default=True, help="See: rollmuxd sim policies.")
-@click.option("--seed", default=0, show_default=True, help="Of all that is drawn.")
-@click.option("--accounting", type=click.Choice(["paper", "work"]), default="work", show_default=True)
+@_shown("--policy", "name", default="rollmux", help="See: rollmuxd sim policies.")
+@_shown("--seed", default=0, help="Of all that is drawn.")
+@_shown("--accounting", type=click.Choice(["paper", "work"]), default="work")
 @click.option("--facts", type=click.Path(dir_okay=False, path_type=Path), help="Write every fact, one JSON a line.")
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a trace for Perfetto.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -295,18 +337,27 @@ def run(
     runs.check([task])
     for path in (facts, trace):
         if path is not None:
-            _writable(path)
+            writable(path)
     drawn = runs.draw(task)
-    with Bar("jobs", len(drawn.jobs)) as advance:
+    with bar("jobs", len(drawn.jobs)) as advance:
         outcome = record.run(task, drawn, facts=facts, trace=trace, progress=advance)
     if as_json:
         row = tables.summary([outcome])[0]
-        more = {"events": outcome.events, "facts": outcome.facts, "facts_digest": outcome.facts_digest}
+        more: dict[str, Any] = {} if outcome.network is None else {"network": outcome.network}
+        if outcome.harvest is not None:
+            more["harvest"] = tables.harvest(outcome.harvest)
+            more["pools_node_h"] = {
+                pool.name: {"in_groups": pool.bought_node_ms / 3_600_000, "busy": pool.busy_node_ms / 3_600_000}
+                for pool in outcome.pools
+            }
+        more |= {"events": outcome.events, "facts": outcome.facts, "facts_digest": outcome.facts_digest}
         click.echo(json.dumps({"workload": workload, "seed": seed, **row, **more, "wall_s": outcome.wall_s}))
         return
     from rollmuxd.cli.sim.table import render
 
     render([outcome])
+    if outcome.harvest is not None:
+        click.echo(tables.harvest_line(outcome.harvest))
     if outcome.facts:
         click.echo(
             f"{outcome.events:,} inputs, {outcome.facts:,} facts in {outcome.wall_s:.1f} s; SHA-256 of the facts:"
@@ -314,18 +365,10 @@ def run(
         click.echo(outcome.facts_digest)
 
 
-def _writable(path: Path) -> None:
+def writable(path: Path) -> None:
     """Raise OSError for what cannot be written, before the run rather than after it. Leaves what is there."""
     folder = path.absolute().parent
     if not folder.is_dir():
         raise FileNotFoundError(f"{path} cannot be written: there is no folder {folder}")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise PermissionError(f"{path} cannot be written: this user may not")
-
-
-def _write_html(path: Path, outcomes: list[Outcome], title: str) -> None:
-    from rollmuxd.sim import report
-
-    command = shlex.join(["rollmuxd", *sys.argv[1:]])
-    report.write(path, outcomes, title=title, command=command)
-    click.echo(f"wrote {path}", err=True)

@@ -160,8 +160,8 @@ def _sizes(call: Call) -> dict[str, int]:
 def _seen(call: Call, names: tuple[str, ...], since: str | None) -> dict[str, Seen]:
     """What a daemon has seen of its jobs, by job; of the last five that finished some iterations, unless named.
 
-    Jobs that ran both phases on the same GPUs, and jobs that did not, are not thrown together: those that are like the
-    last one are taken.
+    Jobs that ran both phases on the same GPUs are not mixed with jobs that did not. Those that are like the last one
+    are taken.
     """
     from rollmuxd.sim.observed import LEAST, as_registered, observed
 

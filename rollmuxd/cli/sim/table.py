@@ -30,6 +30,10 @@ def render(outcomes: Sequence[Outcome]) -> None:
                 click.echo(f"{said}\n")
             table(*tables.how(shown), "")
             click.echo()
+            heads, sent = tables.sent(shown)
+            if sent:
+                table(heads, sent, "")
+                click.echo(f"{tables.SENT}\n")
     seeds = len({outcome.seed for outcome in outcomes})
     if len(rows) > 1:
         first, of = rows[0]["policy"], f"{seeds} seed{'' if seeds == 1 else 's'}"

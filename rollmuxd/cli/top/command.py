@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import click
 
-from rollmuxd.cli.common import Call, console, talks
+from rollmuxd.cli.common import Call, console, part, talks
+from rollmuxd.cli.job import explained
+from rollmuxd.cli.top.screen import Action, Screen
 
 #: how many looks the line of a pool's use goes back
 LOOKS: Final = 60
@@ -29,10 +31,13 @@ LISTS: Final = ("pools", "nodes", "hosts", "groups", "jobs", "slots")
 @click.option("--owner", help="Only this owner's jobs.")
 @talks
 def top(call: Call, once: bool, interval: float, owner: str | None) -> None:
-    """Pools and nodes, who holds them, how jobs keep their bounds, and what waits.
+    """Pools and nodes, which jobs hold them, how jobs keep their bounds, and what waits.
 
-    q ends it, s sorts by something else, the arrow keys scroll the jobs. With --json, one object: when (at), and the
-    lists pools, nodes, hosts, groups, jobs (that are not over) and slots (that hold GPUs) of the HTTP interface.
+    The arrow keys choose a job: e explains it, p pauses or resumes it, x ends it (p and x ask first). / shows only jobs
+    with a text in their name, owner, group, phase or status. s sorts by something else, q ends the view.
+
+    With --json, one object: when (at), and the lists pools, nodes, hosts, groups, jobs and slots of the HTTP
+    interface. Jobs that are over are not in it, and of the slots only those that hold GPUs.
     """
     watch = Watch(call, owner)
     if call.as_json:
@@ -68,6 +73,18 @@ class Watch:
         at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return {"at": at, **self._seen}
 
+    def act(self, action: Action, screen: Screen) -> None:
+        """Make a call about a job, and show its answer."""
+        path = f"/v1/jobs/{part(action.job)}"
+        if action.verb == "explain":
+            screen.page = explained(self._call, action.job)
+        elif action.verb == "end":
+            view = self._call.delete(path, {"reason": "rollmuxd top"})
+            screen.said = f"{action.name}: it is {view['status']}"
+        else:
+            view = self._call.post(f"{path}/{action.verb}")
+            screen.said = f"{action.name}: {action.verb}; it is {view['status']}"
+
     def _whole(self, name: str, page: dict[str, Any]) -> list[dict[str, Any]]:
         """A list of which the first page is here."""
         items = list(page["items"])
@@ -98,32 +115,19 @@ def _live(watch: Watch, interval: float) -> None:
     from rollmuxd.client.errors import RollmuxError
 
     out = console()
-    first, sort, trouble = 0, 0, ""
+    screen, trouble = Screen(), ""
     seen = watch.look()
     with keys() as pressed, Live(console=out, screen=True, auto_refresh=False) as live:
         due = time.monotonic() + interval
-        while True:
-            live.update(
-                view.picture(
-                    seen,
-                    watch.held,
-                    width=out.width,
-                    rows=out.height,
-                    first=first,
-                    sort=view.SORTS[sort % len(view.SORTS)],
-                    trouble=trouble,
-                ),
-                refresh=True,
-            )
-            key = pressed(max(0.0, due - time.monotonic()))
-            if key in ("q", "Q", "\x03", "\x04"):
-                return
-            if key == "s":
-                sort += 1
-            elif key in ("\x1b[B", "j"):
-                first = min(first + 1, max(0, len(seen["jobs"]) - 1))
-            elif key in ("\x1b[A", "k"):
-                first = max(0, first - 1)
+        while not screen.over:
+            picture = view.picture(seen, watch.held, width=out.width, rows=out.height, screen=screen, trouble=trouble)
+            live.update(picture, refresh=True)
+            for action in screen.press(pressed(max(0.0, due - time.monotonic())), seen["jobs"]):
+                try:
+                    watch.act(action, screen)
+                except RollmuxError as error:
+                    screen.said = f"{action.verb} {action.name}: {error}"
+                due = time.monotonic()
             if time.monotonic() >= due:
                 due = time.monotonic() + interval
                 try:

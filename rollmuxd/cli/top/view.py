@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rollmuxd.cli.common import printable
+from rollmuxd.cli.top.screen import Screen
 
-SORTS: Final = ("group", "slowdown", "owner")
 _SPARKS: Final = " ▁▂▃▄▅▆▇█"
 _COLOUR: Final = {
     "up": "green", "occupied": "yellow", "draining": "yellow", "drained": "yellow", "unknown": "yellow",
@@ -26,30 +26,63 @@ def picture(
     *,
     width: int,
     rows: int | None,
-    first: int = 0,
-    sort: str = "group",
+    screen: Screen | None = None,
     trouble: str = "",
 ) -> RenderableType:
-    """The whole view. ``rows``: of the screen; None: as many as it takes. ``first``: the first job shown."""
+    """The whole view. ``rows``: of the screen; None: as many as it takes, without keys."""
+    screen = screen or Screen()
+    if screen.page is not None:
+        return _page(screen, rows)
     names = {job["job"]: job["name"] for job in seen["jobs"]}
     holders = {slot["slot"]: slot for slot in seen["slots"]}
-    placed = [job for job in seen["jobs"] if job["status"] != "waiting"]
-    waiting = [job for job in seen["jobs"] if job["status"] == "waiting"]
+    listed = screen.listed(seen["jobs"])
+    placed = [job for job in listed if job["status"] != "waiting"]
+    waiting = [job for job in listed if job["status"] == "waiting"]
     unmet = [job for job in placed if job.get("unmet")]
     room = _room(rows, len(seen["pools"]), len(seen["nodes"]), len(placed), len(waiting), len(unmet))
-    nodes, jobs, few = seen["nodes"][: room.nodes], _sorted(placed, sort)[first:][: room.jobs], waiting[: room.waiting]
-    parts: list[RenderableType] = [_head(seen, sort, trouble), _pools(seen["pools"], held), Text()]
+    nodes, jobs = seen["nodes"][: room.nodes], _window(placed, room.jobs, screen.chosen)
+    parts: list[RenderableType] = [_head(seen, screen.sort, trouble), _pools(seen["pools"], held), Text()]
     parts += [_nodes(nodes, holders, names, width), *_more("nodes", len(nodes), len(seen["nodes"])), Text()]
-    parts.append(_jobs(jobs, holders, seen["at"], width) if placed else Text("no job has a placement"))
-    parts += _more("jobs", first + len(jobs), len(placed))
+    parts.append(_jobs(jobs, holders, seen["at"], width, screen.chosen) if placed else Text(_no_job(screen)))
+    parts += _more("jobs", len(jobs), len(placed))
     if unmet:
         some = unmet[: room.unmet]
         told = _reasons("NO PROMISE", some, "unmet", width, whole=rows is None)
         parts += [Text(), told, *_more("without their promise", len(some), len(unmet))]
     if waiting:
-        told = _reasons("WAITING", few, "reason", width, whole=rows is None)
+        few = _window(waiting, room.waiting, screen.chosen)
+        told = _reasons("WAITING FOR A PLACE", few, "reason", width, whole=rows is None, chosen=screen.chosen)
         parts += [Text(), told, *_more("waiting", len(few), len(waiting))]
+    if rows is not None:
+        parts.append(_keys(screen))
     return Group(*parts)
+
+
+def _page(screen: Screen, rows: int | None) -> RenderableType:
+    """What the daemon explains, as much of it as the screen has room for."""
+    lines = [Text(printable(line)) for line in screen.page or ()]
+    shown = lines if rows is None else lines[: rows // 2]  # a sentence may take two lines
+    return Group(*shown, *_more("sentences: rollmuxd job explain JOB", len(shown), len(lines)), Text(), _keys(screen))
+
+
+def _keys(screen: Screen) -> Text:
+    style = "bold yellow" if screen.asked or screen.typing else "bold" if screen.said else "dim"
+    return Text(printable(screen.keys()), style, no_wrap=True, overflow="ellipsis")
+
+
+def _no_job(screen: Screen) -> str:
+    return (
+        f"no job that has a placement matches {printable(screen.filter)}" if screen.filter else "no job has a placement"
+    )
+
+
+def _window(jobs: Sequence[Mapping[str, Any]], room: int | None, chosen: str | None) -> Sequence[Mapping[str, Any]]:
+    """So many of them that there is room for, the chosen one among them."""
+    if room is None or len(jobs) <= room:
+        return jobs
+    at = next((place for place, job in enumerate(jobs) if job["job"] == chosen), 0)
+    first = min(max(0, at - room // 2), len(jobs) - room)
+    return jobs[first : first + room]
 
 
 class Room(NamedTuple):
@@ -65,7 +98,7 @@ def _room(rows: int | None, pools: int, nodes: int, jobs: int, waiting: int, unm
     """Share a screen of so many rows out: each table has a head, a blank line before it, and a line of what is left."""
     if rows is None:
         return Room(None, None, None, None)
-    left = rows - 2 - pools - 1  # the first line, and the pools with their head
+    left = rows - 3 - pools - 1  # the first line and that of the keys, and the pools with their head
     few, some = min(waiting, 3), min(unmet, 3)
     left -= few + 2 + (waiting > few) if waiting else 0
     left -= some + 2 + (unmet > some) if unmet else 0
@@ -92,7 +125,7 @@ def _of(count: int, noun: str) -> str:
 
 
 #: columns of which a part will do, where there is no room for all of it
-_ANY_PART: Final = frozenset(("JOB", "NODE", "NOW", "HELD BY", "STATES", "WHY", "OWNER", "WAITING"))
+_ANY_PART: Final = frozenset(("JOB", "NODE", "NOW", "HELD BY", "STATES", "WHY", "OWNER", "WAITING FOR A PLACE"))
 #: the narrowest that these get
 _LEAST: Final = 7
 
@@ -162,7 +195,7 @@ def _pools(pools: Sequence[Mapping[str, Any]], held: Mapping[str, Sequence[float
                 Text("".join(_SPARKS[round(value * (len(_SPARKS) - 1))] for value in late), "green"),
             ]
         )
-    return _table(["POOL", "#GPUS", "HELD", "#", "#NODES", "#FREE", "OF LATE"], rows)
+    return _table(["POOL", "#GPUS", "HELD", "#", "#NODES", "#FREE", "LATELY"], rows)
 
 
 def _nodes(
@@ -171,7 +204,7 @@ def _nodes(
     names: Mapping[str, str],
     width: int,
 ) -> RenderableType:
-    # A narrow screen has no column for it, so what is wrong is told by the node's colour, too.
+    # A narrow screen has no column for it, so the node's colour says what is wrong, too.
     rows: list[list[str | Text]] = [
         [
             Text(node["node"], "" if node["status"] == "up" else _COLOUR.get(node["status"], "")),
@@ -188,7 +221,7 @@ def _nodes(
 
 
 def _held_by(node: Mapping[str, Any], holders: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> str:
-    """Who holds the node's GPUs, and how many of them where it is not all."""
+    """Which jobs hold the node's GPUs, and how many of them where it is not all."""
     counts: dict[str, int] = {}
     for gpu in node["gpus"]:
         if gpu["holder"]:
@@ -217,16 +250,12 @@ def _states(node: Mapping[str, Any], names: Mapping[str, str]) -> str:
     return ", ".join([*moving, *(f"{count} {status}" for status, count in counts.items())]) or "-"
 
 
-def _sorted(jobs: Sequence[Mapping[str, Any]], sort: str) -> list[Mapping[str, Any]]:
-    if sort == "slowdown":
-        return sorted(jobs, key=lambda job: -(job.get("slowdown") or 0))
-    if sort == "owner":
-        return sorted(jobs, key=lambda job: (job["owner"], job["name"]))
-    return sorted(jobs, key=lambda job: (len(job.get("group") or ""), job.get("group") or "", job["name"]))
-
-
 def _jobs(
-    jobs: Sequence[Mapping[str, Any]], holders: Mapping[str, Mapping[str, Any]], at: str, width: int
+    jobs: Sequence[Mapping[str, Any]],
+    holders: Mapping[str, Mapping[str, Any]],
+    at: str,
+    width: int,
+    chosen: str | None,
 ) -> RenderableType:
     rows: list[list[str | Text]] = []
     for job in jobs:
@@ -235,7 +264,7 @@ def _jobs(
         broken = credit is not None and credit < 0
         rows.append(
             [
-                printable(job["name"]),
+                _name(job, chosen),
                 printable(job["owner"]),
                 Text(job["status"], _COLOUR.get(job["status"], "")),
                 job.get("group") or "-",
@@ -251,6 +280,10 @@ def _jobs(
     return _fitted(heads, rows, width)
 
 
+def _name(job: Mapping[str, Any], chosen: str | None) -> Text:
+    return Text(printable(job["name"]), "reverse" if job["job"] == chosen else "")
+
+
 def _silent(job: Mapping[str, Any]) -> str:
     """That no heartbeat of its process comes; empty: they come."""
     return "" if job.get("silent_s") is None else f"silent for {job['silent_s']:.0f} s"
@@ -263,7 +296,7 @@ def _now(job: Mapping[str, Any], holders: Mapping[str, Mapping[str, Any]]) -> tu
         doing = slot["phase"] if slot["status"] == "running" else f"{slot['phase']} ({slot['status']})"
         return doing, slot.get("granted_at") or slot.get("queued_at")
     if job.get("slot"):
-        return f"waits for {job['phase']}", None
+        return f"waits its turn for {job['phase']}", None
     return "-", None
 
 
@@ -276,11 +309,19 @@ def _against(job: Mapping[str, Any]) -> str:
     return f"{bar(share, 8)} {slo:g}{'' if job.get('promised') else ' (not promised)'}"
 
 
-def _reasons(head: str, jobs: Sequence[Mapping[str, Any]], reason: str, width: int, *, whole: bool) -> RenderableType:
+def _reasons(
+    head: str,
+    jobs: Sequence[Mapping[str, Any]],
+    reason: str,
+    width: int,
+    *,
+    whole: bool,
+    chosen: str | None = None,
+) -> RenderableType:
     """Jobs and why it is so, on a line each; ``whole``: all of the reason, on however long a line."""
     rows: list[list[str | Text]] = [
         [
-            printable(job["name"]),
+            _name(job, chosen),
             printable(job["owner"]),
             "-" if job.get("slo") is None else f"{job['slo']:g}",
             printable((reason == "reason" and _silent(job)) or job.get(reason) or f"rollmuxd job explain {job['job']}"),

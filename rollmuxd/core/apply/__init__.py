@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.apply import groups, hosts, jobs, moves, orders, pins, slots
+from rollmuxd.core.apply import groups, hosts, jobs, loans, moves, orders, pins, slots
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.state import State
 
@@ -35,11 +35,12 @@ _FOLD: dict[type[f.Fact], Callable[[State, Any], None]] = {
     f.HostAdded: hosts.host_added,
     f.HostRemoved: hosts.host_removed,
     f.HostBooted: hosts.host_booted,
+    f.HostEndObserved: hosts.host_end_observed,
     f.NodeAdded: hosts.node_added,
     f.NodeRemoved: hosts.node_removed,
     f.NodeUp: hosts.node_moved,
     f.NodeOccupied: hosts.node_moved,
-    f.NodeUnseen: hosts.node_moved,
+    f.NodeUnknown: hosts.node_moved,
     f.NodeLost: hosts.node_moved,
     f.NodeQuarantined: hosts.node_moved,
     f.NodeDraining: hosts.node_moved,
@@ -77,11 +78,14 @@ _FOLD: dict[type[f.Fact], Callable[[State, Any], None]] = {
     f.SessionClosed: jobs.session_over,
     f.SlotQueued: slots.slot_queued,
     f.SlotWithdrawn: slots.slot_withdrawn,
-    f.TurnAdded: groups.visit_added,
-    f.TurnSkipped: groups.visit_skipped,
+    f.TurnAdded: groups.turn_added,
+    f.TurnSkipped: groups.turn_skipped,
     f.SlotClaimed: slots.slot_claimed,
+    f.FillerPlaced: loans.filler_placed,
+    f.NodeLent: loans.node_lent,
+    f.YieldAsked: loans.yield_asked,
+    f.LoanEnded: loans.loan_ended,
     f.SlotGranted: slots.slot_granted,
-    f.SlotTakenOver: slots.slot_taken_over,
     f.SlotShrunk: slots.slot_shrunk,
     f.SlotGrown: slots.slot_grown,
     f.SlotRequeued: slots.slot_requeued,
@@ -90,7 +94,7 @@ _FOLD: dict[type[f.Fact], Callable[[State, Any], None]] = {
     f.SlotFaulted: slots.slot_taken_away,
     f.SlotLost: slots.slot_taken_away,
     f.SlotRevoked: slots.slot_taken_away,
-    f.SlotOverstays: slots.slot_overstays,
+    f.SlotOverran: slots.slot_overran,
     f.SlotReclaiming: slots.slot_reclaiming,
     f.SlotOver: slots.slot_over,
     f.OrderIssued: orders.order_issued,
@@ -98,10 +102,7 @@ _FOLD: dict[type[f.Fact], Callable[[State, Any], None]] = {
     f.OrderFaulted: orders.order_faulted,
     f.OrderContactLost: orders.order_contact_lost,
     f.StateUnknown: orders.state_unknown,
-    f.StateSeen: orders.state_seen,
-    f.ResidualMemorySeen: orders.residual_memory_seen,
+    f.StateObserved: orders.state_observed,
+    f.ResidualMemoryObserved: orders.residual_memory_observed,
     f.Audited: _nothing,
 }
-
-#: the facts that change nothing of the state: another version may pass over them
-WITHOUT_EFFECT = tuple(kind for kind, fold in _FOLD.items() if fold is _nothing)

@@ -1,4 +1,4 @@
-"""Groups and their wheels."""
+"""Groups and their schedules."""
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.facts import PlannedTurn
@@ -21,11 +21,11 @@ def forget_empty(state: State, group: Group) -> None:
         del state.groups[group.id]
 
 
-def leave_wheel(state: State, job: Job) -> None:
+def leave_schedule(state: State, job: Job) -> None:
     set_risk(state, job, risky=False)
     group = state.groups.get(job.group) if job.group else None
-    if group is not None and any(visit.job == job.id for visit in group.schedule):
-        group.schedule = [visit for visit in group.schedule if visit.job != job.id]
+    if group is not None and any(turn.job == job.id for turn in group.schedule):
+        group.schedule = [turn for turn in group.schedule if turn.job != job.id]
         group.version += 1
 
 
@@ -50,10 +50,10 @@ def group_replanned(state: State, fact: f.GroupReplanned) -> None:
         set_risk(state, job, risky=name in fact.at_risk)
 
 
-def visit_added(state: State, fact: f.TurnAdded) -> None:
+def turn_added(state: State, fact: f.TurnAdded) -> None:
     group = state.groups[fact.group]
-    turn, index = min((visit.turn, at) for at, visit in enumerate(group.schedule) if visit.job == fact.job)
-    group.schedule.insert(index, ScheduledTurn(job=fact.job, phase=fact.phase, turn=turn, once=True))
+    rotation, index = min((turn.rotation, at) for at, turn in enumerate(group.schedule) if turn.job == fact.job)
+    group.schedule.insert(index, ScheduledTurn(job=fact.job, phase=fact.phase, rotation=rotation, once=True))
     group.version += 1
 
 
@@ -65,30 +65,30 @@ def drop_once(state: State, job: Job, phase: str) -> None:
     group.version += 1
 
 
-def visit_skipped(state: State, fact: f.TurnSkipped) -> None:
-    state.groups[fact.group].schedule[fact.visit].turn += 1
+def turn_skipped(state: State, fact: f.TurnSkipped) -> None:
+    state.groups[fact.group].schedule[fact.turn].rotation += 1
 
 
 def merged(old: list[ScheduledTurn], planned: tuple[f.PlannedTurn, ...]) -> list[ScheduledTurn]:
-    """The planned wheel, in which visits that were there before keep their turn and new ones join this turn."""
-    turns: dict[tuple[JobId, str], list[int]] = {}
-    for visit in old:
-        turns.setdefault((visit.job, visit.phase), []).append(visit.turn)
-    joins = min((visit.turn for visit in old), default=0)
-    wheel = []
+    """The planned schedule: turns that were there before keep their rotation, and new ones join this one."""
+    rotations: dict[tuple[JobId, str], list[int]] = {}
+    for turn in old:
+        rotations.setdefault((turn.job, turn.phase), []).append(turn.rotation)
+    joins = min((turn.rotation for turn in old), default=0)
+    schedule = []
     for plan in planned:
-        known = turns.get((plan.job, plan.phase))
-        wheel.append(
-            ScheduledTurn(job=plan.job, phase=plan.phase, turn=known.pop(0) if known else joins, once=plan.once)
+        known = rotations.get((plan.job, plan.phase))
+        schedule.append(
+            ScheduledTurn(job=plan.job, phase=plan.phase, rotation=known.pop(0) if known else joins, once=plan.once)
         )
-    return wheel
+    return schedule
 
 
 def rewound(group: Group, planned: list[ScheduledTurn]) -> list[ScheduledTurn]:
-    """A group's wheel as it was planned a while ago, without who has left, and with the side phases that wait."""
-    visits = tuple(PlannedTurn(it.job, it.phase) for it in planned if it.job in group.jobs and not it.once)
-    wheel = merged(group.schedule, visits)
+    """A group's schedule as it was planned a while ago: less the jobs that left, and with side phases that wait."""
+    turns = tuple(PlannedTurn(it.job, it.phase) for it in planned if it.job in group.jobs and not it.once)
+    schedule = merged(group.schedule, turns)
     for once in [it for it in group.schedule if it.once]:
-        turn, index = min((it.turn, at) for at, it in enumerate(wheel) if it.job == once.job)
-        wheel.insert(index, ScheduledTurn(job=once.job, phase=once.phase, turn=turn, once=True))
-    return wheel
+        rotation, index = min((it.rotation, at) for at, it in enumerate(schedule) if it.job == once.job)
+        schedule.insert(index, ScheduledTurn(job=once.job, phase=once.phase, rotation=rotation, once=True))
+    return schedule

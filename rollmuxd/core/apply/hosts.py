@@ -4,6 +4,7 @@ from typing import Any
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.lifecycle import next_status
 from rollmuxd.core.model import Gpu, Host, Node, NodeStatus, Owner
 from rollmuxd.core.state import State
@@ -28,7 +29,7 @@ def daemon_started(state: State, fact: f.DaemonStarted) -> None:
 
 
 def _count_owners(state: State) -> None:
-    """Who holds which nodes: a snapshot of a version that did not count it does not say."""
+    """Count each owner's nodes and GPUs: snapshots of an earlier version do not have these counts."""
     for owner in state.owners.values():
         owner.nodes, owner.gpus = {}, 0
     for node in state.nodes.values():
@@ -43,6 +44,8 @@ def host_added(state: State, fact: f.HostAdded) -> None:
     if known is None:
         state.hosts[fact.host.id] = Host(id=fact.host.id, backend=fact.host.backend, ram_mb=fact.host.ram_mb)
     else:
+        if known.backend != fact.host.backend:
+            known.ends_at = None  # which the other backend said
         known.backend, known.ram_mb = fact.host.backend, fact.host.ram_mb
 
 
@@ -52,6 +55,10 @@ def host_removed(state: State, fact: f.HostRemoved) -> None:
 
 def host_booted(state: State, fact: f.HostBooted) -> None:
     state.hosts[fact.host].boot_id = fact.boot_id
+
+
+def host_end_observed(state: State, fact: f.HostEndObserved) -> None:
+    state.hosts[fact.host].ends_at = fact.ends_at
 
 
 def node_added(state: State, fact: f.NodeAdded) -> None:
@@ -83,9 +90,10 @@ def node_moved(state: State, fact: Any) -> None:
     node = state.nodes[fact.node]
     node.status = next_status(lifecycle.NODE, node.status, fact, f"node {node.id}")
     if not isinstance(fact, f.NodeDrained):  # it keeps the reason for which it was drained
-        node.reason = getattr(fact, "reason", "")
+        node.reason = getattr(fact, "reason", None)
     if isinstance(fact, f.NodeDraining):
-        node.drain, node.reason = True, f"drained by {fact.by}"
+        node.drain = True
+        node.reason = Cause("drained_unconfigured") if fact.unconfigured else Cause("drained", {"by": fact.by})
         node.unconfigured = fact.unconfigured
     elif isinstance(fact, f.NodeUndrained):
         node.drain = node.unconfigured = False
@@ -102,14 +110,14 @@ def gpus_verified_clean(state: State, fact: f.GpusVerifiedClean) -> None:
 
 def gpus_not_clean(state: State, fact: f.GpusNotClean) -> None:
     node = state.nodes[fact.node]
-    node.unclear_reason = fact.reason
-    node.unclear += [gpu for gpu in fact.gpus if gpu not in node.unclear]
-    if node.unclear_since is None:
-        node.unclear_since = fact.at
+    node.not_clean_reason = fact.reason
+    node.not_clean += [gpu for gpu in fact.gpus if gpu not in node.not_clean]
+    if node.not_clean_since is None:
+        node.not_clean_since = fact.at
 
 
 def all_gpus_clean(node: Node, gpus: tuple[str, ...]) -> None:
-    if node.unclear_since is not None:
-        node.unclear = [gpu for gpu in node.unclear if gpu not in gpus]
-        if not node.unclear:
-            node.unclear_since = None
+    if node.not_clean_since is not None:
+        node.not_clean = [gpu for gpu in node.not_clean if gpu not in gpus]
+        if not node.not_clean:
+            node.not_clean_since = None

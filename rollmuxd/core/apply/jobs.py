@@ -4,9 +4,11 @@ from typing import Any
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
-from rollmuxd.core.apply.groups import forget_empty, group_named, leave_wheel, merged
+from rollmuxd.core.apply.groups import forget_empty, group_named, leave_schedule, merged
+from rollmuxd.core.apply.loans import leave_node
 from rollmuxd.core.apply.measures import forget_restated, plan_with, start_fresh_times
 from rollmuxd.core.apply.pins import follow, owner_of, pin, unpin
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.lifecycle import next_status
 from rollmuxd.core.model import Job, JobStatus, Launch, Progress, Session, SessionStatus
 from rollmuxd.core.state import State
@@ -27,20 +29,26 @@ def job_registered(state: State, fact: f.JobRegistered) -> None:
         job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}")
         forget_restated(job, fact.spec)
         job.user, job.spec, job.run, job.registered_at = fact.user, fact.spec, fact.run, fact.at
-        job.progress, job.reason, job.session, job.work = Progress(), "", None, 0.0
+        job.progress, job.session, job.work = Progress(), None, 0.0
+        job.reason = Cause("new_run", {"run": fact.run})
         job.promised, job.admission, job.planned_period_ms, job.ended_at = False, "", None, None
         job.relaunch_at, job.moved_at, job.fell_back, job.guarded = None, None, False, False
+        job.guard_from, job.guard_credit_ms = 0, 0
         if not fact.relaunch:
             job.losses = []
         if job.id in state.ended:
             state.ended.remove(job.id)
     job.idempotency_key = fact.idempotency_key
-    state.waiting[job.id] = None
+    if fact.spec.filler is None:
+        state.waiting[job.id] = None
+        state.fillers.pop(job.id, None)
+    else:
+        state.fillers[job.id] = None
 
 
 def set_job(state: State, job: Job, fact: f.Fact, to: JobStatus | None = None) -> None:
     job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}", to)
-    if job.status is JobStatus.WAITING:
+    if job.status is JobStatus.WAITING and job.spec.filler is None:
         state.waiting[job.id] = None
     else:
         state.waiting.pop(job.id, None)
@@ -48,6 +56,7 @@ def set_job(state: State, job: Job, fact: f.Fact, to: JobStatus | None = None) -
 
 def job_placed(state: State, fact: f.JobPlaced) -> None:
     job = state.jobs[fact.job]
+    job.reason = None
     set_job(state, job, fact, fact.status)
     group = group_named(state, fact.group)
     group.jobs.append(job.id)
@@ -61,7 +70,7 @@ def job_placed(state: State, fact: f.JobPlaced) -> None:
         job.newest = dict(fact.pins)
     job.promised, job.planned_period_ms = fact.promised, fact.period_ms
     owner = owner_of(state, job, fact.use)
-    if job.queued is not None:  # waiting for admission is nobody's slowdown
+    if job.queued is not None:  # the wait for admission is no slowdown
         job.progress.iteration_excused_ms += fact.at - state.slots[job.queued].queued_at
     pin(state, job, group, fact.pins, owner)
     start_fresh_times(job)
@@ -69,8 +78,11 @@ def job_placed(state: State, fact: f.JobPlaced) -> None:
 
 def placement_ended(state: State, fact: f.PlacementEnded) -> None:
     job = state.jobs[fact.job]
+    if job.group is None:
+        leave_node(state, job)
+        return
     owner = owner_of(state, job, fact.use)
-    leave_wheel(state, job)
+    leave_schedule(state, job)
     unpin(state, job, (name for nodes in job.pins.values() for name in nodes), owner)
     group = state.groups[job.group] if job.group else None
     if group is not None:
@@ -90,7 +102,7 @@ def job_unplaced(state: State, fact: f.JobUnplaced) -> None:
         set_job(state, job, fact)
     job.reason, job.promised = fact.reason, False
     job.fell_back = job.fell_back or fact.keeps
-    leave_wheel(state, job)
+    leave_schedule(state, job)
 
 
 def job_promised(state: State, fact: f.JobPromised) -> None:
@@ -98,7 +110,7 @@ def job_promised(state: State, fact: f.JobPromised) -> None:
     set_job(state, job, fact)
     job.promised, job.planned_period_ms = fact.promised, fact.period_ms
     for phase, took in fact.times.items():
-        plan_with(job, phase, took, job.times[phase].count)
+        plan_with(job, phase, took, job.times[phase].count, job.times[phase].mean_ms)
     if job.group is not None:  # what was derived from the group without this job's times is out of date
         state.groups[job.group].version += 1
 
@@ -106,8 +118,10 @@ def job_promised(state: State, fact: f.JobPromised) -> None:
 def times_drifted(state: State, fact: f.TimesDrifted) -> None:
     job = state.jobs[fact.job]
     for phase, took in fact.times.items():
-        plan_with(job, phase, took, fact.seen.get(phase, 0))
-    job.drifted_at = fact.at
+        plan_with(job, phase, took, fact.samples.get(phase, 0), fact.means.get(phase))
+    job.moves_ms.update(fact.moves)
+    if fact.times:
+        job.drifted_at = fact.at
     if job.group is not None:
         state.groups[job.group].version += 1
 
@@ -115,8 +129,10 @@ def times_drifted(state: State, fact: f.TimesDrifted) -> None:
 def guard_changed(state: State, fact: f.JobGuarded | f.GuardEnded) -> None:
     job = state.jobs[fact.job]
     job.guarded = isinstance(fact, f.JobGuarded)
+    earned = isinstance(fact, f.GuardEnded) and not fact.reason
+    job.guard_from, job.guard_credit_ms = (0, 0) if earned else (job.progress.finished, fact.credit_ms)
     for group in (job.group, None if job.move is None else job.move.group):
-        if group is not None:  # nobody joins a guarded job, so what was derived from the group is out of date
+        if group is not None:  # no job joins a guarded one, so what was derived from the group is out of date
             state.groups[group].version += 1
 
 
@@ -125,14 +141,14 @@ def job_paused(state: State, fact: f.JobPaused) -> None:
     before = job.status
     set_job(state, job, fact)
     job.resume_to = before
-    job.reason = f"paused by {fact.by}"
+    job.reason = Cause("paused", {"by": fact.by})
     job.paused_at = fact.at if job.slot is None else None
 
 
 def job_resumed(state: State, fact: f.JobResumed) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact, job.resume_to)
-    job.reason = ""
+    job.reason = None
     if job.paused_at is not None:
         job.progress.iteration_excused_ms += fact.at - job.paused_at
         if job.progress.idle_from is not None:
@@ -144,20 +160,20 @@ def job_quarantined(state: State, fact: f.JobQuarantined) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact)
     job.reason, job.fell_back = fact.reason, False  # what it has parked is given up
-    leave_wheel(state, job)
+    leave_schedule(state, job)
 
 
 def job_reinstated(state: State, fact: f.JobReinstated) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact)
-    job.reason, job.losses = "", []
+    job.reason, job.losses = Cause("reinstated", {"by": fact.by}), []
 
 
 def job_lost(state: State, fact: f.JobLost) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact)
     job.reason = fact.reason
-    leave_wheel(state, job)
+    leave_schedule(state, job)
 
 
 def relaunch_planned(state: State, fact: f.RelaunchPlanned) -> None:
@@ -188,7 +204,8 @@ def job_ended(state: State, fact: f.JobEnded) -> None:
     set_job(state, job, fact)
     job.relaunch_at = None
     job.reason, job.ended_at = fact.reason, fact.at
-    leave_wheel(state, job)
+    leave_schedule(state, job)
+    state.fillers.pop(job.id, None)
     state.ended.append(job.id)
     _forget_old_jobs(state)
 

@@ -50,7 +50,7 @@ def move_ended(state: State, fact: f.MoveEnded) -> None:
     assert move is not None  # its status is MOVING
     group = state.groups[move.group]
     if move.schedule is None:
-        old.schedule = [visit for visit in old.schedule if visit.job != job.id]
+        old.schedule = [turn for turn in old.schedule if turn.job != job.id]
         old.jobs.remove(job.id)
         group.coming.remove(job.id)
         group.jobs.append(job.id)
@@ -85,10 +85,10 @@ def move_abandoned(state: State, fact: f.MoveAbandoned) -> None:
     group = state.groups[move.group]
     if move.schedule is None:
         group.coming.remove(job.id)
-        group.schedule = [visit for visit in group.schedule if visit.job != job.id]
+        group.schedule = [turn for turn in group.schedule if turn.job != job.id]
     group.version += 1
     here = {name for nodes in job.pins.values() for name in nodes}
-    if not move.off or move.began_at is not None:  # who was to leave a drained node, and has not begun to, may go on
+    if not move.off or move.began_at is not None:  # a move off a drained node that has not begun ends
         job.moved_at = fact.at
     job.move = None
     del state.moving[job.id]

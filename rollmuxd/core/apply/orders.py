@@ -14,6 +14,9 @@ def order_issued(state: State, fact: f.OrderIssued) -> None:
     kept = state.states[key]
     kept.status = next_state_status(kept.status, fact, fact.kind, f"state {key}")
     kept.order = fact.order
+    if fact.kind is OrderKind.LOAD and fact.slot is None:  # ahead of the job's turn: no slot holds the GPUs yet
+        for gpu in state.nodes[fact.node].gpus.values():
+            gpu.dirty_by, gpu.touched_at = fact.job, fact.at
     state.orders[fact.order] = Order(
         id=fact.order,
         kind=fact.kind,
@@ -25,6 +28,7 @@ def order_issued(state: State, fact: f.OrderIssued) -> None:
         issued_at=fact.at,
         slot=fact.slot,
         source=fact.source,
+        gpus=fact.gpus,
         incarnation=state.incarnation,
     )
 
@@ -40,7 +44,7 @@ def order_ended(state: State, fact: f.OrderEnded) -> None:
     if order.kind is OrderKind.LOAD:
         kept.warm = True
         newest_on(state.jobs[order.job], order.pool, order.node)
-    if kept.status is StateStatus.UNKNOWN:  # a late word about a lost order: StateSeen says what it means
+    if kept.status is StateStatus.UNKNOWN:  # a late word about a lost order: StateObserved says what it means
         return
     kept.status = next_state_status(kept.status, fact, order.kind, f"state {order.pool} of {order.job}")
     for gpu in state.nodes[order.node].gpus.values():
@@ -67,6 +71,8 @@ def order_faulted(state: State, fact: f.OrderFaulted) -> None:
     if kept is not None:
         kept.order = None
         kept.status = next_state_status(kept.status, fact, None, f"state {order.pool} of {order.job}")
+    if order.kind is OrderKind.LOAD and order.slot is None:  # not tried again before the job's turn
+        state.nodes[order.node].loan_ended_at = None
 
 
 def order_contact_lost(state: State, fact: f.OrderContactLost) -> None:
@@ -90,7 +96,7 @@ def state_unknown(state: State, fact: f.StateUnknown) -> None:
     kept.status = next_state_status(kept.status, fact, None, f"state {key}")
 
 
-def state_seen(state: State, fact: f.StateSeen) -> None:
+def state_observed(state: State, fact: f.StateObserved) -> None:
     key = state_key(fact.job, fact.pool, fact.node)
     kept = state.states[key]
     kept.status = next_state_status(kept.status, fact, None, f"state {key}", fact.status)
@@ -103,5 +109,5 @@ def state_seen(state: State, fact: f.StateSeen) -> None:
         kept.loaded_at = fact.at
 
 
-def residual_memory_seen(state: State, fact: f.ResidualMemorySeen) -> None:
+def residual_memory_observed(state: State, fact: f.ResidualMemoryObserved) -> None:
     state.states[state_key(fact.job, fact.pool, fact.node)].residual_mb = fact.mb

@@ -41,7 +41,7 @@ def pin(state: State, job: Job, group: Group, pins: dict[PoolName, tuple[NodeId,
 
 
 def follow(was: tuple[NodeId, ...], newest: tuple[NodeId, ...], names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
-    """Which node has the newest state of each of a job's new nodes: who stays keeps its own, others follow in order."""
+    """The node with the newest state, for each of a job's new nodes: a node that stays keeps its own."""
     of = dict(zip(was, newest, strict=True))
     moved = [of[name] for name in was if name not in names]
     comes = [name for name in names if name not in of]
@@ -57,7 +57,7 @@ def newest_on(job: Job, pool: PoolName, name: NodeId) -> None:
 
 
 def unpin(state: State, job: Job, names: Iterable[NodeId], owner: Owner) -> None:
-    """These nodes are not the job's any more; those that are nobody's leave their group.
+    """These nodes are no longer the job's; those that no other job has leave their group.
 
     What may still be on them of the job is remembered until it was seen gone (``Job.left``).
     """
@@ -74,8 +74,8 @@ def unpin(state: State, job: Job, names: Iterable[NodeId], owner: Owner) -> None
         for key in [key for key in node.states if state.states[key].job == job.id]:
             if state.states[key].status is StateStatus.GONE:
                 _drop_state(state, job, key)
-        stained = any(gpu.dirty_by == job.id for gpu in node.gpus.values())
-        if (stained or any(state.states[key].job == job.id for key in node.states)) and name not in job.left:
+        dirty = any(gpu.dirty_by == job.id for gpu in node.gpus.values())
+        if (dirty or any(state.states[key].job == job.id for key in node.states)) and name not in job.left:
             job.left.append(name)
             state.leaving[job.id] = None
 

@@ -8,9 +8,9 @@ from rollmuxd.core.apply.groups import drop_once
 from rollmuxd.core.apply.hosts import all_gpus_clean
 from rollmuxd.core.apply.measures import count_release, count_request
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.ids import JobId
+from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.lifecycle import next_status
-from rollmuxd.core.model import Slot, SlotStatus
+from rollmuxd.core.model import Node, Slot, SlotStatus
 from rollmuxd.core.state import State
 
 #: ended slots of a job that are remembered, so that a repeated call gets the answer it got before
@@ -66,20 +66,25 @@ def slot_claimed(state: State, fact: f.SlotClaimed) -> None:
     job.queued, job.slot = None, slot.id
     group = state.groups[job.group or ""]
     for name in group.nodes:
-        gpus = state.nodes[name].gpus
-        for gpu in fact.gpus:
-            mine = gpus.get(gpu)
-            if mine is not None:
-                if mine.holder is not None:
-                    raise BrokenInvariant(f"{gpu} is held by slot {mine.holder}, and slot {slot.id} claims it")
-                mine.holder, mine.dirty_by, mine.touched_at = slot.id, job.id, fact.at
-        all_gpus_clean(state.nodes[name], fact.gpus)  # whose bytes they are holds them again
-    visit = group.schedule[fact.visit]
-    if visit.once:
-        del group.schedule[fact.visit]
+        hold(slot, state.nodes[name], fact.at)
+    job.progress.lent_ms += fact.lent_ms
+    turn = group.schedule[fact.turn]
+    if turn.once:
+        del group.schedule[fact.turn]
         group.version += 1
     else:
-        visit.turn += 1
+        turn.rotation += 1
+
+
+def hold(slot: Slot, node: Node, at: Millis) -> None:
+    """The slot holds those of its GPUs that are the node's."""
+    for gpu in slot.gpus:
+        mine = node.gpus.get(gpu)
+        if mine is not None:
+            if mine.holder is not None:
+                raise BrokenInvariant(f"{gpu} is held by slot {mine.holder}, and slot {slot.id} claims it")
+            mine.holder, mine.dirty_by, mine.touched_at = slot.id, slot.job, at
+    all_gpus_clean(node, slot.gpus)  # whose bytes they are holds them again
 
 
 def slot_granted(state: State, fact: f.SlotGranted) -> None:
@@ -87,18 +92,6 @@ def slot_granted(state: State, fact: f.SlotGranted) -> None:
     slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
     slot.fence, slot.granted_at = fact.fence, fact.at
     state.fence_number = fact.fence.number
-
-
-def slot_taken_over(state: State, fact: f.SlotTakenOver) -> None:
-    slot = state.slots[fact.slot]
-    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
-    old, new = state.sessions.get(slot.session), state.sessions.get(fact.session)
-    # What is still being loaded is loaded for the new one.
-    if slot.granted_at is not None and (old is None or new is None or (old.pid, old.host) != (new.pid, new.host)):
-        slot.replaced = True
-    slot.session = fact.session
-    if fact.fence is not None:
-        slot.fence, state.fence_number = fact.fence, fact.fence.number
 
 
 def slot_requeued(state: State, fact: f.SlotRequeued) -> None:
@@ -130,6 +123,7 @@ def slot_grown(state: State, fact: f.SlotGrown) -> None:
                     if it.holder is not None:
                         raise BrokenInvariant(f"{gpu} is held by slot {it.holder}, and slot {slot.id} grows to it")
                     it.holder, it.dirty_by, it.touched_at = slot.id, slot.job, fact.at
+            all_gpus_clean(state.nodes[name], fact.gpus)
 
 
 def _unhold(state: State, slot: Slot, keep: tuple[str, ...] = ()) -> None:
@@ -147,7 +141,8 @@ def slot_released(state: State, fact: f.SlotReleased) -> None:
     job = state.jobs[slot.job]
     job.slot = None
     job.closing.append(slot.id)
-    count_release(job, slot, fact.at, fact.measured.get(WORK, 0.0))
+    away = slot.fence is not None and slot.fence.incarnation != state.incarnation
+    count_release(job, slot, fact.at, fact.measured.get(WORK, 0.0), away=away)
 
 
 def next_answered(state: State, fact: f.NextAnswered) -> None:
@@ -166,10 +161,10 @@ def slot_taken_away(state: State, fact: Any) -> None:
     job.progress.idle_from = fact.at
 
 
-def slot_overstays(state: State, fact: f.SlotOverstays) -> None:
+def slot_overran(state: State, fact: f.SlotOverran) -> None:
     slot = state.slots[fact.slot]
     slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
-    slot.overstays_at = fact.at
+    slot.overrun_at = fact.at
 
 
 def slot_reclaiming(state: State, fact: f.SlotReclaiming) -> None:

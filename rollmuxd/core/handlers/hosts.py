@@ -5,14 +5,16 @@ import msgspec
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
+from rollmuxd.core.causes import Cause, said, sentence
 from rollmuxd.core.context import HOLDS, NOTHING, Context
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.handlers.jobs import job_lost, lose
-from rollmuxd.core.handlers.orders import CRASHES_TO_SUSPECT, may_be_asked_for, order_lost_contact, suspect
+from rollmuxd.core.handlers.orders import CRASHES_TO_SUSPECT, lost_contact, may_be_asked_for, suspect
 from rollmuxd.core.ids import HostId, Millis, NodeId
 from rollmuxd.core.model import (
     Host,
+    Job,
     JobState,
     JobStatus,
     Node,
@@ -24,69 +26,66 @@ from rollmuxd.core.model import (
     StateStatus,
 )
 from rollmuxd.core.spec import OnLoss
-from rollmuxd.core.steps.admit import admit
-from rollmuxd.core.steps.dispatch import dispatch, issue, unheld_by
 from rollmuxd.core.steps.launch import kill
 from rollmuxd.core.steps.reclaim import (
     clean_limit_mb,
     discard_again,
-    drained_if_empty,
     drop_requests,
     end_now,
-    end_placement_if_empty,
-    end_reclaims,
-    finish_release,
     gpus_observed,
     observe_host,
-    observe_until_clean,
     park_own,
     process_of,
+    record_due,
     resolve_unknown,
     take_away,
 )
 from rollmuxd.core.steps.residual_memory import judge
 
-#: why a run is lost, after why the journal does not know of it
-UNKNOWN_SINCE = "and does not say what the job did since; end this process, and start it again"
-#: what drains a node that was taken out of the configuration
-UNCONFIGURED = "the configuration, which does not have it"
-#: ids of each kind that are left out where the journal has lost facts, times the incarnation, which is a time in
-#: seconds: more than were given since any backup, and others than after the next restore of the same one
+#: what drains a node that was taken out of the configuration, and takes it back when it is in it again
+CONFIGURATION = "the configuration"
+#: ids of each kind to skip where the journal has lost facts, times the incarnation, which is a time in seconds. More
+#: ids than any daemon gave since the backup, and others after each restore of it.
 IDS_SKIPPED = 10_000
 
 
+def host_ends(c: Context, given: i.HostEnds) -> Answer:
+    """No job is placed there that could not finish an iteration before."""
+    host = c.state.hosts.get(given.host)
+    if host is not None and host.ends_at != given.ends_at:
+        c.fact(f.HostEndObserved(c.now, host.id, given.ends_at))
+    return NOTHING
+
+
 def drain(c: Context, ask: i.DrainNode) -> Answer:
-    """Nothing new on the node; what is loaded parks; drained when its GPUs are clear."""
+    """Nothing new on the node; what is loaded parks; drained when its GPUs are clean."""
     node = c.state.node(ask.node)
     if node.status not in (NodeStatus.DRAINING, NodeStatus.DRAINED):
         if node.status in (NodeStatus.QUARANTINED, NodeStatus.LOST):
-            raise Conflict(f"node {node.id} is {node.status} ({node.reason}): nothing is started on it anyway")
+            raise Conflict(
+                f"node {node.id} is {node.status} ({sentence(node.reason)}): nothing is started on it anyway"
+            )
         c.fact(f.NodeDraining(c.now, node.id, ask.by))
     if ask.evict:
         for name in list(node.pinned):
             job = c.state.jobs[name]
             if job.live:
-                end_now(c, job, reason=f"evicted from {node.id}", by=ask.by)
-    for key in list(node.states):
-        kept = c.state.states.get(key)
-        if kept is not None and kept.status is StateStatus.LOADED and unheld_by(c, node, kept.job):
-            issue(c, OrderKind.PARK, kept, None)
-    drained_if_empty(c, node)
-    observe_until_clean(c, node)
-    dispatch(c, node.group)
-    admit(c)
+                end_now(c, job, reason=Cause("evicted", {"node": node.id}), by=ask.by)
+    c.dirty.watch(node.id)
     return NOTHING
 
 
 def undrain(c: Context, ask: i.UndrainNode) -> Answer:
-    """The node may be used again once it was looked at: who knows what was done there meanwhile."""
+    """The node may be used again once it was observed: anything may have been done there meanwhile."""
     node = c.state.node(ask.node)
     if node.status in (NodeStatus.DRAINING, NodeStatus.DRAINED):
         c.fact(f.NodeUndrained(c.now, node.id, ask.by))
-        c.fact(f.NodeUnseen(c.now, node.id))
+        c.fact(f.NodeUnknown(c.now, node.id))
         c.do(e.Observe(node.host))
     elif node.drain:
-        raise Conflict(f"node {node.id} is {node.status} ({node.reason}); it can be undrained when it is back")
+        raise Conflict(
+            f"node {node.id} is {node.status} ({sentence(node.reason)}); it can be undrained when it is back"
+        )
     return NOTHING
 
 
@@ -98,31 +97,29 @@ def declare_clean(c: Context, ask: i.DeclareClean) -> Answer:
         slot = c.state.slots[name]
         if slot.status in HOLDS:
             raise Conflict(f"slot {name} of job {slot.job} is {slot.status} on {node.id}; revoke it first")
-    c.fact(f.GpusVerifiedClean(c.now, node.id, tuple(node.gpus), ask.by, ask.reason or "declared clear"))
+    c.fact(
+        f.GpusVerifiedClean(
+            c.now, node.id, tuple(node.gpus), ask.by, said(ask.reason) if ask.reason else Cause("declared_clean")
+        )
+    )
     for key in list(node.states):
         kept = c.state.states[key]
-        if kept.status not in (StateStatus.GONE, StateStatus.PARKED):  # on the word of who declares it
+        if kept.status not in (StateStatus.GONE, StateStatus.PARKED):  # on the operator's word
             if kept.status is not StateStatus.UNKNOWN:
                 c.fact(f.StateUnknown(c.now, kept.job, kept.pool, kept.node))
-            c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
+            c.fact(f.StateObserved(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
     if node.status is NodeStatus.QUARANTINED:
-        c.fact(f.NodeUnseen(c.now, node.id))
+        c.fact(f.NodeUnknown(c.now, node.id))
         c.do(e.Observe(node.host))
-    for name in list(node.pinned):
-        for closing in list(c.state.jobs[name].closing):
-            finish_release(c, c.state.slots[closing])
-    end_reclaims(c, node)
-    go_on(c, node)
-    admit(c)
     return NOTHING
 
 
 def start(c: Context, given: i.Start) -> Answer:
     """The daemon is there (again): every lease is renewed in full, every node has to be seen.
 
-    An open order is told again only if that does it once; else its driver is asked, which may say that it was not
-    begun; else nobody knows. Where the journal has lost facts, nobody knows of any job (:func:`disown`). An order that
-    was open at several crashes is not sent again, so that no order makes the daemon crash for ever.
+    An open order is sent again only if its driver is idempotent. Else its driver is asked, which may say that it was
+    not begun; else its outcome is unknown. Where the journal has lost facts, every job's is (:func:`disown`). An order
+    that was open at several crashes is not sent again, so that no order makes the daemon crash for ever.
     """
     # A client may still ask by an id that was given in a fact which is lost.
     skipped = IDS_SKIPPED * given.incarnation if given.lost else 0
@@ -130,8 +127,9 @@ def start(c: Context, given: i.Start) -> Answer:
     configure(c, given)
     c.timers.restart(c.state, c.now, c.config)
     before = list(c.state.orders)
+    unsure = {job.id for job in c.state.jobs.values() if may_run_still(job)}
     if given.lost:
-        disown(c, f"{given.lost}, {UNKNOWN_SINCE}")
+        disown(c, Cause("journal_lost", {"text": given.lost}))
     for order in [c.state.orders[name] for name in before if name in c.state.orders]:
         traits = c.traits(order.driver)
         issued = order.status is OrderStatus.ISSUED
@@ -143,30 +141,36 @@ def start(c: Context, given: i.Start) -> Answer:
             if may_be_asked_for(order):
                 c.do(e.Probe(order.id))
         elif issued:
-            order_lost_contact(c, i.OrderLostContact(order.id, "the daemon was restarted meanwhile"))
+            lost_contact(c, order, Cause("daemon_restarted"))
     for host in c.state.hosts.values():
         c.do(e.Observe(host.id))
     for node in c.state.nodes.values():
-        if node.unclear_since is not None or any(gpu.dirty_by for gpu in node.gpus.values()):
-            observe_until_clean(c, node)
+        if node.not_clean_since is not None or any(gpu.dirty_by for gpu in node.gpus.values()):
+            c.dirty.watch(node.id)
     for job in list(c.state.jobs.values()):
         started = job.launch
-        over = started is not None and started.over and (job.live or bool(job.pins))
-        if over or (job.status is JobStatus.LOST and (job.spec.on_loss is OnLoss.KILL or started is not None)):
-            c.do(kill(job))  # nobody knows whether it was done
+        if job.id in unsure:
+            c.do(kill(job))
         elif started is not None and job.live and not started.over and not started.pid:
             c.do(e.Launch(job.id, started.id))
-        end_placement_if_empty(c, job)
+    c.dirty.everything(c.state)
     return NOTHING
 
 
-def disown(c: Context, why: str) -> None:
+def may_run_still(job: Job) -> bool:
+    """Whether a process that was to be ended may be there: the daemon may have stopped before that was done."""
+    if job.status is JobStatus.LOST:
+        return job.spec.on_loss is OnLoss.KILL or job.launch is not None
+    return job.launch is not None and job.launch.over and (job.live or bool(job.pins))
+
+
+def disown(c: Context, why: Cause) -> None:
     """The journal does not say what jobs did last, and which GPUs they are on by now: their runs are lost.
 
-    So nobody is granted a GPU that another was granted since, and a process that goes on hears that it is to end. A
-    job that is only watched has nothing of ours: it loses its request or slot, and asks anew.
+    So no job is granted a GPU that another was granted since, and a process that still runs hears that it is to end. A
+    job that is only watched has nothing of ours: it loses its request or slot, and asks again.
     """
-    for job in sorted(c.state.jobs.values(), key=lambda job: job.has_place):  # else who waits would get what is left
+    for job in sorted(c.state.jobs.values(), key=lambda job: job.has_place):  # else others get what is left
         session = c.state.sessions.get(job.session or "")
         if job.group and not any(job.pins.values()):
             drop_requests(c, job, why)
@@ -186,25 +190,26 @@ def configure(c: Context, given: i.Start) -> None:
     """
     for host in given.hosts:
         known = c.state.hosts.get(host.id)
-        if known is not None and not host.ram_mb:  # nobody could ask it: it has what it had
+        if known is not None and not host.ram_mb:  # it could not be asked: it has what it had
             host = i.HostSpec(host.id, host.backend, known.ram_mb)
         if known is None or (known.backend, known.ram_mb) != (host.backend, host.ram_mb):
             c.fact(f.HostAdded(c.now, host))
     wanted = {node.id: node for node in given.nodes}
     for name, node in list(c.state.nodes.items()):
-        used = bool(node.pinned or node.states) or any(gpu.holder or gpu.dirty_by for gpu in node.gpus.values())
+        used = bool(node.pinned or node.states or node.fillers)
+        used = used or any(gpu.holder or gpu.dirty_by for gpu in node.gpus.values())
         spec = wanted.get(name)
         if spec is None and not used:
             c.fact(f.NodeRemoved(c.now, name))
         elif spec is None and not node.drain:
             if node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED):
-                c.fact(f.NodeUnseen(c.now, name))
-            c.fact(f.NodeDraining(c.now, name, UNCONFIGURED, unconfigured=True))
+                c.fact(f.NodeUnknown(c.now, name))
+            c.fact(f.NodeDraining(c.now, name, CONFIGURATION, unconfigured=True))
         elif spec is not None and not used and not _same_node(node, spec):
             c.fact(f.NodeAdded(c.now, spec))
         elif spec is not None and node.unconfigured:
-            c.fact(f.NodeUnseen(c.now, name))
-            c.fact(f.NodeUndrained(c.now, name, "the configuration, which has it again"))
+            c.fact(f.NodeUnknown(c.now, name))
+            c.fact(f.NodeUndrained(c.now, name, CONFIGURATION))
     for name, spec in wanted.items():
         if name not in c.state.nodes:
             c.fact(f.NodeAdded(c.now, spec))
@@ -214,7 +219,7 @@ def configure(c: Context, given: i.Start) -> None:
 
 
 def host_observed(c: Context, told: i.HostObserved) -> Answer:
-    """What is on a host's GPUs. What should be clear and is, is given on."""
+    """What is on a host's GPUs. What should be clean and is, is given on."""
     host = c.state.hosts.get(told.host)
     if host is None:
         return NOTHING
@@ -226,29 +231,21 @@ def host_observed(c: Context, told: i.HostObserved) -> Answer:
     if rebooted:
         forget_contents(c, host, sights, since)
     c.timers.observed(host.id, since)
-    before = len(c.facts)
     for name in list(host.nodes):
         node = c.state.nodes[name]
+        c.dirty.watch(name)
         if any(gpu.touched_at >= since for gpu in node.gpus.values()):
             observe_host(c, host.id)
         elif all(gpu in sights for gpu in node.gpus):  # a GPU that was not reported was not seen
             node_observed(c, node, sights)
-        elif why := next((f"{gpu}: {told.unread[gpu]}" for gpu in node.gpus if gpu in told.unread), ""):
+        elif (gpu := next((gpu for gpu in node.gpus if gpu in told.unread), None)) is not None:
             if node.status is not NodeStatus.LOST:
-                c.fact(f.NodeLost(c.now, name, why))
-            dispatch(c, node.group)  # what cannot be served is passed
-    for name in list(host.nodes) if rebooted else ():
-        go_on(c, c.state.nodes[name])  # of what is gone the look may say nothing more
-    if len(c.facts) > before:
-        admit(c)
-    for name in list(host.nodes):
-        if name in c.state.nodes:
-            observe_until_clean(c, c.state.nodes[name])
+                c.fact(f.NodeLost(c.now, name, Cause("unread", {"gpu": gpu, "text": told.unread[gpu]})))
     return NOTHING
 
 
 def forget_contents(c: Context, host: Host, sights: dict[str, i.GpuObservation], since: Millis) -> None:
-    """Another boot id: whatever was in the host's memories is gone, and whoever ran there runs no more.
+    """Another boot id: what was in the host's memories is gone, and no job of before runs there.
 
     But for what has come there since, or is on its way, where the restart is noticed late.
     """
@@ -258,7 +255,7 @@ def forget_contents(c: Context, host: Host, sights: dict[str, i.GpuObservation],
         for holder in dict.fromkeys(gpu.holder for gpu in node.gpus.values() if gpu.holder is not None):
             slot = c.state.slots[holder]
             taken.append(slot)
-            reason = f"host {node.host} was restarted"
+            reason = Cause("host_restarted", {"host": node.host})
             if slot.status is SlotStatus.LOADING:
                 take_away(c, slot, f.SlotFaulted(c.now, holder, reason))
             elif slot.status in HOLDS:
@@ -269,10 +266,7 @@ def forget_contents(c: Context, host: Host, sights: dict[str, i.GpuObservation],
                 if kept.status is not StateStatus.UNKNOWN:
                     c.fact(f.StateUnknown(c.now, kept.job, kept.pool, kept.node))
                 if not has_come_since(c, node, kept, sights, since):
-                    c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
-        for job in list(node.pinned):
-            for closing in list(c.state.jobs[job].closing):
-                finish_release(c, c.state.slots[closing])
+                    c.fact(f.StateObserved(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
     for slot in taken:  # what it had loaded on other hosts
         if slot.status is SlotStatus.RECLAIMING:
             park_own(c, c.state.jobs[slot.job], slot)
@@ -299,10 +293,10 @@ def has_come_since(c: Context, node: Node, kept: JobState, sights: dict[str, i.G
 
 def node_observed(c: Context, node: Node, sights: dict[str, i.GpuObservation]) -> None:
     if node.status is NodeStatus.LOST:
-        c.fact(f.NodeUnseen(c.now, node.id))
-    before = len(c.facts)
+        c.fact(f.NodeUnknown(c.now, node.id))
     gpus_observed(c, tuple(sights[gpu] for gpu in node.gpus))
     judge(c, node, sights)
+    record_due(c, node)
     resolve_unknown(c, node)
     limit = clean_limit_mb(c, node)
     strangers = [
@@ -311,32 +305,23 @@ def node_observed(c: Context, node: Node, sights: dict[str, i.GpuObservation]) -
         if gpu.holder is None and gpu.dirty_by is None and sights[name].used_mb > limit
     ]
     if strangers and node.status in (NodeStatus.UNKNOWN, NodeStatus.UP):
-        who = strangers[0].processes[0] if strangers[0].processes else "an unknown process"
-        reason = f"{strangers[0].gpu} is used by {who} ({strangers[0].used_mb} MB)"
-        c.fact(f.NodeOccupied(c.now, node.id, reason))
+        seen = strangers[0]
+        process = seen.processes[0] if seen.processes else ""
+        used = {"gpu": seen.gpu, "process": process, "used_mb": seen.used_mb}
+        c.fact(f.NodeOccupied(c.now, node.id, Cause("occupied", used)))
     elif not strangers and node.status in (NodeStatus.UNKNOWN, NodeStatus.OCCUPIED):
         back_in_service(c, node)
-    elif not strangers and node.status is NodeStatus.QUARANTINED and not node.unclear:
-        c.fact(f.NodeUnseen(c.now, node.id))
+    elif not strangers and node.status is NodeStatus.QUARANTINED and not node.not_clean:
+        c.fact(f.NodeUnknown(c.now, node.id))
         back_in_service(c, node)
-    if len(c.facts) > before:
-        go_on(c, node)
 
 
 def back_in_service(c: Context, node: Node) -> None:
     if node.drain:
-        by = UNCONFIGURED if node.unconfigured else "an operator, before it was seen again"
+        by = CONFIGURATION if node.unconfigured else "an operator"
         c.fact(f.NodeDraining(c.now, node.id, by, unconfigured=node.unconfigured))
     else:
         c.fact(f.NodeUp(c.now, node.id))
-
-
-def go_on(c: Context, node: Node) -> None:
-    """After anything was learnt of a node: let go, drain and grant what it allows."""
-    for name in list(node.pinned):
-        end_placement_if_empty(c, c.state.jobs[name])
-    drained_if_empty(c, node)
-    dispatch(c, node.group)
 
 
 def host_unreachable(c: Context, told: i.HostUnreachable) -> Answer:
@@ -346,11 +331,9 @@ def host_unreachable(c: Context, told: i.HostUnreachable) -> Answer:
         return NOTHING
     for name in host.nodes:
         if c.state.nodes[name].status is not NodeStatus.LOST:
-            c.fact(f.NodeLost(c.now, name, told.reason))
+            c.fact(f.NodeLost(c.now, name, said(told.reason)))
+        c.dirty.watch(name)
     c.timers.observed(host.id)
-    for name in list(host.nodes):
-        observe_until_clean(c, c.state.nodes[name])
-        dispatch(c, c.state.nodes[name].group)  # what cannot be served is passed
     return NOTHING
 
 
@@ -364,30 +347,30 @@ def look_again(c: Context, host: HostId) -> None:
 
 
 def clean_limit_passed(c: Context, name: NodeId) -> None:
-    """GPUs did not come clear in time: their node is quarantined, everybody else goes on."""
+    """GPUs did not become clean in time: their node is quarantined, all other nodes stay in use."""
     node = c.state.nodes.get(name)
-    if node is None or node.unclear_since is None or node.status in (NodeStatus.QUARANTINED, NodeStatus.LOST):
+    if node is None or node.not_clean_since is None or node.status in (NodeStatus.QUARANTINED, NodeStatus.LOST):
         return
-    due = node.unclear_since + c.config.clear_limit_ms
+    due = node.not_clean_since + c.config.clean_timeout_ms
     if c.now < due:
-        c.timers.at(due, "clear", name)
+        c.timers.at(due, "clean", name)
     else:
-        seconds = c.config.clear_limit_ms // 1000
-        seen = [f"{gpu} has {c.timers.used_mb[gpu] / 1000:g} GB" for gpu in node.unclear if gpu in c.timers.used_mb]
-        last = f": {', '.join(seen)}, of which {clean_limit_mb(c, node) / 1000:g} GB would be clear" if seen else ""
-        c.fact(f.NodeQuarantined(c.now, name, f"{node.unclear_reason}; not clear within {seconds} s{last}"))
+        why = Cause("not_clean_in_time", {"limit_s": c.config.clean_timeout_ms // 1000}, node.not_clean_reason)
+        used = {gpu: c.timers.used_mb[gpu] / 1000 for gpu in node.not_clean if gpu in c.timers.used_mb}
+        if used:
+            why = Cause("still_used", {"used_gb": used, "clean_gb": clean_limit_mb(c, node) / 1000}, why)
+        c.fact(f.NodeQuarantined(c.now, name, why))
         c.timers.observe_later(node.host, c.now, c.config)
-        dispatch(c, node.group)  # what cannot be served is passed
 
 
 def audit(c: Context, given: i.Audit) -> Answer:
-    """Who did what. It decides nothing, and nothing is decided by it."""
+    """Write down an operator's action. It decides nothing, and nothing is decided by it."""
     c.fact(f.Audited(c.now, **msgspec.structs.asdict(given)))
     return NOTHING
 
 
 def stalled(c: Context, given: i.Stalled) -> Answer:
-    """The loop was late: nobody could renew, so nobody is late."""
+    """The loop was late: no client could renew, so no lease is late."""
     c.fact(f.LoopStalled(c.now, given.late_ms))
     c.timers.renew_all(c.now)
     return NOTHING

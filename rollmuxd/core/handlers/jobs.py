@@ -2,23 +2,21 @@
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.context import HOLDS, NOTHING, PLACED, SERVED, Context
-from rollmuxd.core.decision import Answer, Directive
+from rollmuxd.core.causes import Cause, said, sentence
+from rollmuxd.core.context import HOLDS, NOTHING, PLACED, Context
+from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict, RunAlive, TooMany, UnknownThing
 from rollmuxd.core.ids import JobId, Millis, SessionId
-from rollmuxd.core.model import Group, Job, JobStatus, Session, SessionStatus, Slot, SlotStatus, StateStatus
-from rollmuxd.core.order import find_phase
+from rollmuxd.core.model import Job, JobStatus, Session, SessionStatus, StateStatus
 from rollmuxd.core.spec import OnLoss
-from rollmuxd.core.steps.admit import admit, check_owner, check_spec
-from rollmuxd.core.steps.dispatch import dispatch, next_fence, next_turn_on
+from rollmuxd.core.steps.admit import check_owner, check_spec
 from rollmuxd.core.steps.launch import end_process, is_relaunched, kill, lost_too_often, new_run, plan_relaunch, run_key
 from rollmuxd.core.steps.reclaim import (
     abandon,
-    after_departure,
     drop_requests,
     end_now,
-    end_placement_if_empty,
     observe_job,
+    revoke_held,
     take_away,
 )
 
@@ -36,17 +34,15 @@ def register(c: Context, ask: i.RegisterJob) -> Answer:
     if one_more and len(c.state.jobs) - len(c.state.ended) >= c.config.max_jobs:
         raise TooMany(f"{c.config.max_jobs} jobs are registered, which is the limit; end one, or raise max_jobs")
     if known is not None and known.live:
-        end_now(c, known, reason="replaced by a new run", by=ask.user)
+        end_now(c, known, reason=Cause("replaced"), by=ask.user)
     if known is not None:
-        end_process(c, known, "replaced by a new run")
+        end_process(c, known, Cause("replaced"))
     job = c.state.next_id("j") if known is None else known.id
     run = 1 if known is None else known.run + 1
     key = ask.idempotency_key or (run_key(c, job, run) if ask.spec.launch is not None else "")
     c.fact(f.JobRegistered(c.now, job, ask.owner, ask.user, run, ask.spec, key))
     if ask.spec.launch is None:  # else its process is started only when it has its place
         c.timers.at(opens_by(c, c.state.jobs[job]), "opened", job)
-    end_placement_if_empty(c, c.state.jobs[job])
-    admit(c, newcomer=job if known is None else None)
     return Answer(job=job)
 
 
@@ -86,7 +82,7 @@ def never_opened(c: Context, job: JobId) -> None:
         c.timers.at(due, "opened", job)
     else:
         seconds = max(c.config.lease_ms, c.config.reattach_ms) // 1000
-        job_lost(c, known, f"no process opened a session for it within {seconds} s")
+        job_lost(c, known, Cause("never_opened", {"limit_s": seconds}))
 
 
 def process_never_came(c: Context, job: Job) -> None:
@@ -100,8 +96,8 @@ def process_never_came(c: Context, job: Job) -> None:
     if c.now < due:
         c.timers.at(due, "opened", job.id)
     else:
-        seconds = c.config.launch_ms // 1000
-        job_lost(c, job, f"its process (pid {started.pid} on {started.host}) opened no session within {seconds} s")
+        data = {"pid": started.pid, "host": started.host, "limit_s": c.config.launch_ms // 1000}
+        job_lost(c, job, Cause("process_never_opened", data))
 
 
 def launched(c: Context, told: i.Launched) -> Answer:
@@ -116,7 +112,7 @@ def launch_failed(c: Context, told: i.LaunchFailed) -> Answer:
     """A job's process could not be started: as if it had died at once."""
     job = launched_for(c, told.launch)
     if job is not None and job.launch is not None and not job.launch.pid and not job.launch.over and job.live:
-        job_lost(c, job, f"its process could not be started on {job.launch.host}: {told.error}")
+        job_lost(c, job, Cause("launch_failed", {"host": job.launch.host, "text": told.error}))
     return NOTHING
 
 
@@ -127,9 +123,8 @@ def launched_for(c: Context, launch: str) -> Job | None:
 def relaunch(c: Context, name: JobId) -> None:
     """The time of a lost job's next run has come."""
     job = c.state.jobs.get(name)
-    if job is not None and new_run(c, job):
-        end_placement_if_empty(c, job)
-        admit(c)
+    if job is not None:
+        new_run(c, job)
 
 
 def reap(c: Context, name: JobId) -> None:
@@ -138,7 +133,7 @@ def reap(c: Context, name: JobId) -> None:
     if job is not None and job.status in (JobStatus.LOST, JobStatus.QUARANTINED, JobStatus.ENDED):
         session = c.state.sessions.get(job.session or "")
         if session is None or session.status is not SessionStatus.ALIVE:
-            end_process(c, job, f"its job is {job.status}")
+            end_process(c, job, Cause("job_is", {"status": str(job.status)}))
 
 
 def end(c: Context, ask: i.EndJob) -> Answer:
@@ -148,34 +143,33 @@ def end(c: Context, ask: i.EndJob) -> Answer:
         raise Conflict(f"session {ask.session} is not the one of run {job.run} of job {job.spec.name}: it ends nothing")
     if job.status is JobStatus.ENDED:
         return Answer(job=job.id, repeated=True)
-    end_now(c, job, reason=ask.reason or "ended", by=ask.by)
-    after_departure(c, job)
+    why = said(ask.reason) if ask.reason else Cause("ended")
+    if ask.finished:
+        why = Cause("finished", {"text": ask.reason or "finished"})
+    end_now(c, job, reason=why, by=ask.by)
     return Answer(job=job.id)
 
 
 def pause(c: Context, ask: i.PauseJob) -> Answer:
-    """No new slot from the next phase boundary on; its visits are skipped meanwhile."""
+    """No new slot from the next phase boundary on; its turns are skipped meanwhile."""
     job = c.state.job(ask.job)
     if job.status is JobStatus.PAUSED:
         return Answer(job=job.id, repeated=True)
     if job.status not in (JobStatus.WAITING, *PLACED):
         raise Conflict(f"job {job.spec.name} is {job.status}, and only a waiting or placed job can be paused")
-    abandon(c, job, f"it was paused by {ask.by}")
+    abandon(c, job, Cause("pause_asked", {"by": ask.by}))
     c.fact(f.JobPaused(c.now, job.id, ask.by))
-    dispatch(c, job.group)
     return Answer(job=job.id)
 
 
 def resume(c: Context, ask: i.ResumeJob) -> Answer:
-    """A paused job goes on where it was."""
+    """A paused job resumes where it was."""
     job = c.state.job(ask.job)
     if job.status in (JobStatus.WAITING, *PLACED):
         return Answer(job=job.id, repeated=True)
     if job.status is not JobStatus.PAUSED:
         raise Conflict(f"job {job.spec.name} is {job.status}, and only a paused job can be resumed")
     c.fact(f.JobResumed(c.now, job.id, ask.by))
-    admit(c, newcomer=job.id)
-    dispatch(c, job.group)
     return Answer(job=job.id)
 
 
@@ -187,17 +181,15 @@ def reinstate(c: Context, ask: i.ReinstateJob) -> Answer:
     c.fact(f.JobReinstated(c.now, job.id, ask.by))
     session = c.state.sessions.get(job.session or "")
     if session is None or session.status is not SessionStatus.ALIVE:
-        end_process(c, job, "another is to be started")
-    end_placement_if_empty(c, job)
-    admit(c)
+        end_process(c, job, Cause("next_process"))
     return Answer(job=job.id)
 
 
 def open_session(c: Context, ask: i.OpenSession) -> Answer:
-    """A client process is there. Of two sessions of one run the newer holds: it fences the older."""
+    """A client process is there. A newer session of a run fences the older, which loses what it held or waited for."""
     job = c.state.job(ask.job)
     if not job.live:
-        raise Conflict(f"job {job.spec.name} is {job.status} ({job.reason}); register it again for a new run")
+        raise Conflict(f"job {job.spec.name} is {job.status} ({sentence(job.reason)}); register it again for a new run")
     if ask.idempotency_key != job.idempotency_key:
         raise Conflict(f"run {job.run} of job {job.spec.name} was registered by another process")
     if job.spec.launch is not None and (job.launch is None or job.launch.over):
@@ -214,12 +206,14 @@ def open_session(c: Context, ask: i.OpenSession) -> Answer:
         c.timers.forget_session(old.id)
     c.fact(f.SessionOpened(c.now, new, job.id, job.run, ask.pid, ask.host, ask.started))
     c.timers.see(new, c.now, c.config.lease_ms)
-    for name in (job.slot, job.queued):
-        if name is not None:
-            slot = c.state.slots[name]
-            fence = None if slot.fence is None else next_fence(c)
-            c.fact(f.SlotTakenOver(c.now, slot.id, new, fence))
-    if old is not None and (old.pid, old.host) != (ask.pid, ask.host):
+    reason = Cause("another_session")
+    drop_requests(c, job, reason)
+    same_process = old is not None and (old.pid, old.host) == (ask.pid, ask.host)
+    if job.slot is not None and same_process:  # it has there what it had loaded
+        revoke_held(c, c.state.slots[job.slot], by=f"session {new}", reason=reason)
+    elif job.slot is not None:
+        take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, f"session {new}", reason))
+    if old is not None and not same_process:
         process_replaced(c, job, new)
     return Answer(job=job.id, session=new)
 
@@ -227,20 +221,16 @@ def open_session(c: Context, ask: i.OpenSession) -> Answer:
 def process_replaced(c: Context, job: Job, session: SessionId) -> None:
     """Another process has joined the run: what the one before had on GPUs and in RAM may have gone with it.
 
-    That has to be seen; under a slot which the new one took over, when that is released. And what the job was
-    quarantined for was the former process's: as with a new run, the new one begins well.
+    That has to be seen. And what the job was quarantined for was the former process's: as with a new run, the new one
+    begins well.
     """
-    slot = c.state.slots.get(job.slot or "")
     for key in job.states:
         kept = c.state.states[key]
-        under = slot is not None and any(gpu in slot.gpus for gpu in c.state.nodes[kept.node].gpus)
-        if kept.status in (StateStatus.LOADED, StateStatus.PARKED) and not under:
+        if kept.status in (StateStatus.LOADED, StateStatus.PARKED):
             c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
     observe_job(c, job)
     if job.status is JobStatus.QUARANTINED:
         c.fact(f.JobReinstated(c.now, job.id, f"session {session}"))
-        end_placement_if_empty(c, job)
-        admit(c)
 
 
 def close_session(c: Context, ask: i.CloseSession) -> Answer:
@@ -253,15 +243,14 @@ def close_session(c: Context, ask: i.CloseSession) -> Answer:
     c.timers.forget_session(session.id)
     if job.live and job.launch is not None and not job.launch.over and job.session == session.id:
         c.timers.at(c.now + c.config.lease_ms, "reap", job.id)  # it may still have something to write
-        job_lost(c, job, f"its process (pid {session.pid}) left, and did not end the job", leaves=True)
+        job_lost(c, job, Cause("process_left", {"pid": session.pid}), leaves=True)
         return Answer(session=session.id)
-    drop_requests(c, job, "its session was closed")
+    drop_requests(c, job, Cause("session_closed"))
     if job.slot is not None:
         by = f"session {session.id}"
         slot = c.state.slots[job.slot]
-        take_away(c, slot, f.SlotRevoked(c.now, slot.id, by, "session closed"))
+        take_away(c, slot, f.SlotRevoked(c.now, slot.id, by, Cause("session_closed")))
     nobody_knows(c, job)
-    dispatch(c, job.group)
     return Answer(session=session.id)
 
 
@@ -280,60 +269,18 @@ def live_session(c: Context, session: SessionId) -> Session:
     return found
 
 
-def heartbeat(c: Context, ask: i.Heartbeat) -> Answer:
-    """The lease is renewed; no fact comes of it. A tail may be asked to shrink, where somebody can use the part."""
+def heartbeat(c: Context, ask: i.Heartbeat) -> None:
+    """The lease is renewed, and the slot's progress noted; no fact comes of it."""
     session = c.state.sessions.get(ask.session)
     if session is None or session.status is not SessionStatus.ALIVE:
         session = live_session(c, ask.session)
     c.timers.seen[ask.session] = c.now
-    if ask.slot is None:
-        return NOTHING
-    slot = c.state.slots.get(ask.slot)
-    if slot is None or slot.session != session.id:
-        return Answer(directives=(Directive("stop", ask.slot, reason="the slot is not yours any more"),))
-    if slot.status not in HOLDS:
-        return Answer(directives=(Directive("stop", slot.id, reason=slot.reason or f"the slot is {slot.status}"),))
-    c.timers.progress[slot.id] = (ask.done, ask.total)
-    keep = shrink_wish(c, slot, ask)
-    return Answer(directives=(Directive("shrink", slot.id, keep),)) if keep else NOTHING
+    slot = c.state.slots.get(ask.slot or "")
+    if slot is not None and slot.session == session.id and slot.status in HOLDS:
+        c.timers.progress[slot.id] = (ask.done, ask.total)
 
 
-def shrink_wish(c: Context, slot: Slot, ask: i.Heartbeat) -> tuple[str, ...]:
-    """The GPUs that a tail should keep; () while it should keep all, as when nobody can use the part."""
-    if slot.status is not SlotStatus.RUNNING or not ask.total or ask.done < c.config.tail_from * ask.total:
-        return ()
-    job = c.state.jobs[slot.job]
-    phase = find_phase(c.state, job.id, slot.phase)
-    group = c.state.groups.get(job.group or "")
-    if phase is None or group is None or not phase.min_gpus or len(slot.gpus) <= phase.min_gpus:
-        return ()
-    keep = slot.gpus[: phase.min_gpus]
-    heads = (next_turn_on(c, group, node) for node in c.rotation.nodes_of(c.state, group, job.id, slot.phase))
-    wanted = any(head is not None and part_helps(c, group, head, slot, keep) for head in dict.fromkeys(heads))
-    return keep if wanted else ()
-
-
-def part_helps(c: Context, group: Group, head: int, slot: Slot, keep: tuple[str, ...]) -> bool:
-    """Whether a visit could begin on what the slot would give back, beside what is free already."""
-    visit = group.schedule[head]
-    job = c.state.jobs[visit.job]
-    phase = find_phase(c.state, job.id, visit.phase)
-    if phase is None or not phase.min_gpus or job.id == slot.job or job.status not in SERVED or job.slot is not None:
-        return False
-    if job.group != group.id:
-        return False
-    asked = c.state.slots.get(job.queued or "")
-    if asked is None or asked.phase != visit.phase or asked.id in c.timers.detached:
-        return False
-    nodes = c.rotation.nodes_of(c.state, group, job.id, visit.phase)
-    if any(next_turn_on(c, group, node) != head for node in nodes):
-        return False
-    gpus = [(name, gpu.holder) for node in nodes for name, gpu in c.state.nodes[node].gpus.items()]
-    free = sum(holder is None or (holder == slot.id and name not in keep) for name, holder in gpus)
-    return free >= phase.min_gpus
-
-
-def lose(c: Context, session: Session, reason: str) -> None:
+def lose(c: Context, session: Session, reason: Cause) -> None:
     """The job of a session is lost at once, between slots too."""
     c.fact(f.SessionLost(c.now, session.id))
     c.timers.forget_session(session.id)
@@ -342,19 +289,18 @@ def lose(c: Context, session: Session, reason: str) -> None:
         job_lost(c, job, reason)
 
 
-def job_lost(c: Context, job: Job, reason: str, *, leaves: bool = False) -> None:
+def job_lost(c: Context, job: Job, reason: Cause, *, leaves: bool = False) -> None:
     """Its requests go, its slot is taken away; where its states are has to be seen.
 
     What is left of its process is ended, where that is wanted; at once, unless it ``leaves`` by itself.
     """
-    group = job.group
-    drop_requests(c, job, reason)  # first: with its move given up they could be granted
+    drop_requests(c, job, reason)
     abandon(c, job, reason)
     if job.slot is not None:
         take_away(c, c.state.slots[job.slot], f.SlotLost(c.now, job.slot, reason))
     again = is_relaunched(job)
-    hopeless = lost_too_often(c, job, reason) if again else ""
-    if hopeless and job.status is not JobStatus.QUARANTINED:
+    hopeless = lost_too_often(c, job, reason) if again else None
+    if hopeless is not None and job.status is not JobStatus.QUARANTINED:
         c.fact(f.JobQuarantined(c.now, job.id, hopeless))
     else:
         c.fact(f.JobLost(c.now, job.id, reason))
@@ -363,9 +309,6 @@ def job_lost(c: Context, job: Job, reason: str, *, leaves: bool = False) -> None
         c.do(kill(job))
     if again and job.status is JobStatus.LOST:
         plan_relaunch(c, job)
-    end_placement_if_empty(c, job)
-    dispatch(c, group)
-    after_departure(c, job)
 
 
 def nobody_knows(c: Context, job: Job) -> None:
@@ -380,12 +323,12 @@ def nobody_knows(c: Context, job: Job) -> None:
 def process_gone(c: Context, told: i.ProcessGone) -> Answer:
     """A session's process has ended, and its heartbeat says so: the lease is not waited for.
 
-    The GPUs are looked at now, and again until they are clear.
+    The GPUs are looked at now, and again until they are clean.
     """
     session = live_session(c, told.session)
     if (session.pid, session.started) != (told.pid, told.started):
         raise Conflict(f"session {session.id} is that of pid {session.pid}, and not of the process that is gone")
-    lose(c, session, f"its process (pid {session.pid} on {session.host or 'an unnamed host'}) is gone")
+    lose(c, session, Cause("process_gone", {"pid": session.pid, "host": session.host}))
     return NOTHING
 
 
@@ -393,5 +336,4 @@ def lease_ran_out(c: Context, session: SessionId) -> None:
     """A session's deadline: it is lost, unless it has ended meanwhile."""
     known = c.state.sessions.get(session)
     if known is not None and known.status is SessionStatus.ALIVE:
-        where = known.host or "an unnamed host"
-        lose(c, known, f"no heartbeat from pid {known.pid} on {where} for one lease time")
+        lose(c, known, Cause("no_heartbeat", {"pid": known.pid, "host": known.host}))

@@ -1,19 +1,27 @@
-"""Tails that grow again: GPUs that a slot gave back are offered to it while nobody else can use them."""
+"""Slots that change their size.
+
+A tail is asked to shrink, and offered what it gave back while no other job can use it. A slot that began on a part of
+its phase's GPUs is offered the others when they are clean.
+"""
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.context import NOTHING, SERVED, Context
+from rollmuxd.core.causes import Cause
+from rollmuxd.core.context import HOLDS, NOTHING, SERVED, Context
 from rollmuxd.core.decision import Answer, Directive
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.handlers import jobs
 from rollmuxd.core.handlers.slots import check_holder, phase_nodes
-from rollmuxd.core.ids import GpuId
-from rollmuxd.core.model import Node, NodeStatus, Slot, SlotStatus, StateStatus
+from rollmuxd.core.ids import GpuId, SessionId, SlotId
+from rollmuxd.core.model import Group, Job, Node, NodeStatus, OrderKind, Slot, SlotStatus, StateStatus
 from rollmuxd.core.order import find_phase
+from rollmuxd.core.spec import PhaseSpec
+from rollmuxd.core.steps.dispatch import engines_of, holds_on, issue, needed, next_turn_on
+from rollmuxd.core.steps.reclaim import is_loading
 
 
 def offer(c: Context, slot: Slot) -> tuple[GpuId, ...]:
-    """All GPUs that a tail had, where it could have them back; () where it could not, or somebody waits for them.
+    """All GPUs that a tail had, if it can have them back; () if it cannot, or if another job waits for them.
 
     No others of its nodes: it began without them, so nothing of it was ever loaded there.
     """
@@ -54,7 +62,7 @@ def growth_refused(c: Context, slot: Slot) -> str:
             if it.holder not in (None, slot.id):
                 return f"{gpu} is held by slot {it.holder}"
             if it.dirty_by not in (None, job.id):
-                return f"{gpu} has not been seen clear of {c.state.jobs[it.dirty_by or ''].spec.name}"
+                return f"{gpu} has not been verified clean of job {it.dirty_by}"
         for kept in (c.state.states[key] for key in node.states):
             if kept.job == job.id and kept.pool in phase.pools and kept.status is not StateStatus.LOADED:
                 return f"its {kept.pool} state on {node.id} is {kept.status}"
@@ -62,30 +70,159 @@ def growth_refused(c: Context, slot: Slot) -> str:
 
 
 def grow(c: Context, ask: i.GrowSlot) -> Answer:
-    """The job takes back what was offered. A tail's own bytes on them are no hindrance: they are the job's."""
+    """The job takes what was offered.
+
+    A tail's own bytes on what it gave back are no hindrance: they are the job's. Onto GPUs that a slot has not had
+    before, its state is loaded first.
+    """
     slot = c.state.slot(ask.slot)
     check_holder(c, slot, ask.fence)
     if slot.status is SlotStatus.RUNNING:
-        return Answer(slot=slot.id, repeated=True)
+        more = rest_of(c, slot)
+        if more:
+            grow_to(c, slot, more)
+        return Answer(slot=slot.id, repeated=not more)
     why = growth_refused(c, slot)
     if why:
-        raise Conflict(f"slot {slot.id} cannot grow: {why}; it goes on on {', '.join(slot.gpus)}")
+        raise Conflict(f"slot {slot.id} cannot grow: {why}; it continues on {', '.join(slot.gpus)}")
     c.fact(f.SlotGrown(c.now, slot.id, slot.claimed))
     return Answer(slot=slot.id)
 
 
+def grow_to(c: Context, slot: Slot, more: tuple[GpuId, ...]) -> None:
+    """Hold more GPUs, and load onto them what the slot has on the others."""
+    c.fact(f.SlotGrown(c.now, slot.id, slot_with(c, slot, more)))
+    job = c.state.jobs[slot.job]
+    for kept in needed(c, job, slot):
+        engines = engines_of(c, job, find_phase(c.state, job.id, slot.phase), (kept.node,))
+        there = tuple(gpu for gpus in engines if any(gpu in more for gpu in gpus) for gpu in gpus)
+        if there:
+            issue(c, OrderKind.LOAD, kept, slot.id, there)
+
+
+def slot_with(c: Context, slot: Slot, more: tuple[GpuId, ...]) -> tuple[GpuId, ...]:
+    """The GPUs of a slot and more of them, in the order of their nodes."""
+    nodes = phase_nodes(c, c.state.jobs[slot.job], slot)
+    return tuple(gpu for name in nodes for gpu in c.state.nodes[name].gpus if gpu in slot.gpus or gpu in more)
+
+
+def rest_of(c: Context, slot: Slot) -> tuple[GpuId, ...]:
+    """What a slot that began on a part of its phase's GPUs can have of the others now; () in its tail.
+
+    No other slot may claim them: one that begins on a part does so beside a tail. So they are the slot's as soon as
+    they are clean, engine by engine.
+    """
+    job = c.state.jobs[slot.job]
+    phase = find_phase(c.state, job.id, slot.phase)
+    if phase is None or not slot.gpus or not job.has_place or is_tail_bound(c, slot) or is_loading(c, slot):
+        return ()
+    nodes = [c.state.nodes[name] for name in c.state.phase_nodes(job, phase)]
+    if all(gpu in slot.gpus for node in nodes for gpu in node.gpus):
+        return ()
+    usable = [node.id for node in nodes if node.status is NodeStatus.UP and may_load_more(c, node, slot, phase)]
+    free = {
+        name
+        for node in usable
+        for name, gpu in c.state.nodes[node].gpus.items()
+        if gpu.holder is None and gpu.dirty_by in (None, job.id)
+    }
+    engines = engines_of(c, job, phase, usable)
+    whole = [gpus for gpus in engines if all(gpu in free or gpu in slot.gpus for gpu in gpus)]
+    return tuple(gpu for gpus in whole for gpu in gpus if gpu in free)
+
+
+def may_load_more(c: Context, node: Node, slot: Slot, phase: PhaseSpec) -> bool:
+    """Whether the slot's states on a node are at rest: loaded where it holds GPUs, else parked or not there."""
+    here = (c.state.states[key] for key in node.states)
+    mine = [kept.status for kept in here if kept.job == slot.job and kept.pool in phase.pools]
+    if holds_on(c, slot, node.id):
+        return all(status is StateStatus.LOADED for status in mine)
+    return all(status in (StateStatus.PARKED, StateStatus.GONE) for status in mine)
+
+
+def is_tail_bound(c: Context, slot: Slot) -> bool:
+    """Whether the slot's progress has reached its tail."""
+    done, total = c.timers.progress.get(slot.id, (0, 0))
+    return bool(total) and done >= c.config.tail_from * total
+
+
 def heartbeat(c: Context, ask: i.Heartbeat) -> Answer:
-    """The lease is renewed, and a tail may be asked to shrink; where nothing is asked, something may be offered."""
-    answer = jobs.heartbeat(c, ask)
-    slot = c.state.slots.get(ask.slot or "")
-    if answer is not NOTHING or slot is None:
-        return answer
-    gpus = offer(c, slot)
+    """The lease is renewed, and the holder of a slot hears what is asked of it."""
+    jobs.heartbeat(c, ask)
+    if ask.slot is None:
+        return NOTHING
+    found = directives(c, ask.session, ask.slot)
+    return Answer(directives=found) if found else NOTHING
+
+
+def directives(c: Context, session: SessionId, slot: SlotId) -> tuple[Directive, ...]:
+    """What the holder of a slot is asked, offered or told now. Changes nothing."""
+    known = c.state.slots.get(slot)
+    if known is None or known.session != session:
+        return (Directive("stop", slot, reason=Cause("not_yours")),)
+    if known.status not in HOLDS:
+        return (Directive("stop", slot, reason=known.reason or Cause("slot_is", {"status": str(known.status)})),)
+    if known.yield_by is not None:
+        filler = c.state.jobs[known.job].spec.filler
+        within = 0 if filler is None else filler.yield_ms
+        return (Directive("yield", slot, reason=known.reason, within_ms=within),)
+    keep = shrink_wish(c, known)
+    if keep:
+        return (Directive("shrink", slot, keep),)
+    gpus = offer(c, known)
+    if known.status is SlotStatus.RUNNING and (more := rest_of(c, known)):
+        gpus = slot_with(c, known, more)
     if gpus:
-        return Answer(directives=(Directive("grow", slot.id, gpus=gpus),))
-    move = c.state.jobs[slot.job].move
+        return (Directive("grow", slot, gpus=gpus),)
+    move = c.state.jobs[known.job].move
     if move is None:
-        return answer
+        return ()
     names = dict.fromkeys(name for nodes in move.pins.values() for name in nodes)
     there = tuple(gpu for name in names for gpu in c.state.nodes[name].gpus)
-    return Answer(directives=(Directive("move", slot.id, reason=move.why, gpus=there),))
+    return (Directive("move", slot, reason=move.why, gpus=there),)
+
+
+def shrink_wish(c: Context, slot: Slot) -> tuple[str, ...]:
+    """The GPUs that a tail should keep; () while it should keep all, as when no job can use the part."""
+    if slot.status is not SlotStatus.RUNNING or not is_tail_bound(c, slot) or is_loading(c, slot):
+        return ()
+    job = c.state.jobs[slot.job]
+    phase = find_phase(c.state, job.id, slot.phase)
+    group = c.state.groups.get(job.group or "")
+    if phase is None or group is None or not phase.min_gpus:
+        return ()
+    keep = least_of(c, job, phase, slot)
+    if len(keep) == len(slot.gpus):
+        return ()
+    heads = (next_turn_on(c, group, node) for node in c.rotation.nodes_of(c.state, group, job.id, slot.phase))
+    wanted = any(head is not None and part_helps(c, group, head, slot, keep) for head in dict.fromkeys(heads))
+    return keep if wanted else ()
+
+
+def least_of(c: Context, job: Job, phase: PhaseSpec, slot: Slot) -> tuple[GpuId, ...]:
+    """The first GPUs of a slot that are enough for its tail: whole engines, where its state is several."""
+    keep: tuple[GpuId, ...] = ()
+    for engine in engines_of(c, job, phase, c.state.phase_nodes(job, phase)):
+        if len(keep) < phase.min_gpus and all(gpu in slot.gpus for gpu in engine):
+            keep += engine
+    return keep if len(keep) >= phase.min_gpus else slot.gpus
+
+
+def part_helps(c: Context, group: Group, head: int, slot: Slot, keep: tuple[str, ...]) -> bool:
+    """Whether a turn could begin on what the slot would give back, beside what is free already."""
+    turn = group.schedule[head]
+    job = c.state.jobs[turn.job]
+    phase = find_phase(c.state, job.id, turn.phase)
+    if phase is None or not phase.min_gpus or job.id == slot.job or job.status not in SERVED or job.slot is not None:
+        return False
+    if job.group != group.id:
+        return False
+    asked = c.state.slots.get(job.queued or "")
+    if asked is None or asked.phase != turn.phase or asked.id in c.timers.detached:
+        return False
+    nodes = c.rotation.nodes_of(c.state, group, job.id, turn.phase)
+    if any(next_turn_on(c, group, node) != head for node in nodes):
+        return False
+    gpus = [(name, gpu.holder) for node in nodes for name, gpu in c.state.nodes[node].gpus.items()]
+    free = {name for name, holder in gpus if holder is None or (holder == slot.id and name not in keep)}
+    return sum(len(engine) for engine in engines_of(c, job, phase, nodes) if free.issuperset(engine)) >= phase.min_gpus

@@ -1,36 +1,32 @@
-"""What jobs ask of their slots: request, withdraw, release, shrink; and an operator's revoke."""
+"""What jobs ask of their slots: request, withdraw, release, give back, shrink; and an operator's revoke."""
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
+from rollmuxd.core.causes import Cause, said, sentence
 from rollmuxd.core.context import HOLDS, NOTHING, Context
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict, Impossible, Rejected, StaleFence, TakesNoRequests, TooMany
-from rollmuxd.core.estimates import solo_ms, unstated_ms
-from rollmuxd.core.handlers.jobs import live_session
+from rollmuxd.core.estimates import judged_by_ms, solo_ms, unstated_ms
+from rollmuxd.core.handlers.jobs import live_session, lose
 from rollmuxd.core.ids import Fence, NodeId, SessionId, SlotId
-from rollmuxd.core.model import Job, JobStatus, Slot, SlotStatus, StateStatus
+from rollmuxd.core.model import Job, JobStatus, SessionStatus, Slot, SlotStatus
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.spec import IfUnmet, Park
-from rollmuxd.core.steps.admit import admit, limits_of
-from rollmuxd.core.steps.dispatch import dispatch, grant_if_loaded, take_place
+from rollmuxd.core.steps.admit import limits_of, moves_without_its_process
+from rollmuxd.core.steps.dispatch import take_place
 from rollmuxd.core.steps.guard import keeps_others_out
 from rollmuxd.core.steps.guard import watch as watch_credit
 from rollmuxd.core.steps.reclaim import (
-    after_departure,
-    drained_if_empty,
     drop_requests,
     end_now,
-    end_placement_if_empty,
-    expect_clean,
-    finish_release,
     gpus_observed,
-    may_still_fill,
+    is_loading,
     nodes_of,
-    observe_job,
-    observe_until_clean,
     park_own,
     revoke_held,
+    take_away,
 )
+from rollmuxd.core.steps.replan import measure
 from rollmuxd.core.steps.replan import watch as watch_times
 
 #: slots that are not granted yet
@@ -53,9 +49,12 @@ def reattach(c: Context, job: Job, slot: Slot, ask: i.RequestSlot) -> Answer:
     if slot.session != ask.session:
         live_session(c, ask.session)
         raise Conflict(f"request {ask.request_id!r} belongs to session {slot.session}")
+    if slot.phase != ask.phase:
+        raise Conflict(
+            f"request {ask.request_id!r} is for phase {slot.phase}, not {ask.phase}: ask with a request id of its own"
+        )
     if slot.status in COMING and c.timers.attach(slot.id):
-        grant_if_loaded(c, job, slot)
-        dispatch(c, job.group)
+        c.dirty.job(job)
     return Answer(job=job.id, slot=slot.id, repeated=True)
 
 
@@ -65,7 +64,7 @@ def may_request(c: Context, job: Job, ask: i.RequestSlot) -> None:
     if session.job != job.id:
         raise Conflict(f"session {session.id} is of another job")
     if not job.live or job.status is JobStatus.QUARANTINED:
-        raise TakesNoRequests(job.spec.name, job.status, job.reason)
+        raise TakesNoRequests(job.spec.name, job.status, sentence(job.reason))
     if find_phase(c.state, job.id, ask.phase) is None:
         known = ", ".join(phase.name for phase in (*job.spec.side, *job.spec.phases))
         raise Impossible(f"job {job.spec.name} has no phase {ask.phase!r}; it registered {known}")
@@ -85,17 +84,20 @@ def may_request(c: Context, job: Job, ask: i.RequestSlot) -> None:
 def queue(c: Context, job: Job, session: SessionId, phase: str, request_id: str) -> SlotId:
     slot = c.state.next_id("s")
     side = all(known.name != phase for known in job.spec.phases)
-    begins = not side and phase == job.spec.phases[0].name
+    begins = not side and phase == job.spec.phases[0].name and job.spec.filler is None
     closed = begins and bool(c.state.waiting) and keeps_others_out(c, job)
-    c.fact(f.SlotQueued(c.now, slot, job.id, job.run, session, phase, request_id, side, begins))
+    c.fact(
+        f.SlotQueued(c.now, slot, job.id, job.run, session, phase, request_id, side, begins, judged_by_ms(job, c.now))
+    )
     c.timers.waits(job.owner, 1)
-    take_place(c, job, phase, side=side)  # before it is judged: that may let others in, and have this one granted
+    take_place(c, job, phase, side=side)  # before it is judged: the judgement reads where it is in the schedule
+    if begins:
+        measure(c, job)
     if begins and job.status is JobStatus.PROBING and job.progress.finished >= c.config.probe_iterations:
         judge(c, job)
     if begins:
         watch_times(c, job)
         watch_credit(c, job, closed=closed)
-    dispatch(c, job.group)
     return slot
 
 
@@ -108,48 +110,39 @@ def judge(c: Context, job: Job) -> None:
         return  # another member's times are not known yet: the next iteration tells more
     if job.spec.slo is None or verdict.promised or job.spec.if_unmet is IfUnmet.BEST_EFFORT:
         c.fact(f.JobPromised(c.now, job.id, verdict.promised, verdict.period_ms, unstated_ms(job)))
-        admit(c)
     elif job.spec.if_unmet is IfUnmet.END:
-        end_now(c, job, reason=f"its slo of {job.spec.slo:g} cannot be kept here", by="if_unmet")
-        after_departure(c, job)
+        end_now(c, job, reason=Cause("slo_not_kept", {"slo": job.spec.slo}), by="if_unmet")
     else:
-        group = job.group
-        c.fact(f.JobUnplaced(c.now, job.id, f"its slo of {job.spec.slo:g} cannot be kept where it was"))
-        end_placement_if_empty(c, job)
-        admit(c)
-        dispatch(c, group)
+        c.fact(f.JobUnplaced(c.now, job.id, Cause("slo_not_kept_there", {"slo": job.spec.slo})))
 
 
 def detach(c: Context, ask: i.DetachSlot) -> Answer:
-    """Nobody waits on the line: the request keeps its place for the re-attach time, and is not granted meanwhile."""
+    """The call was dropped: the request keeps its place for the re-attach time, and is not granted meanwhile."""
     slot = c.state.slots.get(ask.slot)
     if slot is not None and slot.status in COMING:
         phase = find_phase(c.state, slot.job, slot.phase)
         gap = 0 if phase is None else phase.gap_ms
         c.timers.detach(slot.id, until=c.now + c.config.reattach_ms, awaited_until=c.now + gap + c.config.grace_ms)
-        dispatch(c, c.state.jobs[slot.job].group)
+        c.dirty.group(c.state.jobs[slot.job].group)
     return NOTHING
 
 
 def withdraw(c: Context, ask: i.WithdrawSlot) -> Answer:
     """The request is taken back."""
     slot = c.state.slot(ask.slot)
-    if ask.session is not None and ask.session != slot.session:
-        raise Conflict(f"slot {slot.id} is of session {slot.session}, and not of {ask.session}: it is not withdrawn")
     if slot.status is SlotStatus.WITHDRAWN:
         return Answer(slot=slot.id, repeated=True)
     if slot.status is not SlotStatus.QUEUED:
         raise Conflict(f"slot {slot.id} is {slot.status}, and only a queued request can be withdrawn; release it")
-    drop_requests(c, c.state.jobs[slot.job], "withdrawn")
-    dispatch(c, c.state.jobs[slot.job].group)
+    drop_requests(c, c.state.jobs[slot.job], Cause("withdrawn"))
     return Answer(slot=slot.id)
 
 
 def release(c: Context, ask: i.ReleaseSlot) -> Answer:
-    """The phase is over. What is loaded stays until somebody else's visit is next, unless it parks at release.
+    """The phase is over. What is loaded stays until another job's turn is next, unless it parks at release.
 
-    GPUs on which the job keeps no state that a driver moves are given on when they were seen clear: the backend
-    was asked just before, and ``seen`` is its answer.
+    GPUs on which no driver moves a state of the job are free as soon as they are verified clean. The backend was asked
+    just before, and ``seen`` is its answer.
     """
     slot = c.state.slot(ask.slot)
     if slot.released and slot.fence == ask.fence:
@@ -159,33 +152,26 @@ def release(c: Context, ask: i.ReleaseSlot) -> Answer:
     partly = len(slot.gpus) < sum(len(c.state.nodes[name].gpus) for name in phase_nodes(c, job, slot))
     c.fact(f.SlotReleased(c.now, slot.id, ask.measured))
     c.timers.forget_slot(slot.id)
-    if slot.replaced:  # the process whose bytes are there may be gone, and they with it
-        contents_unknown(c, job, slot)
-    elif job.spec.park is Park.AT_RELEASE or partly:  # what is loaded on a part must not pass for loaded on all
+    at_once = job.spec.park is Park.AT_RELEASE or job.spec.filler is not None
+    if at_once or partly:  # what is loaded on a part must not pass for loaded on all
         park_own(c, job, slot)
-    finish_release(c, slot, seen_follows=True)
     gpus_observed(c, ask.seen)
-    for node in nodes_of(c, job):
-        if slot.status is SlotStatus.OVER and not may_still_fill(c, node, job.id) and len(node.pinned) > 1:
-            expect_clean(c, node, job, f"after {job.spec.name} released them")
-            for name in [name for name in node.pinned if name != job.id]:  # it may be the last that it waited for
-                end_placement_if_empty(c, c.state.jobs[name])
-        drained_if_empty(c, node)
     next_slot, refused = next_request(c, job, slot, ask)
-    group = job.group
-    end_placement_if_empty(c, job)
-    dispatch(c, group)
-    after_departure(c, job)
     return Answer(slot=slot.id, next_slot=next_slot, next_refused=refused)
 
 
-def contents_unknown(c: Context, job: Job, slot: Slot) -> None:
-    """The process whose bytes are on the slot's GPUs may be gone, and they with it: to be seen, not to be parked."""
-    for key in job.states:
-        kept = c.state.states[key]
-        if kept.status is StateStatus.LOADED and any(gpu in slot.gpus for gpu in c.state.nodes[kept.node].gpus):
-            c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
-    observe_job(c, job)
+def give_back(c: Context, ask: i.GiveBack) -> Answer:
+    """End what a session holds or waits for. Its process lives: what it has loaded stays known, as after a release."""
+    session = live_session(c, ask.session)
+    job = c.state.jobs[session.job]
+    reason = Cause("interrupted")
+    drop_requests(c, job, reason)
+    slot = c.state.slots.get(job.slot or "")
+    if slot is not None and slot.fence is not None and slot.status in (SlotStatus.RUNNING, SlotStatus.TAIL):
+        return release(c, i.ReleaseSlot(slot.id, slot.fence))
+    if slot is not None and slot.status is SlotStatus.LOADING:
+        revoke_held(c, slot, by=f"session {session.id}", reason=reason)
+    return Answer(session=session.id)
 
 
 def phase_nodes(c: Context, job: Job, slot: Slot) -> tuple[NodeId, ...]:
@@ -195,7 +181,7 @@ def phase_nodes(c: Context, job: Job, slot: Slot) -> tuple[NodeId, ...]:
 
 def check_holder(c: Context, slot: Slot, fence: Fence) -> None:
     if slot.status not in (SlotStatus.RUNNING, SlotStatus.TAIL):
-        raise StaleFence(slot.id, slot.status, slot.reason)
+        raise StaleFence(slot.id, slot.status, sentence(slot.reason))
     if slot.fence != fence:
         raise StaleFence(slot.id, "held under another fence", "")
 
@@ -217,7 +203,7 @@ def next_request(c: Context, job: Job, slot: Slot, ask: i.ReleaseSlot) -> tuple[
 
 
 def shrink(c: Context, ask: i.ShrinkSlot) -> Answer:
-    """The job gave GPUs back; each is given on when it was seen clear."""
+    """The job gave GPUs back; each is given on when it was verified clean."""
     slot = c.state.slot(ask.slot)
     check_holder(c, slot, ask.fence)
     kept = tuple(gpu for gpu in slot.gpus if gpu in ask.keep)
@@ -225,30 +211,50 @@ def shrink(c: Context, ask: i.ShrinkSlot) -> Answer:
         raise Impossible(f"slot {slot.id} holds {', '.join(slot.gpus)}, and is to keep {', '.join(ask.keep)}")
     if len(kept) == len(slot.gpus):
         return Answer(slot=slot.id, repeated=True)
+    if is_loading(c, slot):
+        raise Conflict(f"slot {slot.id} grows, and what is loaded for it is not there yet: shrink it after that")
     c.fact(f.SlotShrunk(c.now, slot.id, kept))
     gpus_observed(c, ask.seen)
     for node in nodes_of(c, c.state.jobs[slot.job]):
-        drained_if_empty(c, node)
-        observe_until_clean(c, node)
-    dispatch(c, c.state.jobs[slot.job].group)
+        c.dirty.watch(node.id)
     return Answer(slot=slot.id)
 
 
 def revoke(c: Context, ask: i.RevokeSlot) -> Answer:
-    """An operator ends a slot. Its GPUs come back when they were seen clear, not before."""
+    """An operator ends a slot. Its GPUs come back when they were verified clean, not before."""
     slot = c.state.slot(ask.slot)
     job = c.state.jobs[slot.job]
     if slot.status is SlotStatus.QUEUED:
-        drop_requests(c, job, f"revoked by {ask.by}: {ask.reason}")
+        drop_requests(c, job, Cause("revoked_by", {"by": ask.by, "text": ask.reason}))
     elif slot.status in HOLDS:
-        revoke_held(c, slot, by=ask.by, reason=ask.reason or "revoked")
+        revoke_held(c, slot, by=ask.by, reason=said(ask.reason) if ask.reason else Cause("revoked"))
     elif slot.status in (SlotStatus.REVOKED, SlotStatus.RECLAIMING):
         return Answer(slot=slot.id, repeated=True)
     else:
         raise Conflict(f"slot {slot.id} is {slot.status}: there is nothing to revoke")
-    end_placement_if_empty(c, job)
-    dispatch(c, job.group)
     return Answer(slot=slot.id)
+
+
+def yield_due(c: Context, slot: SlotId) -> None:
+    """A filler had its time to give way: its slot is taken from it, without its help.
+
+    A driver parks its state. Where only its process could do that, the process is ended.
+    """
+    known = c.state.slots.get(slot)
+    if known is None or known.status not in HOLDS or known.yield_by is None:
+        return
+    if c.now < known.yield_by:
+        c.timers.at(known.yield_by, "yield", slot)
+        return
+    job, session = c.state.jobs[known.job], c.state.sessions[known.session]
+    limit_s = 0 if job.spec.filler is None else job.spec.filler.yield_ms / 1000
+    reason = Cause("not_given_back", {"limit_s": limit_s})
+    if moves_without_its_process(job.spec):
+        revoke_held(c, known, by="yield", reason=reason)
+        return
+    take_away(c, known, f.SlotRevoked(c.now, slot, "yield", reason))
+    if session.status is SessionStatus.ALIVE:
+        lose(c, session, reason)
 
 
 def give_up(c: Context, slot: SlotId) -> None:
@@ -257,10 +263,8 @@ def give_up(c: Context, slot: SlotId) -> None:
     if known is None or known.status not in COMING:
         return
     job = c.state.jobs[known.job]
-    reason = f"nobody asked for it for {c.config.reattach_ms // 1000} s"
+    reason = Cause("not_asked_for", {"limit_s": c.config.reattach_ms // 1000})
     if known.status is SlotStatus.QUEUED:
         drop_requests(c, job, reason)
     else:
         revoke_held(c, known, by="re-attach time", reason=reason)
-    end_placement_if_empty(c, job)
-    dispatch(c, job.group)

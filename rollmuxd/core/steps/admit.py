@@ -1,25 +1,25 @@
-"""Who gets in: what a registration must be, and which waiting jobs fit now."""
+"""Admission: what a registration must be, and which waiting jobs fit now."""
 
 from bisect import insort
 from collections.abc import Callable
 from itertools import combinations
 from typing import Final, TypeAlias
 
-from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import shares
 from rollmuxd.core.config import Config, OwnerLimits
 from rollmuxd.core.context import Context
 from rollmuxd.core.errors import Impossible, TooMany
 from rollmuxd.core.ids import JobId, Millis, PoolName
-from rollmuxd.core.model import Job, JobStatus, NodeStatus, StateStatus
+from rollmuxd.core.model import Job, JobStatus, NodeStatus
 from rollmuxd.core.policy import Placed
 from rollmuxd.core.shares import use_of
-from rollmuxd.core.spec import JobSpec, Movable, OnLoss
+from rollmuxd.core.spec import CHANNEL, FILLER, PACE, JobSpec, Movable, OnLoss
 from rollmuxd.core.state import State
-from rollmuxd.core.steps.dispatch import dispatch, take_place
+from rollmuxd.core.steps.dispatch import take_place
 from rollmuxd.core.steps.launch import launch
 from rollmuxd.core.steps.locality import locality_violation, place
+from rollmuxd.core.steps.reclaim import must_be_cleaned, observe_host
 from rollmuxd.core.timers import AdmissionPass
 
 _NO_LIMITS = OwnerLimits()
@@ -30,7 +30,7 @@ SPENT_AT_ONCE: Final = 600
 #: what it takes to try a placement, and to look at a job and see that its like was refused
 TRY, LOOK = 100, 1
 
-#: who goes first: of two jobs that wait the one with the least
+#: of two jobs that wait, the one with the lower rank is next
 Rank: TypeAlias = tuple[int, int, int, Millis]
 
 
@@ -77,26 +77,38 @@ def limits_of(c: Context, owner: str) -> OwnerLimits:
     return c.config.owners.get(owner, _NO_LIMITS)
 
 
-def admit(c: Context, newcomer: JobId | None = None) -> None:
+def admit(c: Context) -> None:
     """Place every waiting job that fits. One that has waited too long is not overtaken on the pools it wants.
 
-    Only a ``newcomer`` is tried where nothing else has changed: the others have been, and still do not fit.
+    Without new room only newcomers are tried: the others were, and still do not fit.
     """
-    if c.admits_later is not None:
-        c.admits_later = True
+    dirty, round_ = c.dirty, c.timers.round
+    newcomers, room, untried = dirty.newcomers, dirty.room, dirty.untried
+    dirty.newcomers, dirty.room, dirty.untried = {}, False, False
+    if room or (round_ is None and (newcomers or untried)):
+        _begin_pass(c, round_)
+    elif newcomers and round_ is not None:
+        under_way = not round_.is_over()
+        for newcomer in newcomers:
+            round_ = _with_newcomer(c, round_, newcomer)
+        c.timers.round = round_
+        if under_way and not untried:
+            return  # each is tried in its turn, at the next tick
+    elif not untried:
         return
-    round_ = c.timers.round
-    if newcomer is not None and round_ is not None:
-        if not round_.is_over():
-            _join(c, round_, newcomer)
-            return
-        c.timers.round = AdmissionPass([newcomer], round_.refused, _kept_pools(c))
+    continue_pass(c)
+
+
+def _begin_pass(c: Context, round_: AdmissionPass | None) -> None:
+    """Try all waiting jobs, or later those that are still to be tried, too."""
+    under_way = round_ is not None and not round_.is_over()
+    if round_ is not None and under_way and round_.restarted:
+        round_.grew = True
     elif c.spent < SPENT_AT_ONCE:
         c.timers.forget_kinds(c.state.waiting)
-        c.timers.round = AdmissionPass(waiting_order(c, c.now))
+        c.timers.round = AdmissionPass(waiting_order(c, c.now), restarted=under_way)
     else:
         c.timers.round = None
-    continue_pass(c)
 
 
 def continue_pass(c: Context) -> None:
@@ -111,18 +123,14 @@ def continue_pass(c: Context) -> None:
         c.timers.at(c.now, "admit", "")
 
 
-def begin_pass(c: Context, key: str) -> None:
-    """A deadline: waiting jobs are still to be tried. What is left of a round is tried at the end of every tick."""
-    del key
-    if c.timers.round is None:
-        admit(c)
-
-
-def _join(c: Context, round_: AdmissionPass, newcomer: JobId) -> None:
-    """The newcomer takes its place among the jobs that are still to be tried."""
+def _with_newcomer(c: Context, round_: AdmissionPass, newcomer: JobId) -> AdmissionPass:
+    """The newcomer takes its place among the jobs that are still to be tried; where there are none, it comes alone."""
+    if round_.is_over():
+        return AdmissionPass([newcomer], round_.refused, _kept_pools(c))
     left = [name for name in round_.names[round_.tried :] if name in c.state.waiting]
     insort(left, newcomer, key=_rank_at(c, c.now))
     round_.names, round_.tried = left, 0
+    return round_
 
 
 def _try_next(c: Context, round_: AdmissionPass) -> None:
@@ -182,7 +190,7 @@ def _pools_of(job: Job) -> set[PoolName]:
 
 
 def place_now(c: Context, job: Job) -> None:
-    """Place a job that waits, if it fits, whoever else waits: for one that has given a place up to have another."""
+    """Place a waiting job, if it fits, whatever other jobs wait: for one that gave up its place to get another."""
     placed = place(c, job, c.state) if job.status is JobStatus.WAITING and not job.pins else None
     if placed is not None and not over_its_nodes(c, job, placed) and not locality_violation(c, job, placed.pins):
         _place(c, job, placed)
@@ -197,8 +205,8 @@ def over_its_nodes(c: Context, job: Job, placed: Placed) -> str:
 def _others_are_in_the_way(c: Context, job: Job) -> bool:
     """Whether the nodes it wants are there, so that keeping them from newcomers lets it in one day.
 
-    One that waits for a node that is lost or drained, or for its owner to give some back, would otherwise keep
-    everybody out for as long.
+    A job may wait for a node that is lost or drained, or for its owner to give some back. It would otherwise keep every
+    other job out for as long.
     """
     most, owner = limits_of(c, job.owner).max_nodes, c.state.owners.get(job.owner)
     if most and owner is not None and len(owner.nodes) + _wanted(job.spec) > most:
@@ -234,25 +242,14 @@ def _place(c: Context, job: Job, placed: Placed) -> None:
     if job.queued is not None:
         slot = c.state.slots[job.queued]
         take_place(c, job, slot.phase, side=slot.side)
-    dispatch(c, group)  # the others' order may be another one with it
 
 
 def observe_residual_memory(c: Context, job: Job) -> None:
-    """Look at GPUs that others gave back while nobody else wanted them, and on which no state of theirs is moved.
-
-    No order will tell that such a GPU is clear, and while its job was alone there nobody had to know. As little is
-    known of what the job itself has there, where that was to be discarded and was not.
-    """
-    for node in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
-        known = c.state.nodes[node]
-        states = [c.state.states[key] for key in known.states]
-        moved = {kept.job for kept in states}
-        unseen = any(kept.job == job.id and kept.status is StateStatus.UNKNOWN for kept in states) or any(
-            gpu.holder is None and gpu.dirty_by not in (None, job.id) and gpu.dirty_by not in moved
-            for gpu in known.gpus.values()
-        )
-        if unseen and c.timers.observe_now(known.host, c.now, c.config):
-            c.do(e.Observe(known.host))
+    """Observe the job's nodes on which something is to come clean: from now on there is a limit for it."""
+    for name in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
+        node = c.state.nodes[name]
+        if must_be_cleaned(c, node):
+            observe_host(c, node.host)
 
 
 def _shape_of(c: Context, job: Job) -> object:
@@ -311,6 +308,8 @@ def check_spec(spec: JobSpec, state: State, config: Config) -> None:
                     f"phase {phase.name} uses pool {pool}, of which nothing is wanted ({', '.join(wanted)})"
                 )
     _check_side(spec)
+    _check_asynchronous(spec)
+    _check_filler(spec)
     if spec.movable is Movable.RELAUNCH and spec.launch is None:
         raise Impossible(
             "movable=relaunch is for jobs whose process rollmuxd itself starts, and this one does not say what to "
@@ -318,9 +317,9 @@ def check_spec(spec: JobSpec, state: State, config: Config) -> None:
         )
     _check_launch(spec, state, config)
     for kept in spec.states:
-        if kept.gpu_mb and kept.leftover_mb > kept.gpu_mb:  # (of one whose size is not known, all may be left)
+        if kept.gpu_mb and kept.residual_mb > kept.gpu_mb:  # (of one whose size is not known, all may be left)
             raise Impossible(
-                f"its {kept.pool} state leaves {kept.leftover_mb / 1000:g} GB on a GPU while parked, "
+                f"its {kept.pool} state leaves {kept.residual_mb / 1000:g} GB on a GPU while parked, "
                 f"and takes {kept.gpu_mb / 1000:g} GB there while loaded"
             )
         if kept.pool not in wanted:
@@ -329,13 +328,66 @@ def check_spec(spec: JobSpec, state: State, config: Config) -> None:
             known = ", ".join(sorted(config.drivers))
             raise Impossible(f"residency driver {kept.driver!r} is not installed (installed: {known})")
     if spec.slo is not None and not 1 <= spec.slo < float("inf"):
-        raise Impossible(f"slo is {spec.slo:g}: nobody is faster shared than alone, so it is at least 1, and finite")
+        raise Impossible(f"slo is {spec.slo:g}: no job is faster shared than alone, so it is at least 1, and finite")
     _check_numbers(spec)
     _check_wants(spec, state)
 
 
+def _check_asynchronous(spec: JobSpec) -> None:
+    """An asynchronous job has one phase, on all GPUs that it wants; the time of its rollouts is its pace."""
+    if spec.asynchronous is None:
+        return
+    phase = spec.phases[0]
+    if len(spec.phases) > 1:
+        raise Impossible(
+            f"asynchronous: the job has {len(spec.phases)} phases, and an asynchronous job has the one phase train; "
+            "its rollouts are its own: leave their pool and phase out"
+        )
+    if phase.gap_ms or phase.min_gpus:
+        stray = "gap_s" if phase.gap_ms else "min_gpus"
+        raise Impossible(
+            f"asynchronous: phase {phase.name} says {stray}; leave it out, and say the time of a batch as pace_s"
+        )
+    if spec.asynchronous.pace_ms == 0:
+        raise Impossible(
+            "asynchronous: pace_s is 0; say in what time the job's rollouts make one batch, or leave it out"
+        )
+    if any(phase.name == PACE for phase in (phase, *spec.side)):
+        raise Impossible(f"asynchronous: no phase may be named {PACE}, as the time of a batch is; rename it")
+
+
+def _check_filler(spec: JobSpec) -> None:
+    """A filler has one node and no promise, and its GPUs can be had back without its help."""
+    if spec.filler is None:
+        return
+    stray = {
+        "slo": spec.slo is not None,
+        "asynchronous": spec.asynchronous is not None,
+        "phases of its own": len(spec.phases) > 1 or bool(spec.side) or spec.phases[0].name != FILLER,
+        "movable": spec.movable is not Movable.NO,
+        "more than one node": len(spec.wants) > 1 or spec.wants[0].nodes > 1,
+    }
+    if any(stray.values()):
+        said = " and ".join(name for name, there in stray.items() if there)
+        raise Impossible(f"a filler has no promise and works on one node, and this one says {said}: leave that out")
+    if not moves_without_its_process(spec) and spec.launch is None and spec.on_loss is not OnLoss.KILL:
+        raise Impossible(
+            "a filler that rollmuxd cannot stop may hold up other jobs: have its state moved by a driver (driver), "
+            "have its process started by rollmuxd (launch), or let it be ended (on_loss kill)"
+        )
+    if spec.filler.yield_ms < 1 or spec.filler.min_run_ms < 1:
+        raise Impossible("a filler says for how long it works at least (min_run_s) and how fast it gives way (yield_s)")
+
+
+def moves_without_its_process(spec: JobSpec) -> bool:
+    """Whether a driver can park what the job has loaded while its process does not answer."""
+    return bool(spec.states) and all(kept.driver != CHANNEL for kept in spec.states)
+
+
 def _check_side(spec: JobSpec) -> None:
-    """A side phase is planned as load by how often and how long; or nobody said, and then it stands by no promise."""
+    """A side phase is planned as load by how often and how long. Where the job states neither, it stands by no
+    promise.
+    """
     for phase in (*spec.phases, *(phase for phase in spec.side if phase.name == "init")):
         if phase.every:
             raise Impossible(f"phase {phase.name}: every is for side phases that come again, such as eval and save")
@@ -348,7 +400,7 @@ def _check_side(spec: JobSpec) -> None:
         if phase.name != "init" and not phase.every and spec.slo is not None:
             raise Impossible(
                 f"side phase {phase.name}: nothing says how often it comes and how long it takes at worst (every, "
-                "seconds), so nobody beside it can be promised anything; say both, or register without slo"
+                "seconds), so no job beside it can get a promise; say both, or register without slo"
             )
 
 
@@ -389,10 +441,11 @@ def _check_numbers(spec: JobSpec) -> None:
         for kept in spec.states
         for field, value in (
             ("GPU memory", kept.gpu_mb),
-            ("left-over", kept.leftover_mb),
+            ("residual memory", kept.residual_mb),
             ("RAM", kept.ram_mb),
             ("load time", kept.load_ms),
             ("park time", kept.park_ms),
+            ("GPUs of an engine", kept.engine_gpus),
         )
     ]
     for what, value, least in (*phases, *wants, *states, ("ranks", spec.ranks, 1)):
@@ -405,7 +458,8 @@ def _check_wants(spec: JobSpec, state: State) -> None:
         there = [node for node in state.nodes.values() if want.pool in node.pools]
         if not there:
             pools = sorted({pool for node in state.nodes.values() for pool in node.pools})
-            raise Impossible(f"there is no pool {want.pool!r}; the pools are {', '.join(pools) or 'none'}")
+            there_are = f"the pools are {', '.join(pools)}" if pools else "the daemon has no hosts: `rollmuxd init`"
+            raise Impossible(f"there is no pool {want.pool!r}; {there_are}")
         gpus = sum(len(node.gpus) for node in there)
         if want.gpus > gpus or want.nodes > len(there):
             needed = f"{want.gpus} GPUs" if want.gpus else f"{want.nodes} nodes"

@@ -1,9 +1,12 @@
-"""Whose turn it is: granting what a group's wheel allows, and having room made for it."""
+"""Whose turn it is: grant what a group's schedule allows, and make room for it."""
+
+from collections.abc import Iterable
 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core.context import SERVED, Context
-from rollmuxd.core.ids import Fence, GroupId, JobId, NodeId, SlotId
+from rollmuxd.core.estimates import credit_ms, solo_ms
+from rollmuxd.core.ids import Fence, GpuId, JobId, Millis, NodeId, SlotId
 from rollmuxd.core.model import (
     Dispatch,
     Group,
@@ -18,28 +21,39 @@ from rollmuxd.core.model import (
     SlotStatus,
     StateStatus,
 )
-from rollmuxd.core.order import find_phase, overtakes_at
-from rollmuxd.core.spec import PhaseSpec
+from rollmuxd.core.order import PROMISED_NOTHING, find_phase, gives_way, overtakes_at
+from rollmuxd.core.spec import PhaseSpec, engines_on
 
-#: nodes on which nothing can be started, for who knows how long
+#: nodes on which nothing can be started, for an unknown time
 OUT = (NodeStatus.OCCUPIED, NodeStatus.DRAINING, NodeStatus.DRAINED, NodeStatus.QUARANTINED, NodeStatus.LOST)
 
 #: a job that has ended a phase asks for the next one within this time, where it has no time of its own in between
 ASKS_WITHIN_MS = 250
 
 
-def dispatch(c: Context, group: GroupId | None) -> None:
-    """Grant whatever of a group can be granted, in the order of its wheel."""
-    known = c.state.groups.get(group or "")
-    if known is None:
-        return
+def dispatch(c: Context) -> None:
+    """Grant what the schedule of each marked group allows. A group that was marked may be gone meanwhile."""
+    groups = c.dirty.groups
+    while groups:
+        name = next(iter(groups))
+        if name in c.state.groups:
+            take_turns(c, c.state.groups[name])
+        del groups[name]  # its turns were given until none was left: marks that this pass set are done
+
+
+def take_turns(c: Context, known: Group) -> None:
+    """Grant whatever of a group can be granted, in the order of its schedule.
+
+    In a line a claim or a park changes which request is next, so the line is gone through until nothing happens.
+    """
     moved = True
     while moved:
-        moved = False
+        moved, before = False, len(c.facts)
         for name in tuple(known.jobs):
             job = c.state.jobs[name]
             if job.queued is not None and job.slot is None and job.status in SERVED and not at_boundary(c, job):
                 moved = advance(c, known, job, c.state.slots[job.queued]) or moved
+        moved = moved or (known.dispatch is not Dispatch.SCHEDULE and len(c.facts) > before)
     if known.dispatch is Dispatch.CREDIT:
         waiting = [c.state.slots[job.queued] for job in map(c.state.jobs.__getitem__, known.jobs) if job.queued]
         due = overtakes_at(c.state, waiting, c.now) if len(waiting) > 1 else None
@@ -65,41 +79,44 @@ def at_boundary(c: Context, job: Job) -> bool:
 
 
 def advance(c: Context, group: Group, job: Job, slot: Slot) -> bool:
-    """Bring one queued request nearer to its grant. True: the wheel moved, so others may go now."""
-    visit = c.rotation.turn_of(c.state, group, job.id, slot.phase)
-    if visit is None:
+    """Bring one queued request nearer to its grant. True: the schedule went on, so others may go now."""
+    turn = c.rotation.turn_of(c.state, group, job.id, slot.phase)
+    if turn is None:
         return False
     nodes = c.rotation.nodes_of(c.state, group, job.id, slot.phase)
     if any(c.state.nodes[name].status is not NodeStatus.UP for name in nodes) or slot.id in c.timers.awaited:
-        return False  # who cannot go passes nobody: two such would pass each other for ever
+        return False  # a job that cannot start passes no other: two such would pass each other for ever
     first_everywhere = True
     for node in nodes:
         head = next_turn_on(c, group, node)
-        if head != visit and head is not None:
+        if head != turn and head is not None:
             first_everywhere = False
             if group.dispatch is not Dispatch.SCHEDULE:
                 continue
             absent = group.schedule[head]
-            # its own earlier visit is past: it asks for a later one
+            # its own earlier turn is past: it asks for a later one
             if absent.job == job.id or (may_skip(c, group, head) and not keeps_its_place(c, absent, slot)):
                 c.fact(f.TurnSkipped(c.now, group.id, head, absent.job, absent.phase))
                 return True
     if group.dispatch is Dispatch.CREDIT and not job.guarded and waits_for_another(c, group, slot, nodes):
         return False
-    if not make_room(c, group, visit, job, nodes) or not first_everywhere:
+    if (yields := yields_to(c, group, slot)) is not None:
+        c.timers.at(yields[1], "dispatch", group.id)
+        return False
+    if not make_room(c, group, turn, job, nodes) or not first_everywhere:
         return False
     gpus = claimable(c, job, slot, nodes)
     if gpus is None:
         return False
-    claim(c, job, slot, visit, gpus)
+    claim(c, job, slot, turn, gpus)
     return True
 
 
 def waits_for_another(c: Context, group: Group, slot: Slot, nodes: tuple[NodeId, ...]) -> bool:
     """Whether a request waits for a moment, as another job is about to ask for a phase that goes before it.
 
-    Such a phase spans several pools, some of these nodes among them. It is no more than a call away: its job has just
-    ended the phase before it.
+    Such a phase spans several pools, some of these nodes among them. It is only a call away: its job has just ended the
+    phase before it.
     """
     if c.rotation.goes_at_once(c.state, group, slot.job, slot.phase):
         return False
@@ -117,8 +134,42 @@ def waits_for_another(c: Context, group: Group, slot: Slot, nodes: tuple[NodeId,
     return False
 
 
+def yields_to(c: Context, group: Group, slot: Slot) -> tuple[Job, Millis] | None:
+    """The job that a request for another iteration leaves the nodes to, and until when; None: it leaves them to none.
+
+    By credit a job without a promise begins no iteration beside a promised one that has less credit than an iteration
+    alone. It waits while the other is there, and for nine of its own iterations at most: so it is never starved.
+    """
+    job = c.state.jobs[slot.job]
+    takes = solo_ms(job)
+    if group.dispatch is not Dispatch.CREDIT or not gives_way(job) or takes is None:
+        return None
+    if slot.phase != job.spec.phases[0].name:
+        return None
+    until = slot.queued_at + round((PROMISED_NOTHING - 1) * takes)
+    mine = {node for nodes in job.pins.values() for node in nodes}
+    for other in map(c.state.jobs.__getitem__, group.jobs):
+        short = other.promised and (credit_ms(other) or 0) < (solo_ms(other) or 0)
+        if not short or mine.isdisjoint(node for nodes in other.pins.values() for node in nodes):
+            continue
+        there = min(until, there_until(c, other, until))
+        if c.now < there:
+            return other, there
+    return None
+
+
+def there_until(c: Context, job: Job, most: Millis) -> Millis:
+    """Until when a job is there if nothing else happens: at most then, where it runs or its request is attended."""
+    if job.status not in SERVED:
+        return c.now
+    if job.slot is not None or job.queued is not None:
+        return most if job.queued not in c.timers.awaited else c.now
+    idle, phase = job.progress.idle_from, next_phase(c, job)
+    return c.now if idle is None or phase is None else idle + phase.gap_ms + c.config.grace_ms
+
+
 def next_phase(c: Context, job: Job) -> PhaseSpec | None:
-    """The phase that the job's cycle goes on with; None: it has not begun."""
+    """The next phase of the job's cycle; None: it has not begun."""
     phases = job.spec.phases
     for name in reversed(c.state.slots_of[job.id]):
         slot = c.state.slots[name]
@@ -129,22 +180,28 @@ def next_phase(c: Context, job: Job) -> PhaseSpec | None:
 
 
 def next_turn_on(c: Context, group: Group, node: NodeId) -> int | None:
-    """The wheel index of the visit that is next on a node; None: nobody's is."""
+    """The index of the turn that is next on a node; None: there is none."""
     if group.dispatch is Dispatch.SCHEDULE:
         return c.rotation.head(c.state, group, node)
-    line = c.rotation.line(c.state, group, node, c.timers.awaited, c.now)
+    line = c.rotation.line(c.state, group, node, absent(c, group), c.now)
     return c.rotation.turn_of(c.state, group, line[0].job, line[0].phase) if line else None
 
 
-def may_skip(c: Context, group: Group, index: int) -> bool:
-    """Whether the wheel may pass a visit that is not asked for, or whose request nobody attends.
+def absent(c: Context, group: Group) -> set[SlotId]:
+    """The group's requests that come before no other: those that no call attends, and those that yield."""
+    queued = (c.state.slots[job.queued] for job in map(c.state.jobs.__getitem__, group.jobs) if job.queued)
+    return {slot.id for slot in queued if slot.id in c.timers.awaited or yields_to(c, group, slot) is not None}
 
-    It is awaited while its job is in, or queued for, an earlier phase of its cycle, and for a grace after the
-    job's planned gap; a job that is away longer, paused, lost or not yet begun is skipped, and comes back at its
-    own visit. So does a request that was left alone: it stays queued, but nobody waits for it longer than that.
+
+def may_skip(c: Context, group: Group, index: int) -> bool:
+    """Whether the schedule may pass a turn that is not asked for, or whose request no call attends.
+
+    It is awaited while its job is in, or queued for, an earlier phase, and for a grace after the job's planned gap. A
+    job that is away longer, paused, lost or not yet begun is skipped, and comes back at its own turn. A request that no
+    call attends stays queued, and other jobs wait for it no longer than that.
     """
-    visit = group.schedule[index]
-    job = c.state.jobs[visit.job]
+    turn = group.schedule[index]
+    job = c.state.jobs[turn.job]
     if job.status not in SERVED or job.group != group.id:  # it is on its way, to elsewhere or here
         return True
     if job.slot is not None:
@@ -152,17 +209,17 @@ def may_skip(c: Context, group: Group, index: int) -> bool:
     if job.queued is not None:
         asked = c.state.slots[job.queued].phase
         mine = c.rotation.turn_of(c.state, group, job.id, asked)
-        if mine is not None and (visit.turn, index) < (group.schedule[mine].turn, mine):
-            return True  # it asks for a later one: the visit that it asks for was passed meanwhile
+        if mine is not None and (turn.rotation, index) < (group.schedule[mine].rotation, mine):
+            return True  # it asks for a later one: the turn that it asks for was passed meanwhile
         if any(c.state.nodes[name].status in OUT for name in c.rotation.nodes_of(c.state, group, job.id, asked)):
-            return True  # it cannot have its turn: nobody waits for what comes after that
+            return True  # it cannot have its turn: no job waits for what comes after that
         due = c.timers.awaited.get(job.queued)  # asked for, but its process no longer waits
         if due is None:
             return False
     elif job.progress.idle_from is None:
         return True
     else:
-        _, comes = min((it.turn, index) for index, it in enumerate(group.schedule) if it.job == job.id)
+        _, comes = min((it.rotation, index) for index, it in enumerate(group.schedule) if it.job == job.id)
         gap = next((phase.gap_ms for phase in job.spec.phases if phase.name == group.schedule[comes].phase), 0)
         due = job.progress.idle_from + gap + c.config.grace_ms
     if c.now < due:
@@ -171,10 +228,10 @@ def may_skip(c: Context, group: Group, index: int) -> bool:
 
 
 def keeps_its_place(c: Context, absent: ScheduledTurn, slot: Slot) -> bool:
-    """Whether a visit whose request nobody attends is not passed yet: the one that waits behind it could not go either.
+    """Whether a turn whose request no call attends is not passed yet: the one behind it could not start either.
 
-    Passed, it would come again only in the next turn, and while somebody else holds one of the nodes that ``slot``
-    asks for that would win nothing. One that begins on a part does win: who holds the node is asked to shrink for it.
+    Passed, it would come again only in the next rotation. While another job holds a node that ``slot`` asks for, that
+    would win nothing. A slot that begins on a part does win: the holder is asked to shrink for it.
     """
     job, phase = c.state.jobs[absent.job], find_phase(c.state, slot.job, slot.phase)
     asks = job.status in SERVED and job.queued in c.timers.awaited and c.state.slots[job.queued].phase == absent.phase
@@ -186,30 +243,30 @@ def keeps_its_place(c: Context, absent: ScheduledTurn, slot: Slot) -> bool:
     return any(holder.status in (SlotStatus.LOADING, SlotStatus.RUNNING) for holder in holders)
 
 
-def make_room(c: Context, group: Group, visit: int, job: Job, nodes: tuple[NodeId, ...]) -> bool:
-    """Have other states parked on the nodes where this visit is next; True when none is in the way."""
-    phase = find_phase(c.state, job.id, group.schedule[visit].phase)
-    clear = True
+def make_room(c: Context, group: Group, turn: int, job: Job, nodes: tuple[NodeId, ...]) -> bool:
+    """Have other states parked on the nodes where this turn is next; True when none is in the way."""
+    phase = find_phase(c.state, job.id, group.schedule[turn].phase)
+    clean = True
     for name in nodes:
-        if next_turn_on(c, group, name) != visit:
-            clear = False
+        if next_turn_on(c, group, name) != turn:
+            clean = False
             continue
         node = c.state.nodes[name]
         if node.status is not NodeStatus.UP:  # an order that cannot be carried out would be held against its job
-            clear = False
+            clean = False
             continue
         for key in node.states:
             kept = c.state.states[key]
             if kept.status is StateStatus.PARKED or kept.status is StateStatus.GONE:
                 continue
             if kept.job == job.id and phase is not None and kept.pool in phase.pools:
-                clear = clear and kept.status is StateStatus.LOADED
+                clean = clean and kept.status is StateStatus.LOADED
                 continue
             if kept.status is StateStatus.LOADED and unheld_by(c, node, kept.job):
                 issue(c, OrderKind.PARK, kept, None)
-            # of the others (a tail's, one being discarded, one nobody knows of) each GPU's stain tells
-            clear = clear and kept.status is not StateStatus.PARKING
-    return clear
+            # for the others (a tail's, one being discarded, an unknown one) each GPU's ``dirty_by`` decides
+            clean = clean and kept.status is not StateStatus.PARKING
+    return clean
 
 
 def unheld_by(c: Context, node: Node, job: JobId) -> bool:
@@ -217,11 +274,18 @@ def unheld_by(c: Context, node: Node, job: JobId) -> bool:
     return all(gpu.holder is None or c.state.slots[gpu.holder].job != job for gpu in node.gpus.values())
 
 
+def engines_of(c: Context, job: Job, phase: PhaseSpec | None, nodes: Iterable[NodeId]) -> list[tuple[GpuId, ...]]:
+    """The GPUs of each engine of a phase, node by node; where its states are not of several engines: each GPU."""
+    pools = () if phase is None else phase.pools
+    each = max((kept.engine_gpus for kept in job.spec.states if kept.pool in pools), default=0)
+    return [gpus for name in nodes for gpus in engines_on(tuple(c.state.nodes[name].gpus), each or 1)]
+
+
 def claimable(c: Context, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tuple[str, ...] | None:
     """The GPUs that the slot would hold: all of its nodes', or a part where its phase starts on a part.
 
-    Beside a tail, that is, or GPUs that do not come clear; not beside a slot that itself runs on a part: the two
-    would then stay on parts for ever.
+    That is beside a tail, or beside GPUs that do not become clean. It is not beside a slot that itself runs on a part:
+    the two would then stay on parts for ever.
     """
     phase = find_phase(c.state, job.id, slot.phase)
     whole = True
@@ -239,17 +303,35 @@ def claimable(c: Context, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tu
                 whole = False
     if whole:
         return tuple(gpus)
-    part = phase.min_gpus if phase is not None else 0
-    return tuple(gpus) if part and len(gpus) >= part else None
+    if phase is None or not phase.min_gpus:
+        return None
+    usable = sum(len(engine) for engine in engines_of(c, job, phase, nodes) if all(gpu in gpus for gpu in engine))
+    return tuple(gpus) if usable >= phase.min_gpus else None
 
 
-def claim(c: Context, job: Job, slot: Slot, visit: int, gpus: tuple[str, ...]) -> None:
-    c.fact(f.SlotClaimed(c.now, slot.id, gpus, visit))
+def claim(c: Context, job: Job, slot: Slot, turn: int, gpus: tuple[str, ...]) -> None:
+    c.fact(f.SlotClaimed(c.now, slot.id, gpus, turn, held_up_by_loans_ms(c, job, slot)))
     c.timers.waits(job.owner, -1)
     for kept in needed(c, job, slot):
         if kept.status is not StateStatus.LOADED:
             issue(c, OrderKind.LOAD, kept, slot.id)
     grant_if_loaded(c, job, slot)
+
+
+def held_up_by_loans_ms(c: Context, job: Job, slot: Slot) -> Millis:
+    """How long loans of its nodes to fillers have held a request up, at most: the wait for their ends, and a load."""
+    phase = find_phase(c.state, job.id, slot.phase)
+    most, since = 0, max(slot.queued_at, job.placed_at or 0)
+    for node in () if phase is None else (c.state.nodes[name] for name in c.state.phase_nodes(job, phase)):
+        ended = node.loan_ended_at if node.loan is None else c.now
+        if ended is None:
+            continue
+        here = [c.state.states[key] for key in node.states]
+        again = all(it.loaded_at is None or it.loaded_at <= ended for it in here)  # no job was there since
+        mine = [it for it in here if it.job == job.id and it.status is not StateStatus.LOADED]
+        loads = sum(it.spec.load_ms if it.load_ms is None else it.load_ms for it in mine) if again else 0
+        most = max(most, max(0, ended - since) + loads)
+    return most
 
 
 def needed(c: Context, job: Job, slot: Slot) -> list[JobState]:
@@ -268,32 +350,34 @@ def holds_on(c: Context, slot: Slot, node: NodeId) -> bool:
 
 
 def grant_if_loaded(c: Context, job: Job, slot: Slot) -> None:
-    """Grant a slot whose states are all there, unless nobody attends it: who asks again in time is granted it then."""
+    """Grant a slot whose states are all there, unless no call attends it: a job that asks again in time gets it
+    then.
+    """
     if slot.id in c.timers.detached:
         return
     if slot.status is SlotStatus.LOADING and all(kept.status is StateStatus.LOADED for kept in needed(c, job, slot)):
         c.fact(f.SlotGranted(c.now, slot.id, next_fence(c)))
-        c.timers.at(c.now + c.config.overstay_ms, "overstay", job.id)
+        c.timers.at(c.now + c.config.min_overrun_ms, "overrun", job.id)
 
 
 def next_fence(c: Context) -> Fence:
     return Fence(c.state.incarnation, c.state.fence_number + 1)
 
 
-def issue(c: Context, kind: OrderKind, kept: JobState, slot: SlotId | None) -> None:
+def issue(c: Context, kind: OrderKind, kept: JobState, slot: SlotId | None, gpus: tuple[GpuId, ...] = ()) -> None:
     job = c.state.jobs[kept.job]
     driver = kept.spec.driver
     order = c.state.next_id("o")
     source = c.state.source_of(kept) if kind is OrderKind.LOAD else None
     fetched = None if source is None else source.node
-    c.fact(f.OrderIssued(c.now, order, kind, job.id, kept.run, kept.pool, kept.node, driver, slot, fetched))
+    c.fact(f.OrderIssued(c.now, order, kind, job.id, kept.run, kept.pool, kept.node, driver, slot, fetched, gpus))
     c.do(e.Perform(order))
 
 
 def take_place(c: Context, job: Job, phase: str, *, side: bool) -> None:
-    """Give a side phase its visit, and pass the job's earlier visits: who asks for a later one has left them."""
+    """Give a side phase its turn, and pass the job's earlier turns: a job that asks for a later one has left them."""
     group = c.state.groups.get(job.group or "")
-    if group is None or all(visit.job != job.id for visit in group.schedule):
+    if group is None or all(turn.job != job.id for turn in group.schedule):
         return
     if side:
         if c.rotation.turn_of(c.state, group, job.id, phase) is None:
@@ -302,7 +386,8 @@ def take_place(c: Context, job: Job, phase: str, *, side: bool) -> None:
     mine = c.rotation.turn_of(c.state, group, job.id, phase)
     if mine is None:
         return
-    place = (group.schedule[mine].turn, mine)
-    for index, visit in enumerate(group.schedule):
-        while visit.job == job.id and not visit.once and (visit.turn, index) < place:  # it may lag by several turns
-            c.fact(f.TurnSkipped(c.now, group.id, index, job.id, visit.phase))
+    place = (group.schedule[mine].rotation, mine)
+    for index, turn in enumerate(group.schedule):
+        # it may lag by several rotations
+        while turn.job == job.id and not turn.once and (turn.rotation, index) < place:
+            c.fact(f.TurnSkipped(c.now, group.id, index, job.id, turn.phase))

@@ -1,12 +1,12 @@
-"""Whoever sits on a node that is drained is moved away, where he may be moved and there is room.
+"""Jobs on a node that is drained are moved away, if they may be moved and there is room.
 
-An operator's wish is no policy's economy: it is heeded under every policy, also where no jobs are moved to save money
+An operator's wish is no policy's economy: it holds under every policy, also where no jobs are moved to save money
 (``moves = auto`` on one host). Every other limit on moves holds, and so does every promise.
 
-The job stays in its group where other nodes can take the place of those that are drained, one for one: free ones, or
-the group's own, if the group's plan keeps every promise there. Else it goes where it would be placed if it came now.
-It goes at its next iteration boundary; one that waits for a drained node in the midst of an iteration goes at once, for
-it gets no further where it is. Who stays is told why (:func:`stays`), and looked at again once a minute.
+The job stays in its group if other nodes can replace the drained ones, one for one. They are free, or the group's own,
+and the group's plan must keep every promise there. Else it goes where it would be placed if it came now. It goes at its
+next iteration boundary. A job that waits for a drained node within an iteration goes at once, for it gets no further
+where it is. For a job that stays, :func:`stays` says why, and it is tried again once a minute.
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.causes import Cause
+from rollmuxd.core.clean import is_dirty_by
 from rollmuxd.core.config import Moves
 from rollmuxd.core.context import Context
 from rollmuxd.core.facts import PlannedTurn
@@ -24,38 +26,33 @@ from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import Group, Job, JobStatus, Node, NodeStatus, OrderKind, StateStatus
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.spec import Movable
-from rollmuxd.core.steps.admit import admit, over_its_nodes, place_now
-from rollmuxd.core.steps.dispatch import dispatch, issue, unheld_by
+from rollmuxd.core.steps.admit import over_its_nodes, place_now
+from rollmuxd.core.steps.dispatch import issue, unheld_by
 from rollmuxd.core.steps.locality import limited_to_locality, locality_violation, place
-from rollmuxd.core.steps.move import CHANGES, asks_for, plan, refused
-from rollmuxd.core.steps.reclaim import end_placement_if_empty, is_dirty_by, nodes_of, observe_job
+from rollmuxd.core.steps.move import asks_for, plan, refused
+from rollmuxd.core.steps.reclaim import end_placement_if_empty, nodes_of, observe_job
 from rollmuxd.core.trial import trial_versions, without
 
-#: so long others are heard before anybody is moved: a host's nodes are drained one after the other
+#: wait so long for further drains before any job is moved: a host's nodes are drained one after the other
 SETTLE_MS: Final = 1_000
-#: by which a node is one to be emptied, or is none any more
-MARKS: Final = frozenset({f.NodeDraining, f.NodeUndrained, f.NodeRemoved})
 #: ways to put other nodes in the place of those that are drained, of which so many are tried
 TRIED: Final = 32
-#: who stays is looked at again after so long: that somebody has earned credit, say, lets him go, and is no fact
+#: a job that stays is tried again after so long: earned credit, for example, may let it go, and is no fact
 AGAIN_MS: Final = 60_000
 
 
-def follow(c: Context) -> None:
-    """After every input: what has changed may let somebody leave a drained node."""
-    news = {type(fact) for fact in c.facts}
-    if c.drains is None or not news.isdisjoint(MARKS):
-        c.drains = any(node.drain for node in c.state.nodes.values())
-    if c.drains and not news.isdisjoint(CHANGES) and _to_leave(c):
+def plan_departures(c: Context) -> None:
+    """Jobs sit on other nodes than before: that may let one leave a drained node."""
+    if _to_leave(c):
         c.timers.at(c.now + SETTLE_MS, "leave", "")
 
 
 def look_again(c: Context, key: str) -> None:
-    """A deadline: have everybody moved away from drained nodes who can be now."""
+    """At a deadline: move every job away from drained nodes that can be moved now."""
     del key
     for name in _to_leave(c):
         job = c.state.jobs[name]
-        if job.move is not None or len(c.state.moving) >= c.config.moves_at_a_time:
+        if job.move is not None or len(c.state.moving) >= c.config.max_concurrent_moves:
             continue
         found = way_out(c, job)
         if isinstance(found, Move):
@@ -73,7 +70,7 @@ def stays(c: Context, job: Job) -> str:
     found = way_out(c, job)
     if isinstance(found, str) and not may_be_replaced(c, job):
         return found
-    if len(c.state.moving) < c.config.moves_at_a_time:
+    if len(c.state.moving) < c.config.max_concurrent_moves:
         return f"it will be moved within {AGAIN_MS // 1000} s"
     some = "1 job is" if len(c.state.moving) == 1 else f"{len(c.state.moving)} jobs are"
     return f"{some} moving, as many as may at a time"
@@ -97,7 +94,7 @@ def way_out(c: Context, job: Job) -> Move | str:
         return f"it was moved {(c.now - (job.moved_at or 0)) // 1000} s ago, and is not moved again so soon"
     off = drained(c, job)
     said = "no other nodes would have it with every promise kept"
-    why = f"{'nodes' if len(off) > 1 else 'node'} {', '.join(off)} {'are' if len(off) > 1 else 'is'} drained"
+    why = Cause("nodes_drained" if len(off) > 1 else "node_drained", {"nodes": off})
     for placed in _places(c, job, off):
         move = Move(job.id, placed, why, off=off)
         no = refused(c, move)
@@ -110,8 +107,8 @@ def way_out(c: Context, job: Job) -> Move | str:
 def may_be_replaced(c: Context, job: Job) -> bool:
     """Whether a job that gets no further where it is would be placed at once, had it no place.
 
-    A move leads to nodes that are one group's, or nobody's: not to some of another group beside some that the job has
-    itself. Two jobs of which each sits on what the other lacks would wait for ever.
+    A move leads to nodes of one group, or to free nodes: never to nodes of another group beside some that the job has
+    itself. Two jobs that each hold what the other lacks would wait for ever.
     """
     if job.spec.movable is not Movable.WARM or c.config.moves is Moves.OFF or c.now < _again_at(c, job):
         return False
@@ -125,9 +122,10 @@ def may_be_replaced(c: Context, job: Job) -> bool:
 
 
 def replace_drained(c: Context, job: Job) -> None:
-    """Give its place up, and have it placed in the same moment, with what it has parked, as who falls back.
+    """Give up the job's place and place it again in the same moment, with what it has parked, like a job that falls
+    back.
 
-    Not before all of it is parked and seen gone from its GPUs: nobody else comes in between.
+    Not before all of it is parked and seen gone from its GPUs: no other job comes in between.
     """
     nodes = nodes_of(c, job)
     there = [c.state.states[key] for key in job.states]
@@ -140,12 +138,9 @@ def replace_drained(c: Context, job: Job) -> None:
         observe_job(c, job)
         c.timers.at(c.now + SETTLE_MS, "leave", "")
         return
-    group = job.group
-    c.fact(f.JobUnplaced(c.now, job.id, f"{', '.join(drained(c, job))} drained: it is placed anew", keeps=True))
+    c.fact(f.JobUnplaced(c.now, job.id, Cause("placed_again", {"nodes": drained(c, job)}), keeps=True))
     end_placement_if_empty(c, job)
     place_now(c, job)
-    dispatch(c, group)
-    admit(c)
 
 
 def _to_leave(c: Context) -> list[JobId]:
@@ -154,7 +149,7 @@ def _to_leave(c: Context) -> list[JobId]:
 
 def _again_at(c: Context, job: Job) -> Millis:
     """From when on it may be moved."""
-    return 0 if job.moved_at is None else job.moved_at + c.config.move_every_ms
+    return 0 if job.moved_at is None else job.moved_at + c.config.move_interval_ms
 
 
 def _places(c: Context, job: Job, off: tuple[NodeId, ...]) -> Iterator[Placed]:
@@ -202,14 +197,14 @@ def _in_place_of(c: Context, job: Job, node: Node) -> list[NodeId]:
         and other.group in (None, job.group)
         and pools <= set(other.pools)
         and (len(other.gpus), other.gpu_type) == (len(node.gpus), node.gpu_type)
-        and not any(c.state.jobs[name].guarded for name in other.pinned)  # who is has his nodes to himself
+        and not any(c.state.jobs[name].guarded for name in other.pinned)  # a guarded job has its nodes to itself
     ]
     like.sort(key=lambda other: (other.group is not None, other.price_per_gpu_hour))
     return [other.id for other in like]
 
 
 def _with_its_group(c: Context, job: Job, group: Group, instead: dict[NodeId, NodeId]) -> Placed | None:
-    """The job on those nodes, in the wheel as it is; None: somebody's promise, or memory, has no room for that.
+    """The job on those nodes, in the schedule as it is; None: a promise, or the memory, has no room for that.
 
     A promise that is at risk where the job sits is no reason for it to stay there.
     """
@@ -227,9 +222,11 @@ def _with_its_group(c: Context, job: Job, group: Group, instead: dict[NodeId, No
     found = c.policy.replan(there, group.id)
     if found.schedule or set(found.at_risk) - c.state.at_risk.keys():
         return None
-    wheel = tuple(PlannedTurn(it.job, it.phase, it.once) for it in group.schedule if it.job != job.id or not it.once)
+    kept = (it for it in group.schedule if it.job != job.id or not it.once)
+    schedule = tuple(PlannedTurn(it.job, it.phase, it.once) for it in kept)
     free = (c.state.nodes[name] for name in instead.values() if c.state.nodes[name].group is None)
     price = sum(len(node.gpus) * node.price_per_gpu_hour for node in free)
+    admitted = JobStatus.ADMITTED
     return Placed(
-        group.id, pins, wheel, job.admission, JobStatus.ADMITTED, job.promised, found.period_ms, price, group.dispatch
+        group.id, pins, schedule, job.admission, admitted, job.promised, found.period_ms, price, group.dispatch
     )

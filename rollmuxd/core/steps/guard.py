@@ -1,10 +1,13 @@
-"""Credit, and who acts on it: what keeps promises where no certificate can, because nobody knows how long phases take.
+"""Credit, and what is done when it is spent.
 
-A job's credit is its bound on the solo time that it has truly needed, less the time that it took: by how much it is
-ahead. In a group that is dispatched by *credit* whoever has least of it goes first, and a job that runs short is
-guarded: it gets nodes of its own, where it may be moved and there are free ones, else it is served before all others.
-There it earns; with a reserve for the way back and some iterations more it comes back among the others. (research/
-policy.md section 5 has the rule and section 3 what it was seen to keep.)
+A job's credit is its bound on the solo time that it has truly needed, less the time that it took. In a group that is
+dispatched by *credit* the job with the least of it is first. A job that runs short is **guarded**: it is served before
+others, or goes to free nodes of its own. There it earns; with a reserve for two moves and some iterations it may share
+again.
+
+A promise that has no room left where its job sits is **exhausted**. The guard finds it, or measured times do
+(:mod:`~rollmuxd.core.steps.replan`), or the time comes at which lent credit is spent. (research/policy.md section 5 has
+the rules and section 3 what they were seen to keep.)
 """
 
 from typing import Final
@@ -12,17 +15,18 @@ from typing import Final
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import Context
-from rollmuxd.core.estimates import credit_ms
+from rollmuxd.core.estimates import credit_ms, solo_ms
 from rollmuxd.core.ids import Millis
-from rollmuxd.core.model import Dispatch, Job, JobStatus
+from rollmuxd.core.model import Dispatch, Group, Job, JobStatus
 from rollmuxd.core.policy import AsksForCredit, Move
 from rollmuxd.core.spec import Movable
-from rollmuxd.core.steps.admit import admit
 from rollmuxd.core.steps.locality import place
 from rollmuxd.core.steps.move import plan, refused
+from rollmuxd.core.trial import trial_versions
 
-#: iterations before a job is judged by its credit
+#: iterations before a job is judged by its credit, and a guard by what it brought
 JUDGED_AFTER: Final = 8
 #: what a job keeps beyond what a move debits, in iterations alone; and has to have to come back, beyond two moves
 RESERVE: Final = 1
@@ -30,7 +34,7 @@ RETURN: Final = 6
 
 
 def keeps_others_out(c: Context, job: Job) -> bool:
-    """Whether nobody may join the job's group, because of the credit that somebody there has not earned yet."""
+    """Whether no job may join the job's group, because a member has not earned enough credit yet."""
     return (
         job.group is not None
         and isinstance(c.policy, AsksForCredit)
@@ -41,77 +45,79 @@ def keeps_others_out(c: Context, job: Job) -> bool:
 def watch(c: Context, job: Job, *, closed: bool = False) -> None:
     """An iteration has ended: see whether the job is short of credit, or has enough again.
 
-    ``closed``: somebody waits, and before it nobody could join the group for want of credit.
+    ``closed``: a job waits, and before this none could join the group, as a member lacked credit.
     """
     group = c.state.groups.get(job.group or "")
     if group is None or group.dispatch is not Dispatch.CREDIT or job.status is not JobStatus.ADMITTED:
         return
-    credit, least, enough = credit_ms(job), least_ms(c, job), enough_ms(c, job)
+    credit, debit = credit_ms(job), debit_ms(c, job)
+    # less guards the job: the way out. More lets it share again: the way there and out again
+    least, enough = reserve_ms(job, debit), reserve_ms(job, 2 * debit, RETURN)
     if credit is None or not job.promised:
         return
     if closed and not keeps_others_out(c, job):
-        admit(c)
-    if job.progress.finished < JUDGED_AFTER:
-        return
-    if not job.guarded and credit < least:
+        c.dirty.room = True
+    judged = job.progress.finished - job.guard_from >= JUDGED_AFTER
+    if not job.guarded and judged and credit < least:
         c.fact(f.JobGuarded(c.now, job.id, credit, least))
-    if job.guarded and credit >= enough and comes_back(c, job):
+    elif job.guarded and credit >= enough:
         c.fact(f.GuardEnded(c.now, job.id, credit))
-        admit(c)
-    elif job.guarded and credit < enough:
-        isolate(c, job)
-
-
-def mean_solo_ms(job: Job) -> Millis:
-    """What an iteration took alone, as it was measured."""
-    return job.progress.solo_ms // max(1, job.progress.finished)
+    elif job.guarded and judged and len(group.jobs) > 1 and credit <= job.guard_credit_ms:
+        c.fact(f.GuardEnded(c.now, job.id, credit, Cause("guard_in_vain", {"iterations": JUDGED_AFTER})))
+    if job.guarded or (job.guard_from and credit < least):
+        exhausted(c, group, job, Cause("short_of_credit", {"credit_s": credit / 1000}))
 
 
 def debit_ms(c: Context, job: Job) -> Millis:
     """What a move takes from the job's credit: the whole of it, since nothing runs meanwhile. 0: it is never moved."""
     if job.spec.movable is Movable.NO:
         return 0
-    takes = c.config.relaunch_takes_ms if job.spec.movable is Movable.RELAUNCH else c.config.move_takes_ms
+    takes = c.config.relaunch_cost_ms if job.spec.movable is Movable.RELAUNCH else c.config.move_cost_ms
     return int((job.spec.slo or 1.0) * takes)
 
 
-def least_ms(c: Context, job: Job) -> Millis:
-    """With less credit than this a job is guarded: the way out, and one iteration."""
-    return debit_ms(c, job) + RESERVE * mean_solo_ms(job)
+def reserve_ms(job: Job, moves_ms: Millis, iterations: int = RESERVE) -> Millis:
+    """What a job keeps beyond what its moves take: so many iterations alone, as they were measured or are planned."""
+    progress = job.progress
+    solo = progress.solo_ms // progress.finished if progress.finished else solo_ms(job) or 0
+    return moves_ms + iterations * solo
 
 
-def enough_ms(c: Context, job: Job) -> Millis:
-    """With this it may come back: the way back and out again, and some iterations."""
-    return 2 * debit_ms(c, job) + RETURN * mean_solo_ms(job)
+def exhausted(c: Context, group: Group, job: Job, why: Cause) -> None:
+    """The job's promise has no room where it sits, and no other schedule there helps: a job has to leave the group.
 
-
-def isolate(c: Context, job: Job) -> None:
-    """Have it moved to nodes of its own, if there are any; until then it is served first where it is."""
-    group = c.state.groups[job.group or ""]
-    if job.spec.movable is Movable.NO or job.move is not None or len(group.jobs) + len(group.coming) < 2:
+    It is the one whose move costs least, of those without which all promises hold. Where there is none, the job itself
+    goes to nodes of its own. By credit a plan is no promise, so there it is the job itself. On logged steps, moving
+    others as well kept no further promise, and cost 1 to 3 %.
+    """
+    if len(group.jobs) + len(group.coming) < 2:
         return
-    placed = place(c, job, replace(c.state, groups={}))
-    if placed is None:
-        return
-    credit = (credit_ms(job) or 0) / 1000
-    move = Move(job.id, placed, f"it is short of credit ({credit:.0f} s), and has nodes of its own until it has earned")
-    if not refused(c, move, guarded=True):
+    members = () if group.dispatch is Dispatch.CREDIT else map(c.state.jobs.__getitem__, group.jobs)
+    moves = [move for it in members if (move := _way_out(c, group, it, why)) is not None]
+    move = min(moves, key=lambda it: it.placed.cost_per_hour, default=None) or _alone(c, job, why)
+    if move is not None:
         plan(c, move)
 
 
-def comes_back(c: Context, job: Job) -> bool:
-    """Have it moved back among others. Tells whether it is among others, or is to be."""
-    group = c.state.groups[job.group or ""]
-    if len(group.jobs) + len(group.coming) > 1:
-        return True
-    if job.spec.movable is Movable.NO or job.move is not None:
-        return job.move is not None
-    others = {name: known for name, known in c.state.groups.items() if name != job.group}
+def _way_out(c: Context, group: Group, job: Job, why: Cause) -> Move | None:
+    """The job's move to where all promises hold, here and there; None: there is no such place, or it is not moved."""
+    if job.spec.movable is Movable.NO or (job.promised and (credit_ms(job) or 0) < debit_ms(c, job)):
+        return None
+    left = [name for name in group.jobs if name != job.id]
+    turns = [turn for turn in group.schedule if turn.job != job.id]
+    rest = replace(group, jobs=left, schedule=turns, version=next(trial_versions))
+    if c.policy.replan(replace(c.state, groups={**c.state.groups, group.id: rest}), group.id).at_risk:
+        return None
+    others = {name: known for name, known in c.state.groups.items() if name != group.id}
     placed = place(c, job, replace(c.state, groups=others))
-    if placed is None or placed.group is None:
-        return False
-    move = Move(job.id, placed, "it has earned its credit, and shares nodes again")
-    if refused(c, move, guarded=True):
-        return False
-    plan(c, move)
-    return True
+    if placed is None or (job.promised and not placed.promised):
+        return None
+    move = Move(job.id, placed, Cause("hold_without", cause=why))
+    return None if refused(c, move) else move
+
+
+def _alone(c: Context, job: Job, why: Cause) -> Move | None:
+    """The job's move to nodes of its own, if there are any."""
+    placed = None if job.spec.movable is Movable.NO else place(c, job, replace(c.state, groups={}))
+    move = None if placed is None else Move(job.id, placed, Cause("earns_alone", cause=why))
+    return None if move is None or refused(c, move, guarded=True) else move

@@ -1,11 +1,13 @@
 """Processes that backends start for jobs: begun when the job has its place, ended with it, begun again when lost.
 
 A launch has an id of its own, so that telling it twice starts one process. Whatever becomes of a process that was lost,
-the next one belongs to a run of its own, with a key of its own: who comes back late finds a run that is not its.
+the next one belongs to a run of its own, with a key of its own. A process that comes back late is refused: the run is
+no longer its own.
 """
 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import Context
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.model import Job, JobStatus
@@ -23,7 +25,7 @@ def launch(c: Context, job: Job) -> None:
     c.do(e.Launch(job.id, name))
 
 
-def end_process(c: Context, job: Job, reason: str) -> bool:
+def end_process(c: Context, job: Job, reason: Cause) -> bool:
     """Have a process that was started for a job ended. Tells whether there was one."""
     known = job.launch
     if known is None or known.over:
@@ -50,16 +52,13 @@ def is_relaunched(job: Job) -> bool:
     return job.spec.on_loss is OnLoss.RELAUNCH and job.spec.launch is not None
 
 
-def lost_too_often(c: Context, job: Job, reason: str) -> str:
-    """Why a job is not started again any more; empty: it is."""
+def lost_too_often(c: Context, job: Job, reason: Cause) -> Cause | None:
+    """Why a job is not started again any more; None: it is."""
     lost = len(losses_of_late(c, job))
     if lost < c.config.relaunch_limit:
-        return ""
+        return None
     within = c.config.relaunch_window_ms // 60_000
-    return (
-        f"started again {lost} times within {within} min and lost each time; the last time: {reason}; "
-        "mend it, and reinstate it"
-    )
+    return Cause("lost_too_often", {"times": lost, "within_min": within}, reason)
 
 
 def plan_relaunch(c: Context, job: Job) -> None:
@@ -77,7 +76,7 @@ def new_run(c: Context, job: Job) -> bool:
     if c.now < job.relaunch_at:
         c.timers.at(job.relaunch_at, "relaunch", job.id)
         return False
-    end_process(c, job, "another is to be started")
+    end_process(c, job, Cause("next_process"))
     run = job.run + 1
     attempt = len(losses_of_late(c, job))
     c.fact(f.JobRegistered(c.now, job.id, job.owner, job.user, run, job.spec, next_key(c, job), max(1, attempt)))
@@ -92,5 +91,5 @@ def run_key(c: Context, own: str, run: int) -> str:
 def next_key(c: Context, job: Job) -> str:
     """That of a job's next run."""
     head, _, own = job.idempotency_key.partition("~")
-    first = head.partition(".")[0] != str(job.run)  # that of who registered it, if it gave one
+    first = head.partition(".")[0] != str(job.run)  # the key that came with the registration, if one did
     return run_key(c, job.idempotency_key if first else own, job.run + 1)

@@ -1,8 +1,8 @@
 """Which nodes are within a job's reach, by what it has loaded and parked.
 
-What is parked on a host is loaded there, or elsewhere by a driver that can fetch it. And a node that a job has for one
-pool, or on which it has left that pool's state, is not taken for another pool of the same job: its bytes there, and
-what is to become of them, are known by the node.
+What is parked on a host is loaded there, or elsewhere by a driver that can fetch it. A node that a job has for one
+pool, or on which it left that pool's state, is not taken for another of its pools. Its bytes there, and what is to
+become of them, are known by the node.
 
 A policy knows nothing of this. For a job that has a state somewhere it is shown the nodes that are out of the job's
 reach as if they were drained.
@@ -66,7 +66,7 @@ def _host(c: Context, name: NodeId) -> HostId | None:
 
 
 def _parts(c: Context, job: Job, pool: PoolName) -> list[NodeId]:
-    """The nodes that have, or may have, the parts of a job's state; of who sits somewhere, by the time it leaves."""
+    """The nodes that have, or may have, the parts of a job's state; for a placed job, by the time it leaves."""
     newest = dict.fromkeys(job.newest.get(pool, job.pins.get(pool, ())))
     if job.pins:
         return list(newest)
@@ -89,7 +89,7 @@ def place(c: Context, job: Job, state: State) -> Placed | None:
 
 
 def _has_something(job: Job) -> bool:
-    """Whether it is to go on with what it has: it sits somewhere, and may be moved, or it fell back."""
+    """Whether it is to keep what it has: it has a place, and may be moved, or it fell back."""
     return job.fell_back or (bool(job.pins) and job.spec.movable is Movable.WARM)
 
 
@@ -149,7 +149,7 @@ def _offered(c: Context, job: Job, pool: PoolName, parts: Counter[HostId]) -> se
     """The nodes of a pool that a job may have whose state lies on some hosts: of the free ones, as many on each."""
     nodes = [node for node in c.state.nodes.values() if pool in node.pools]
     had = job.newest.get(pool, ())
-    gone = len(had) - parts.total()  # as many parts it has to begin with anew, anywhere
+    gone = len(had) - parts.total()  # so many parts it has to build again, on any node
     if job.pins or (len(parts) == 1 and not gone):
         return {node.id for node in nodes if node.host in parts}
     offered = {node.id for node in nodes if node.group is not None and (gone or node.host in parts)}

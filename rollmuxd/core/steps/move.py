@@ -1,24 +1,29 @@
 """Moving a placed job to other nodes: planned by the policy, done at the job's next iteration boundary.
 
-From ``MovePlanned`` on the target nodes, RAM for the job's states there and its visits in the target's wheel are its
-own, while it goes on where it sits: it counts in both places. ``MoveBegan`` comes when it holds nothing and is between
-two iterations; it is granted nothing then, and what it has loaded is parked. ``MoveEnded`` comes when all that is
-parked: from then on it sits in the target group. What is parked on the old nodes stays there until it was loaded on
-the new ones (a load's ``source``), so that a load which fails costs the job nothing but a wait: it falls back, and
+From ``MovePlanned`` on, the target nodes are the job's own, with RAM for its states there and its turns in the
+target's schedule. It still runs where it sits, and counts in both places. ``MoveBegan`` comes when it holds nothing and
+is between two iterations; it is granted nothing then, and what it has loaded is parked. ``MoveEnded`` comes when all
+that is parked: from then on it sits in the target group. What is parked on the old nodes stays there until it was
+loaded on the new ones (a load's ``source``). So a load that fails costs the job nothing but a wait: it falls back, and
 waits for another place. ``NodeLeft`` comes when nothing of it is left on an old node.
 
 Anything may come in between. Until it has ended, a move is then abandoned, and the job stays where it was.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Final
+
+from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply.pins import follow as who_follows
+from rollmuxd.core.causes import Cause, sentence
 from rollmuxd.core.config import Moves
 from rollmuxd.core.context import PLACED, Context
-from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
+from rollmuxd.core.ids import Millis, NodeId, PoolName
 from rollmuxd.core.model import (
+    Dispatch,
     Job,
     JobMove,
     JobStatus,
@@ -30,79 +35,47 @@ from rollmuxd.core.model import (
     StateStatus,
 )
 from rollmuxd.core.order import find_phase
-from rollmuxd.core.policy import Move, Placed, Reorder
+from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import state_key
-from rollmuxd.core.steps.admit import admit, observe_residual_memory, over_its_nodes
-from rollmuxd.core.steps.dispatch import OUT, at_boundary, dispatch, issue, take_place, unheld_by
+from rollmuxd.core.steps.admit import observe_residual_memory, over_its_nodes
+from rollmuxd.core.steps.dispatch import OUT, at_boundary, issue, take_place, unheld_by
 from rollmuxd.core.steps.launch import end_process, launch, next_key
-from rollmuxd.core.steps.locality import locality_violation
+from rollmuxd.core.steps.locality import locality_violation, place
 from rollmuxd.core.steps.reclaim import (
     abandon,
-    drained_if_empty,
     drop_requests,
-    end_placement_if_empty,
     expect_clean,
     is_of_use,
     observe_job,
     take_away,
-    waits_with_its_state,
 )
 
 #: the time between two steps of the search for moves, in which others are heard
 STEP_MS: Final = 1
-#: what changes who sits where, or could: a search that is under way begins anew
-CHANGES: Final = frozenset(
-    {
-        f.JobPlaced,
-        f.JobPromised,
-        f.JobGuarded,
-        f.GuardEnded,
-        f.TimesDrifted,
-        f.GroupReplanned,
-        f.PlacementEnded,
-        f.JobUnplaced,
-        f.JobPaused,
-        f.JobResumed,
-        f.JobQuarantined,
-        f.JobLost,
-        f.JobEnded,
-        f.MovePlanned,
-        f.MoveBegan,
-        f.MoveEnded,
-        f.MoveAbandoned,
-        f.NodeLeft,
-        f.NodeAdded,
-        f.NodeRemoved,
-        f.NodeUp,
-        f.NodeOccupied,
-        f.NodeLost,
-        f.NodeQuarantined,
-        f.NodeDraining,
-        f.NodeDrained,
-        f.HostAdded,
-    }
-)
 
 
 # ---- after every input -----------------------------------------------------------------------------------------------
 
 
-def follow(c: Context) -> None:
-    """Let moves go on as far as they can after what has just happened, and have others looked for."""
+def proceed(c: Context) -> None:
+    """Let each move go as far as it can, and tidy what moved jobs have left behind."""
     for name in tuple(c.state.moving):
         advance(c, c.state.jobs[name])
     for name in tuple(c.state.leaving):
         tidy(c, c.state.jobs[name])
-    if not CHANGES.isdisjoint(map(type, c.facts)):
-        c.regrouping = None
-        c.timers.changed_at = c.now
-        look_for_moves(c, STEP_MS)
+
+
+def search_again(c: Context) -> None:
+    """Jobs sit, or could sit, on other nodes than before: a search for better places begins again."""
+    c.regrouping = None
+    c.timers.changed_at = c.now
+    look_for_moves(c, STEP_MS)
 
 
 def look_for_moves(c: Context, wait_ms: Millis) -> None:
-    """Search after so long, if anybody may be moved at all."""
+    """Search after so long, if any job may be moved at all."""
     if are_on(c) and any(job.spec.movable is not Movable.NO and job.pins for job in c.state.jobs.values()):
         c.timers.at(c.now + wait_ms, "regroup", "")
 
@@ -117,9 +90,8 @@ def are_on(c: Context) -> bool:
 def advance(c: Context, job: Job) -> None:
     """Abandon a move that has become void; begin it at the iteration boundary; end it when the job is ready to go."""
     why = void(c, job, told(job))
-    if why:
+    if why is not None:
         abandon(c, job, why)
-        dispatch(c, job.group)
         return
     if at_boundary(c, job) or gets_no_further(c, job, told(job)):
         begin(c, job)
@@ -132,7 +104,8 @@ def advance(c: Context, job: Job) -> None:
 def gets_no_further(c: Context, job: Job, move: JobMove) -> bool:
     """Whether a job asks for what it does not get before it has moved, as the nodes that it leaves are drained.
 
-    In the midst of an iteration too, then: who is started again elsewhere loses it, but would never have ended it.
+    Then it moves within an iteration too. A job that is started again elsewhere loses it, but would never have ended
+    it.
     """
     here = (name for name in leaving(job, move.pins) if c.state.nodes[name].drain)
     return is_up(c, move) and asks_for(c, job, here)
@@ -165,42 +138,41 @@ def leaving(job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> list[NodeId]:
     return list(dict.fromkeys(name for nodes in job.pins.values() for name in nodes if name not in there))
 
 
-def cannot_leave(c: Context, job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> str:
-    """Why nothing can be parked on a node that the job would leave for those; empty: it can."""
+def cannot_leave(c: Context, job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> Cause | None:
+    """Why nothing can be parked on a node that the job would leave for those; None: it can."""
     for name in leaving(job, pins):
         node = c.state.nodes[name]
         if node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED):
-            return f"node {name}, from where it was to go, is {node.status}"
-    return ""
+            return Cause("source_out", {"node": name, "status": str(node.status)})
+    return None
 
 
-def void(c: Context, job: Job, move: JobMove) -> str:
-    """Why a move cannot be ended any more, or not in time; empty: it can."""
+def void(c: Context, job: Job, move: JobMove) -> Cause | None:
+    """Why a move cannot be ended any more, or not in time; None: it can."""
     for name in dict.fromkeys(name for nodes in move.pins.values() for name in nodes):
         node = c.state.nodes[name]
         if node.status in OUT:
-            return f"node {name}, where it was to go, is {node.status}"
+            return Cause("target_out", {"node": name, "status": str(node.status)})
         if name in job.left and not _comes_back(c, job, move.pins, move.off, name):
-            return f"what it has on node {name}, where it was to go back, is not what it has any more"
+            return Cause("target_outdated", {"node": name})
     stays = cannot_leave(c, job, move.pins)
-    if stays:
+    if stays is not None:
         return stays
     if move.off and move.began_at is None and not any(c.state.nodes[name].drain for name in move.off):
-        return f"{', '.join(move.off)}, from where it was to go, is drained no more"
+        return Cause("drain_ended", {"nodes": move.off})
     if move.schedule is not None:
-        planned = {visit.job for visit in move.schedule}
+        planned = {turn.job for turn in move.schedule}
         group = c.state.groups[move.group]
-        joined = [visit.job for visit in group.schedule if visit.job not in planned]
+        joined = [turn.job for turn in group.schedule if turn.job not in planned]
         if joined:
-            return f"job {c.state.jobs[joined[0]].spec.name} has joined its group meanwhile"
-    since, limit = move.planned_at, c.config.move_begins_ms
+            return Cause("joined", {"job": joined[0]})
+    late, since, limit = "begins_late", move.planned_at, c.config.move_start_timeout_ms
     if move.began_at is not None:
-        since, limit = move.began_at, c.config.move_ends_ms
+        late, since, limit = "ends_late", move.began_at, c.config.move_finish_timeout_ms
     if c.now >= max(since, c.timers.renewed_at) + limit:
-        done = "come to the end of an iteration" if move.began_at is None else "parked what it had loaded"
-        return f"it has not {done} within {limit // 1000} s"
+        return Cause(late, {"limit_s": limit // 1000})
     c.timers.at(max(since, c.timers.renewed_at) + limit, "move", job.id)
-    return ""
+    return None
 
 
 def begin(c: Context, job: Job) -> None:
@@ -208,18 +180,17 @@ def begin(c: Context, job: Job) -> None:
     c.fact(f.MoveBegan(c.now, job.id))
     if job.spec.movable is Movable.RELAUNCH:
         process_goes(c, job)
-    void(c, job, told(job))  # its time begins anew
-    dispatch(c, job.group)
+    void(c, job, told(job))  # its time limit starts again
 
 
 def process_goes(c: Context, job: Job) -> None:
     """A job that is started again elsewhere: its process is ended, and what that had anywhere has to be seen gone."""
-    drop_requests(c, job, "its process is ended, to be started on other nodes")
+    drop_requests(c, job, Cause("process_is_ended"))
     session = c.state.sessions.get(job.session or "")
     if session is not None and session.status is SessionStatus.ALIVE:
         c.fact(f.SessionClosed(c.now, session.id))
         c.timers.forget_session(session.id)
-    end_process(c, job, "to be started on other nodes")
+    end_process(c, job, Cause("starts_elsewhere"))
     for key in job.states:
         kept = c.state.states[key]
         if kept.status not in (StateStatus.GONE, StateStatus.UNKNOWN):
@@ -245,18 +216,18 @@ def is_ready(c: Context, job: Job, move: JobMove) -> bool:
     if not is_up(c, move):
         return False
     if job.spec.movable is Movable.RELAUNCH:  # of a process that was ended nothing may be left anywhere
-        seats = list(dict.fromkeys(name for nodes in job.pins.values() for name in nodes))
-        gone = all(c.state.states[key].status is StateStatus.GONE for key in states_on(c, job, seats))
-        return gone and not any(gpu.dirty_by == job.id for name in seats for gpu in c.state.nodes[name].gpus.values())
+        placed = list(dict.fromkeys(name for nodes in job.pins.values() for name in nodes))
+        gone = all(c.state.states[key].status is StateStatus.GONE for key in states_on(c, job, placed))
+        return gone and not any(gpu.dirty_by == job.id for name in placed for gpu in c.state.nodes[name].gpus.values())
     parked = (StateStatus.PARKED, StateStatus.GONE)
     return all(c.state.states[key].status in parked for key in states_on(c, job, leaving(job, move.pins)))
 
 
 def end(c: Context, job: Job) -> None:
-    """It sits on its new nodes, and goes on there; somebody else may fit where it was."""
-    left, group = leaving(job, told(job).pins), job.group
+    """The job has its new nodes and resumes there; another job may fit where it was."""
+    left = leaving(job, told(job).pins)
     use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
-    if job.spec.movable is Movable.RELAUNCH:  # who comes back late finds a run that is not its
+    if job.spec.movable is Movable.RELAUNCH:  # a process that comes back late finds that the run is no longer its own
         c.fact(f.MoveEnded(c.now, job.id, job.run + 1, next_key(c, job), use))
         launch(c, job)
     else:
@@ -264,14 +235,10 @@ def end(c: Context, job: Job) -> None:
     observe_residual_memory(c, job)
     for name in left:
         node = c.state.nodes[name]
-        expect_clean(c, node, job, f"after {job.spec.name} moved away")
-        drained_if_empty(c, node)
+        expect_clean(c, node, job, Cause("after_move", {"job": job.id}))
     if job.queued is not None:
         slot = c.state.slots[job.queued]
         take_place(c, job, slot.phase, side=slot.side)
-    dispatch(c, group)
-    dispatch(c, job.group)
-    admit(c)
 
 
 # ---- what it leaves behind -------------------------------------------------------------------------------------------
@@ -279,7 +246,6 @@ def end(c: Context, job: Job) -> None:
 
 def tidy(c: Context, job: Job) -> None:
     """Have what is parked on old nodes discarded once it is of no use; and say so when nothing is left on one."""
-    left = False
     for name in tuple(job.left):
         node = c.state.nodes[name]
         for key in states_on(c, job, [name]):
@@ -289,15 +255,9 @@ def tidy(c: Context, job: Job) -> None:
         gone = all(c.state.states[key].status is StateStatus.GONE for key in states_on(c, job, [name]))
         if gone and not any(gpu.dirty_by == job.id for gpu in node.gpus.values()):
             c.fact(f.NodeLeft(c.now, job.id, name))
-            drained_if_empty(c, node)
-            left = True
-    if not job.left:
-        end_placement_if_empty(c, job)
-    if not job.left or (left and waits_with_its_state(job)):  # it may be placed where it had an older copy
-        admit(c)
 
 
-def fall_back(c: Context, job: Job, order: Order, reason: str) -> bool:
+def fall_back(c: Context, job: Job, order: Order, reason: Cause) -> bool:
     """After a move, a load that fails loses nothing: the job waits for another place with what it has parked.
 
     Once for each move: a state that can be loaded nowhere has its job quarantined. Tells whether it does.
@@ -329,23 +289,37 @@ def fall_back(c: Context, job: Job, order: Order, reason: str) -> bool:
 def regroup(c: Context, key: str) -> None:
     """One step of the policy's search; a move that it finds is planned, if the limits allow it."""
     del key
-    if not are_on(c) or len(c.state.moving) >= c.config.moves_at_a_time:
+    if not are_on(c) or len(c.state.moving) >= c.config.max_concurrent_moves:
         c.regrouping = None
         return
     if c.regrouping is None:
-        c.regrouping = iter(c.policy.regroup(c.state, c.now))
+        c.regrouping = chain(to_where_promises_hold(c), c.policy.regroup(c.state, c.now))
     for found in c.regrouping:
-        if isinstance(found, Reorder):
-            other = found.replan
-            c.fact(f.GroupReplanned(c.now, found.group, found.job, other.period_ms, other.schedule, (), found.why))
-            dispatch(c, found.group)
-        elif found is not None and not refused(c, found):
+        if found is not None and not refused(c, found):
             plan(c, found)  # what comes after it is asked of the state with it
         else:
             c.timers.at(c.now + STEP_MS, "regroup", "")
         return
     c.regrouping = None
     look_for_moves(c, c.policy.look_again_ms(c.state, c.now))
+
+
+def to_where_promises_hold(c: Context) -> Iterator[Move | None]:
+    """For each job that goes without the promise that it asked for, a move to where it holds; None: no such place.
+
+    A job without times was placed before they were known, and where promises hold changes as jobs come and go.
+    """
+    wants = [it.id for it in c.state.jobs.values() if it.pins and it.spec.slo is not None and not it.promised]
+    for job in map(c.state.jobs.__getitem__, wants):
+        if job.status is not JobStatus.ADMITTED or job.spec.movable is Movable.NO or job.move is not None:
+            continue
+        group = c.state.groups[job.group or ""]
+        if group.dispatch is not Dispatch.CREDIT or len(group.jobs) + len(group.coming) < 2:
+            continue  # a certified order was decided on at its arrival; and alone it is not slowed
+        others = {name: known for name, known in c.state.groups.items() if name != job.group}
+        placed = place(c, job, replace(c.state, groups=others))
+        why = Cause("promise_holds")
+        yield None if placed is None or not placed.promised else Move(job.id, placed, why)
 
 
 def plan(c: Context, move: Move) -> None:
@@ -371,8 +345,6 @@ def plan(c: Context, move: Move) -> None:
             move.off,
         )
     )
-    advance(c, job)
-    dispatch(c, group)  # its visits there are passed until it comes
 
 
 def refused(c: Context, move: Move, *, guarded: bool = False) -> str:
@@ -385,15 +357,15 @@ def refused(c: Context, move: Move, *, guarded: bool = False) -> str:
     placed = move.placed
     if placed.group == job.group and placed.pins == job.pins:
         return "the job sits there"
-    again = None if job.moved_at is None else job.moved_at + c.config.move_every_ms
+    again = None if job.moved_at is None else job.moved_at + c.config.move_interval_ms
     if again is not None and c.now < again and not guarded:
         c.timers.at(again, "regroup", job.id)
         return f"the job was moved {(c.now - (job.moved_at or 0)) // 1000} s ago"
     return (
         _busy(c, job, placed)
         or _no_place(c, job, move)
-        or cannot_leave(c, job, placed.pins)
-        or _other_wheel(c, job, placed)
+        or sentence(cannot_leave(c, job, placed.pins))
+        or _other_schedule(c, job, placed)
         or locality_violation(c, job, placed.pins)
         or _no_ram(c, job, placed)
         or over_its_nodes(c, job, placed)
@@ -410,7 +382,7 @@ def _busy(c: Context, job: Job, placed: Placed) -> str:
 
 
 def _no_place(c: Context, job: Job, move: Move) -> str:
-    """The nodes are up, of the pools that it wants, and the target group's or nobody's."""
+    """The nodes are up, of the pools that it wants, and in the target group or in none."""
     placed = move.placed
     if placed.group is not None and placed.group not in c.state.groups:
         return f"there is no group {placed.group}"
@@ -435,7 +407,7 @@ def _comes_back(
 ) -> bool:
     """Whether a job may go back to a node that it has not left altogether, with what is parked there.
 
-    That would pass for what it has by then. So only where it is what the job has: it has loaded nothing since on the
+    That would pass for what it has by then. So only where it is what the job has. It has loaded nothing since on the
     node that it leaves again, and cannot, as that is drained.
     """
     there = [c.state.states[key] for key in states_on(c, job, [name])]
@@ -448,14 +420,14 @@ def _comes_back(
     return bool(there) and not any(gpu.dirty_by == job.id for gpu in c.state.nodes[name].gpus.values())
 
 
-def _other_wheel(c: Context, job: Job, placed: Placed) -> str:
-    """The wheel has the phases that the group has, each as often as its plan has it, and the job's."""
+def _other_schedule(c: Context, job: Job, placed: Placed) -> str:
+    """The schedule has the phases that the group has, each as often as its plan has it, and the job's."""
     group = c.state.groups.get(placed.group or "")
-    there = {(visit.job, visit.phase) for visit in group.schedule if visit.job != job.id} if group else set()
-    planned = {(visit.job, visit.phase) for visit in placed.schedule if visit.job != job.id}
-    mine = {visit.phase for visit in placed.schedule if visit.job == job.id}
+    there = {(turn.job, turn.phase) for turn in group.schedule if turn.job != job.id} if group else set()
+    planned = {(turn.job, turn.phase) for turn in placed.schedule if turn.job != job.id}
+    mine = {turn.phase for turn in placed.schedule if turn.job == job.id}
     if there != planned or mine != {phase.name for phase in job.spec.phases}:
-        return "the wheel is not the group's and the job's"
+        return "the schedule is not the group's and the job's"
     return ""
 
 
@@ -476,8 +448,3 @@ def _ram(c: Context, job: Job, placed: Placed) -> Iterator[tuple[str, int]]:
                 host = c.state.nodes[name].host
                 more[host] = more.get(host, 0) + kept.ram_mb
     yield from more.items()
-
-
-def look_again(c: Context, name: JobId) -> None:
-    """A move's deadline: what follows every input looks at it."""
-    del c, name

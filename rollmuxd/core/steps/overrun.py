@@ -1,23 +1,23 @@
-"""Slots that run for longer than anybody could expect: a warning, and where it is configured, an end.
+"""Slots that run far longer than expected: a warning, and where it is configured, an end.
 
 The bound is three times the p95 of the phase (its planned time while it was never seen to end), and never less than
-``overstay_ms``. Running on is no proof of anything: on a box of one's own the owner decides, so by default it is said
-once and nothing more. With ``overstay_revoke`` the slot is ended after a grace, but only if another job waits for
-its GPUs, and only of a phase whose time is known: who was never measured and told nothing is given the benefit.
+``min_overrun_ms``. A long run is no proof of a fault, and on a box of your own you decide. So by default it is said
+once, and nothing is done. With ``overrun_revoke`` the slot is ended after a grace, but only if another job waits for
+its GPUs. A phase whose time was neither measured nor stated is left alone.
 """
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import SERVED, Context
 from rollmuxd.core.estimates import by_work_ms, quantile_ms
 from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.model import Job, Slot, SlotStatus
 from rollmuxd.core.order import find_phase
-from rollmuxd.core.steps.dispatch import dispatch
-from rollmuxd.core.steps.reclaim import after_departure, end_placement_if_empty, revoke_held
+from rollmuxd.core.steps.reclaim import revoke_held
 
 #: a slot has this many times the p95 of its phase
 TIMES = 3
-#: how often it is looked whether somebody waits for the GPUs of a slot that is to be revoked
+#: how often to check whether another job waits for the GPUs of a slot that is to be revoked
 LOOK_MS = 30_000
 
 
@@ -42,7 +42,7 @@ def ran_ms(slot: Slot, now: Millis) -> Millis:
 
 
 def due(c: Context, job: JobId) -> None:
-    """A job's slot has run for as long as it may at least: say so where it is too long, and act where that is wanted.
+    """The job's slot may have run too long: warn if it has, and act if that is configured.
 
     A deadline of the job and not of the slot, so that short slots that follow each other share one.
     """
@@ -50,35 +50,35 @@ def due(c: Context, job: JobId) -> None:
     slot = None if known is None else c.state.slots.get(known.slot or "")
     if known is None or slot is None or slot.status not in (SlotStatus.RUNNING, SlotStatus.TAIL):
         return
-    when = warned(c, known, slot) if slot.overstays_at is None else slot.overstays_at
-    if when is None or not c.config.overstay_revoke:
+    when = warned(c, known, slot) if slot.overrun_at is None else slot.overrun_at
+    if when is None or not c.config.overrun_revoke:
         return
-    when = max(when, c.timers.renewed_at) + c.config.overstay_grace_ms
+    when = max(when, c.timers.renewed_at) + c.config.overrun_grace_ms
     if c.now < when:
-        c.timers.at(when, "overstay", job)
+        c.timers.at(when, "overrun", job)
     elif expected_ms(c, known, slot) is None or not waited_for(c, known, slot):
-        c.timers.at(c.now + LOOK_MS, "overstay", job)
+        c.timers.at(c.now + LOOK_MS, "overrun", job)
     else:
         end(c, known, slot)
 
 
 def warned(c: Context, job: Job, slot: Slot) -> Millis | None:
-    """Say that the slot overstays, and since when; None: it does not yet."""
+    """Say that the slot overran, and since when; None: it does not yet."""
     granted = c.now - ran_ms(slot, c.now)
-    bound = max(TIMES * (expected_ms(c, job, slot) or 0), c.config.overstay_ms)
-    # While the daemon was away nothing could be released: who comes back within a lease was not late.
+    bound = max(TIMES * (expected_ms(c, job, slot) or 0), c.config.min_overrun_ms)
+    # While the daemon was away nothing could be released: a client that is back within a lease was not late.
     when = granted + bound
     if c.timers.renewed_at > granted:
         when = max(when, c.timers.renewed_at + c.config.lease_ms)
     if c.now < when:
-        c.timers.at(when, "overstay", job.id)
+        c.timers.at(when, "overrun", job.id)
         return None
-    c.fact(f.SlotOverstays(c.now, slot.id, c.now - granted, bound))
+    c.fact(f.SlotOverran(c.now, slot.id, c.now - granted, bound))
     return c.now
 
 
 def waited_for(c: Context, job: Job, slot: Slot) -> bool:
-    """Whether another job, which could go on, waits for a node of which the slot holds GPUs."""
+    """Whether another job, which could start, waits for a node of which the slot holds GPUs."""
     group = c.state.groups.get(job.group or "")
     if group is None:
         return False
@@ -94,12 +94,8 @@ def waited_for(c: Context, job: Job, slot: Slot) -> bool:
 
 
 def end(c: Context, job: Job, slot: Slot) -> None:
-    """Revoke it; its GPUs are given on when they were seen clear, as ever."""
+    """Revoke it; its GPUs are given on when they were verified clean, as ever."""
     ran = ran_ms(slot, c.now) // 1000
     expected = (expected_ms(c, job, slot) or 0) / 1000
-    group = job.group
-    reason = f"it ran for {ran} s, its {slot.phase} is known to take {expected:g} s, and others wait for its GPUs"
-    revoke_held(c, slot, by="overstay", reason=reason)
-    end_placement_if_empty(c, job)
-    dispatch(c, group)
-    after_departure(c, job)
+    reason = Cause("overrun", {"ran_s": ran, "phase": slot.phase, "expected_s": expected})
+    revoke_held(c, slot, by="overrun", reason=reason)

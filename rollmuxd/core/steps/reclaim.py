@@ -1,12 +1,13 @@
-"""Letting go: ending slots, jobs and placements, and believing that GPUs are clear only when they were seen so."""
+"""Reclaim: end slots, jobs and placements. A GPU is clean only when it was observed clean."""
 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
+from rollmuxd.core.causes import Cause
+from rollmuxd.core.clean import Verdict, is_dirty_by, is_discarding, is_given_back, may_still_fill, verdict
 from rollmuxd.core.context import Context
 from rollmuxd.core.ids import HostId, JobId, NodeId
 from rollmuxd.core.model import (
-    Gpu,
     Job,
     JobState,
     JobStatus,
@@ -24,12 +25,43 @@ from rollmuxd.core.model import (
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import state_key
-from rollmuxd.core.steps.admit import admit
-from rollmuxd.core.steps.dispatch import dispatch, issue, unheld_by
+from rollmuxd.core.steps.dispatch import grant_if_loaded, holds_on, issue, unheld_by
 from rollmuxd.core.steps.locality import is_older
 
 
-def drop_requests(c: Context, job: Job, reason: str) -> None:
+def reclaim(c: Context) -> None:
+    """End slots of which nothing is left, then placements. Then say which nodes are drained.
+
+    A marked node marks jobs on it: those that leave it, and those with a slot that has ended. They may have waited for
+    what was observed. Drains come last: what a job that leaves has there is discarded, and not only parked.
+    """
+    dirty = c.dirty
+    while dirty.jobs or dirty.nodes:
+        jobs, dirty.jobs = dirty.jobs, {}
+        names, dirty.nodes = dirty.nodes, {}
+        nodes = [c.state.nodes[name] for name in names if name in c.state.nodes]
+        for node in nodes:
+            for name in (*node.pinned, *node.fillers):
+                if c.state.jobs[name].closing or not c.state.jobs[name].has_place:
+                    jobs[name] = None
+        for name in jobs:
+            if name in c.state.jobs:
+                reclaim_from(c, c.state.jobs[name])
+        for node in nodes:
+            drained_if_empty(c, node)
+
+
+def reclaim_from(c: Context, job: Job) -> None:
+    """Grant the job's slot if all is loaded; end its slots that are over, and its placement if it leaves."""
+    slot = c.state.slots.get(job.slot or "")
+    if slot is not None:
+        grant_if_loaded(c, job, slot)
+    for name in tuple(job.closing):
+        end_if_clean(c, job, c.state.slots[name])
+    end_placement_if_empty(c, job)
+
+
+def drop_requests(c: Context, job: Job, reason: Cause) -> None:
     if job.queued is not None:
         slot = job.queued
         c.fact(f.SlotWithdrawn(c.now, slot, reason))
@@ -38,48 +70,56 @@ def drop_requests(c: Context, job: Job, reason: str) -> None:
 
 
 def take_away(c: Context, slot: Slot, fact: f.SlotLost | f.SlotRevoked | f.SlotFaulted) -> None:
-    """The slot ends without its holder's word: its GPUs stay held until they were seen clear."""
+    """The slot ends without its holder's word: its GPUs stay held until they are verified clean."""
     c.fact(fact)
     c.fact(f.SlotReclaiming(c.now, slot.id))
     c.timers.forget_slot(slot.id)
-    if not slot.gpus:  # of a job that is only watched
-        c.fact(f.SlotOver(c.now, slot.id))
     observe_job(c, c.state.jobs[slot.job])
 
 
 def park_own(c: Context, job: Job, slot: Slot) -> None:
-    """Have the states that a slot had loaded parked, so that its GPUs come clear."""
-    phase = find_phase(c.state, job.id, slot.phase)
+    """Park the states that a slot had loaded, so that its GPUs come clean. Not those that a later slot uses."""
+    phase, later = find_phase(c.state, job.id, slot.phase), c.state.slots.get(job.slot or "")
     for key in job.states:
         kept = c.state.states[key]
         if kept.status is StateStatus.LOADED and phase is not None and kept.pool in phase.pools:
-            issue(c, OrderKind.PARK, kept, slot.id)
+            if later is None or not holds_on(c, later, kept.node):
+                issue(c, OrderKind.PARK, kept, slot.id)
 
 
-def revoke_held(c: Context, slot: Slot, *, by: str, reason: str) -> None:
+def revoke_held(c: Context, slot: Slot, *, by: str, reason: Cause) -> None:
     """End a slot that holds GPUs, although its holder did not give it back."""
     take_away(c, slot, f.SlotRevoked(c.now, slot.id, by, reason))
     park_own(c, c.state.jobs[slot.job], slot)
 
 
-def finish_release(c: Context, slot: Slot, *, seen_follows: bool = False) -> None:
-    """The slot is over once nothing that belongs to its release is still moving.
+def end_if_clean(c: Context, job: Job, slot: Slot) -> None:
+    """End a slot that holds GPUs although it has ended, when it needs them no longer.
 
-    ``seen_follows``: what a backend saw on its GPUs is told next.
+    After a release: once nothing that belongs to it is still moving. One that was taken away: once none of its GPUs may
+    have bytes of it. What such a slot has loaded is parked; that of a job that leaves its nodes is discarded.
     """
-    if slot.status is not SlotStatus.RELEASED or any(
-        order.slot == slot.id and order.kind is OrderKind.PARK and order.status is OrderStatus.ISSUED
-        for order in open_orders(c, slot.job)
-    ):
+    if slot.status is SlotStatus.RELEASED:
+        orders = [order for order in open_orders(c, job.id) if order.slot == slot.id]
+        ended = all(it.kind is OrderKind.DISCARD or it.status is not OrderStatus.ISSUED for it in orders)
+    else:
+        if job.has_place:
+            park_own(c, job, slot)
+        gpus = (gpu for node in nodes_of(c, job) for gpu in node.gpus.values())
+        ended = all(gpu.dirty_by is None for gpu in gpus if gpu.holder == slot.id)
+    if not ended:
         return
+    released = slot.status is SlotStatus.RELEASED
     c.fact(f.SlotOver(c.now, slot.id))
-    if seen_follows:
-        return
-    job = c.state.jobs[slot.job]
-    for node in nodes_of(c, job):
-        # no order tells of a node where it keeps no state, and others have waited for this one, too
-        if len(node.pinned) > 1 and all(c.state.states[key].job != job.id for key in node.states):
-            expect_clean(c, node, job, f"after {job.spec.name} released them")
+    for node in nodes_of(c, job) if released else ():
+        shared = len(node.pinned) + len(node.fillers) > 1
+        if shared and not may_still_fill(c.state, node, job.id):  # others have waited for this one
+            expect_clean(c, node, job, Cause("after_release", {"job": job.id}))
+
+
+def is_loading(c: Context, slot: Slot) -> bool:
+    """Whether something is loaded for the slot, or may yet be: an order of which there is no word counts."""
+    return any(order.slot == slot.id and order.kind is OrderKind.LOAD for order in open_orders(c, slot.job))
 
 
 def open_orders(c: Context, job: JobId) -> list[Order]:
@@ -88,17 +128,15 @@ def open_orders(c: Context, job: JobId) -> list[Order]:
     return [order for order in orders if order is not None]
 
 
-def abandon(c: Context, job: Job, reason: str) -> None:
-    """Give up a move that has not ended, if there is one: the job stays where it sits. Its group is for the caller."""
+def abandon(c: Context, job: Job, reason: Cause) -> None:
+    """Give up a move that has not ended, if there is one: the job stays where it sits."""
     if job.move is None:
         return
     use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
-    there, process_is_gone = job.move.group, job.launch is not None and job.launch.over
+    process_is_gone = job.launch is not None and job.launch.over
     c.fact(f.MoveAbandoned(c.now, job.id, reason, use))
-    dispatch(c, there)
-    if process_is_gone:  # its place is clear only when it was seen so; then another process can be started
-        c.fact(f.JobUnplaced(c.now, job.id, f"its move was abandoned: {reason}"))
-        end_placement_if_empty(c, job)
+    if process_is_gone:  # its place is clean only when it was seen so; then another process can be started
+        c.fact(f.JobUnplaced(c.now, job.id, Cause("move_abandoned", cause=reason)))
 
 
 def waits_with_its_state(job: Job) -> bool:
@@ -107,9 +145,8 @@ def waits_with_its_state(job: Job) -> bool:
     return status is JobStatus.WAITING and job.fell_back
 
 
-def end_now(c: Context, job: Job, *, reason: str, by: str) -> None:
-    group = job.group
-    drop_requests(c, job, f"job ended: {reason}")  # first: with its move given up they could be granted
+def end_now(c: Context, job: Job, *, reason: Cause, by: str) -> None:
+    drop_requests(c, job, Cause("job_ended", cause=reason))
     abandon(c, job, reason)
     if job.slot is not None:
         take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, by, reason))
@@ -120,21 +157,13 @@ def end_now(c: Context, job: Job, *, reason: str, by: str) -> None:
     if session is not None and session.status is SessionStatus.ALIVE:
         c.fact(f.SessionClosed(c.now, session.id))
         c.timers.forget_session(session.id)
-    end_placement_if_empty(c, job)
-    dispatch(c, group)
 
 
-def after_departure(c: Context, job: Job) -> None:
-    """Somebody else may fit now."""
-    if not job.pins:
-        admit(c)
-
-
-def quarantine(c: Context, job: Job, reason: str) -> None:
-    """Its state could not be moved: it leaves its group, everybody else goes on."""
+def quarantine(c: Context, job: Job, reason: Cause) -> None:
+    """Its state could not be moved: it leaves its group, and no other job is affected."""
     if not job.live or job.status is JobStatus.QUARANTINED:
         return
-    drop_requests(c, job, f"job quarantined: {reason}")
+    drop_requests(c, job, Cause("job_quarantined", cause=reason))
     abandon(c, job, reason)
     c.fact(f.JobQuarantined(c.now, job.id, reason))
 
@@ -145,25 +174,18 @@ def end_placement_if_empty(c: Context, job: Job) -> None:
         return
     if not job.pins:
         if job.status is JobStatus.LOST and job.relaunch_at is None and not job.left:
-            c.fact(f.JobEnded(c.now, job.id, job.reason))
+            c.fact(f.JobEnded(c.now, job.id, job.reason or Cause("ended")))
         return
     if not nothing_left(c, job):
         return
-    reason = f"{job.status}: {job.reason}" if job.reason else str(job.status)
-    freed = [name for nodes in job.pins.values() for name in nodes]
-    group = job.group
+    reason = Cause("status_because" if job.reason else "status", {"status": str(job.status)}, job.reason)
     use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
     c.timers.forget_discards(job.states)
     c.fact(f.PlacementEnded(c.now, job.id, reason, use))
-    if job.status is JobStatus.LOST and job.relaunch_at is None:
-        c.fact(f.JobEnded(c.now, job.id, job.reason))
-    for name in dict.fromkeys(freed):
-        drained_if_empty(c, c.state.nodes[name])
-    dispatch(c, group)
 
 
 def nothing_left(c: Context, job: Job) -> bool:
-    """Whether no slot, state or byte of the job is on its nodes; what can be discarded is told to be."""
+    """Whether no slot, state or byte of the job is on its nodes; orders the discard of what can be discarded."""
     left = job.slot is not None or bool(job.closing)
     keeps = waits_with_its_state(job)
     for key in job.states:
@@ -189,69 +211,30 @@ def drained_if_empty(c: Context, node: Node) -> None:
     for key in list(node.states):
         kept = c.state.states.get(key)
         if kept is not None and kept.status is StateStatus.LOADED and unheld_by(c, node, kept.job):
-            issue(c, OrderKind.PARK, kept, None)
+            if c.state.jobs[kept.job].has_place:  # that of one that leaves is discarded
+                issue(c, OrderKind.PARK, kept, None)
     if all(gpu.holder is None and gpu.dirty_by is None for gpu in node.gpus.values()):
         c.fact(f.NodeDrained(c.now, node.id))
 
 
 def gpus_observed(c: Context, seen: tuple[i.GpuObservation, ...]) -> None:
-    """GPUs that were seen clear, are held by nobody and have no state loaded may be given on."""
+    """GPUs that are due and were observed clean may be claimed again."""
     by_node: dict[NodeId, list[str]] = {}
-    for sight in seen:
-        node = node_with(c, sight.gpu)
+    for observation in seen:
+        node = node_with(c, observation.gpu)
         if node is None:
             continue
-        if sight.used_mb > c.config.clear_tolerance_mb and sight.used_mb > clean_limit_mb(c, node):
-            c.timers.used_mb[sight.gpu] = sight.used_mb
+        if observation.used_mb > c.config.clean_tolerance_mb and observation.used_mb > clean_limit_mb(c, node):
+            c.timers.used_mb[observation.gpu] = observation.used_mb
             continue
-        gpu = node.gpus[sight.gpu]
-        if gpu.dirty_by is None or may_still_fill(c, node, gpu.dirty_by):
+        gpu = node.gpus[observation.gpu]
+        if verdict(c.state, node, gpu) is not Verdict.DUE:
             continue
-        if sight.used_mb and is_discarding(c, node, gpu.dirty_by):
+        if observation.used_mb and is_discarding(c.state, node, gpu.dirty_by or ""):
             continue  # what is there may be its state, which the tolerance would hide
-        if given_back(c, gpu):
-            by_node.setdefault(node.id, []).append(sight.gpu)
+        by_node.setdefault(node.id, []).append(observation.gpu)
     for name, gpus in by_node.items():
         c.fact(f.GpusVerifiedClean(c.now, name, tuple(gpus)))
-        end_reclaims(c, c.state.nodes[name])
-
-
-def given_back(c: Context, gpu: Gpu) -> bool:
-    """Whether nobody uses the GPU by right any more: only what is left on it keeps it."""
-    return gpu.holder is None or c.state.slots[gpu.holder].status in (SlotStatus.RECLAIMING, SlotStatus.RELEASED)
-
-
-def may_still_fill(c: Context, node: Node, job: JobId) -> bool:
-    """Whether a state of the job is, or is about to be, loaded there: then an empty GPU is no proof of anything."""
-    for key in node.states:
-        kept = c.state.states[key]
-        if kept.job != job or shrunk(c, kept):
-            continue
-        if kept.status in (StateStatus.LOADED, StateStatus.LOADING, StateStatus.PARKING):
-            return True
-        order = c.state.orders.get(kept.order or "")
-        if order is not None and order.kind is OrderKind.LOAD and run_lives(c, order):
-            return True  # no word of it, and the process lives: it may yet load
-    return False
-
-
-def is_discarding(c: Context, node: Node, job: JobId) -> bool:
-    """Whether the discard of a state of the job has not ended there."""
-    here = (c.state.states[key] for key in node.states)
-    return any(kept.job == job and kept.status is StateStatus.DISCARDING for kept in here)
-
-
-def run_lives(c: Context, order: Order) -> bool:
-    """Whether the process of the run that an order was for is taken to be there."""
-    job = c.state.jobs[order.job]
-    session = c.state.sessions.get(job.session or "")
-    return order.run == job.run and session is not None and session.status is SessionStatus.ALIVE
-
-
-def shrunk(c: Context, kept: JobState) -> bool:
-    """Whether the state's slot runs on as a tail, so that the GPUs it gave back are to come clear one by one."""
-    slot = c.state.jobs[kept.job].slot
-    return slot is not None and c.state.slots[slot].status is SlotStatus.TAIL
 
 
 def node_with(c: Context, gpu: str) -> Node | None:
@@ -266,48 +249,45 @@ def node_with(c: Context, gpu: str) -> Node | None:
 
 
 def clean_limit_mb(c: Context, node: Node) -> int:
-    return c.state.residual_mb_on(node) + c.config.clear_tolerance_mb
+    return c.state.residual_mb_on(node) + c.config.clean_tolerance_mb
 
 
-def end_reclaims(c: Context, node: Node) -> None:
-    """A slot that was taken away is over when none of its GPUs may have bytes of it any more."""
-    for name in dict.fromkeys(gpu.holder for gpu in node.gpus.values() if gpu.holder is not None):
-        slot = c.state.slots[name]
-        if slot.status is SlotStatus.RECLAIMING and all(
-            gpu.dirty_by is None
-            for there in nodes_of(c, c.state.jobs[slot.job])
-            for gpu in there.gpus.values()
-            if gpu.holder == name
-        ):
-            c.fact(f.SlotOver(c.now, name))
-
-
-def expect_clean(c: Context, node: Node, job: Job, reason: str) -> None:
-    """The job's bytes should be off the node's GPUs now: look again, for a limited time, where they are not."""
-    unclear = tuple(name for name, gpu in node.gpus.items() if gpu.dirty_by == job.id and given_back(c, gpu))
-    if unclear:
-        if any(name not in node.unclear for name in unclear):
-            c.fact(f.GpusNotClean(c.now, node.id, f"{', '.join(unclear)} not seen clear {reason}", unclear))
-        observe_until_clean(c, node)
+def expect_clean(c: Context, node: Node, job: Job, reason: Cause) -> None:
+    """The job's bytes should be off the node's GPUs now, and something was observed or reported there."""
+    record_dirty(c, node, job, reason)
     resolve_unknown(c, node)
 
 
+def record_dirty(c: Context, node: Node, job: Job, reason: Cause) -> None:
+    """The job's bytes should be off the node's GPUs now: look again, for a limited time, where they are not."""
+    not_clean = tuple(name for name, gpu in node.gpus.items() if gpu.dirty_by == job.id and is_given_back(c.state, gpu))
+    if not_clean:
+        if any(name not in node.not_clean for name in not_clean):
+            c.fact(f.GpusNotClean(c.now, node.id, Cause("not_clean", {"gpus": not_clean}, reason), not_clean))
+        c.dirty.watch(node.id)
+
+
+def record_due(c: Context, node: Node) -> None:
+    """Say what was observed dirty although it is due (:mod:`~rollmuxd.core.clean`) and another job has the node.
+
+    So a limit begins for each GPU that keeps a job waiting. A discard under way has a limit of its own.
+    """
+    gpus = node.gpus.values()
+    for name in dict.fromkeys(gpu.dirty_by for gpu in gpus if verdict(c.state, node, gpu) is Verdict.DUE):
+        job = c.state.jobs[name or ""]
+        if any(other != job.id for other in node.pinned) and not is_discarding(c.state, node, job.id):
+            record_dirty(c, node, job, Cause("shared"))
+
+
 def resolve_unknown(c: Context, node: Node) -> None:
-    """A state of which nobody knew is not on GPUs that were seen clear of its job: it has to be loaded anew.
+    """A state whose place was unknown is not on GPUs that were verified clean of its job: it has to be loaded again.
 
     Unless its process is there, and may have parked it: what that leaves on the GPUs counts until it is discarded.
     """
     for key in list(node.states):
         kept = c.state.states[key]
         if kept.status is StateStatus.UNKNOWN and not is_dirty_by(node, kept.job) and not may_be_parked(c, kept):
-            c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
-            for closing in list(c.state.jobs[kept.job].closing):  # a release that waited for word of its park
-                finish_release(c, c.state.slots[closing])
-
-
-def is_dirty_by(node: Node, job: JobId) -> bool:
-    """Whether bytes of the job may be on the node's GPUs, beyond what it has agreed to leave there."""
-    return any(gpu.dirty_by == job for gpu in node.gpus.values())
+            c.fact(f.StateObserved(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
 
 
 def may_be_parked(c: Context, kept: JobState) -> bool:
@@ -325,7 +305,7 @@ def process_of(c: Context, kept: JobState) -> Session | None:
 
 
 def discard_again(c: Context, host: HostId) -> None:
-    """Have states of which nobody knows discarded once more, by the look that waits for their bytes to go."""
+    """Discard unknown states once more; the look that waits for their bytes to go does it."""
     for name in c.state.hosts[host].nodes:
         node = c.state.nodes[name]
         for key in list(node.states):
@@ -334,12 +314,12 @@ def discard_again(c: Context, host: HostId) -> None:
                 continue
             if c.timers.may_discard_again(key, c.now, c.config):
                 status = StateStatus.LOADED if is_dirty_by(node, kept.job) else StateStatus.PARKED
-                c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, status))
+                c.fact(f.StateObserved(c.now, kept.job, kept.pool, kept.node, status))
                 issue(c, OrderKind.DISCARD, kept, None)
 
 
 def has_to_go(c: Context, node: Node, kept: JobState) -> bool:
-    """Whether a state of which nobody knows is to be discarded: its job leaves, or its process has come back to it."""
+    """Whether an unknown state is to be discarded: its job leaves, or its process has come back to it."""
     job = c.state.jobs[kept.job]
     order = c.state.orders.get(kept.order or "")
     if not is_dirty_by(node, kept.job):
@@ -349,7 +329,7 @@ def has_to_go(c: Context, node: Node, kept: JobState) -> bool:
         return False  # no word of it: it may yet be done
     if job.has_place:
         theirs = [gpu for gpu in node.gpus.values() if gpu.dirty_by == job.id]
-        return process_of(c, kept) is not None and all(given_back(c, gpu) for gpu in theirs)
+        return process_of(c, kept) is not None and all(is_given_back(c.state, gpu) for gpu in theirs)
     return job.status is not JobStatus.LOST
 
 
@@ -366,7 +346,7 @@ def is_of_use(c: Context, job: Job, old: JobState) -> bool:
 
 
 def observe_job(c: Context, job: Job) -> None:
-    """Look at the hosts of a job's nodes now, and again until they are clear."""
+    """Look at the hosts of a job's nodes now, and again until they are clean."""
     nodes = (*nodes_of(c, job), *(c.state.nodes[name] for name in job.left))
     for host in dict.fromkeys(node.host for node in nodes):
         observe_host(c, host)
@@ -378,16 +358,15 @@ def observe_host(c: Context, host: HostId) -> None:
 
 
 def must_be_cleaned(c: Context, node: Node) -> bool:
-    """Whether something of a job is on the node, or may be, that should come clear."""
-    return any(
-        gpu.dirty_by is not None and given_back(c, gpu) and not may_still_fill(c, node, gpu.dirty_by)
-        for gpu in node.gpus.values()
-    ) or any(c.state.states[key].status is StateStatus.UNKNOWN for key in node.states)
+    """Whether something of a job is on the node, or may be, that should become clean."""
+    if any(c.state.states[key].status is StateStatus.UNKNOWN for key in node.states):
+        return True
+    return any(verdict(c.state, node, gpu) is Verdict.DUE for gpu in node.gpus.values())
 
 
 def observe_until_clean(c: Context, node: Node) -> None:
-    """While something on the node should come clear, see to it that it is looked at again."""
+    """While something on the node should become clean, see to it that it is looked at again."""
     if must_be_cleaned(c, node) or node.status in (NodeStatus.OCCUPIED, NodeStatus.QUARANTINED):
         c.timers.observe_later(node.host, c.now, c.config)
-        if node.unclear_since is not None and node.status is not NodeStatus.QUARANTINED:
-            c.timers.at(node.unclear_since + c.config.clear_limit_ms, "clear", node.id)
+        if node.not_clean_since is not None and node.status is not NodeStatus.QUARANTINED:
+            c.timers.at(node.not_clean_since + c.config.clean_timeout_ms, "clean", node.id)

@@ -1,36 +1,47 @@
-"""Times that drift: plans are made anew before somebody's credit has to tell.
+"""Other times than were planned, and credit that is spent: plans are made again before promises break.
 
 A profile of a run's first steps is wrong by up to four times later on. So at the end of each iteration a job's recent
 means are held against what plans reckon with. Where one has left that (:func:`~rollmuxd.core.estimates.has_left`),
-plans reckon with what was measured, and the job's group is planned anew (:meth:`Policy.replan
-<rollmuxd.core.policy.Policy.replan>`): the same wheel with the new times; else another one for the same members on the
-same nodes; else a member, who can be moved and whose credit affords that, is moved to where all promises hold. Where
-nothing helps the promises that have no room are *at risk*: a fact, which explain and the metrics show.
+plans reckon with what was measured, and the job's group is planned again (:meth:`Policy.replan
+<rollmuxd.core.policy.Policy.replan>`). The same schedule is tried with the new times, then another one for the same
+members on the same nodes. If neither holds, a job leaves (:func:`~rollmuxd.core.steps.guard.exhausted`). The same is
+done when a job has spent the credit that a plan lent. Where nothing helps the promises that have no room are *at risk*:
+a fact, which explain and the metrics show.
 
-Noise does not plan: a mean has to be off by more than chance would have it, of observations that were made since the
-last time, and one job has plans made anew no more often than ``replan_every_ms``. A group whose promises are at risk is
-looked at again when somebody has left or joined it, and each time as long has passed.
+Noise must not cause plans. A mean has to differ by more than chance explains, over observations since the last plan.
+One job causes at most one plan in ``replan_every_ms``. A group whose promises are at risk is planned again when a job
+left or joined it, and each time as long has passed.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
 from rollmuxd.core import facts as f
-from rollmuxd.core.context import Context
-from rollmuxd.core.estimates import credit_ms, has_left, phase_ms, recent_ms
-from rollmuxd.core.ids import GroupId, Millis
-from rollmuxd.core.model import Dispatch, Group, Job, JobStatus
-from rollmuxd.core.policy import Move, Replan
-from rollmuxd.core.spec import Movable, PhaseSpec
-from rollmuxd.core.steps.admit import admit
-from rollmuxd.core.steps.dispatch import dispatch
-from rollmuxd.core.steps.guard import debit_ms
-from rollmuxd.core.steps.move import CHANGES, are_on, plan, refused
-from rollmuxd.core.trial import trial_versions
+from rollmuxd.core.causes import Cause
+from rollmuxd.core.config import PlanWith
+from rollmuxd.core.context import SERVED, Context
+from rollmuxd.core.estimates import (
+    ENOUGH,
+    has_left,
+    moves_ms,
+    observed_moves_ms,
+    phase_ms,
+    planned_with,
+    promised_ms,
+    recent_ms,
+    solo_ms,
+)
+from rollmuxd.core.ids import GroupId, Millis, PoolName
+from rollmuxd.core.model import Group, Job, JobStatus
+from rollmuxd.core.policy import SpendsCredit
+from rollmuxd.core.spec import PhaseSpec
+from rollmuxd.core.steps.guard import exhausted
+from rollmuxd.core.steps.move import regroup
 
 #: a group whose promises are at risk is looked at again after so long at the earliest
 AGAIN_MS: Final = 60_000
+#: loads and parks that take less than this share of an iteration are in no plan
+MOVES_MATTER: Final = 0.01
 
 
 def watch(c: Context, job: Job) -> None:
@@ -40,47 +51,88 @@ def watch(c: Context, job: Job) -> None:
     if job.drifted_at is not None and c.now < job.drifted_at + c.config.replan_every_ms:
         return
     seen: dict[str, list[Millis]] = {}
+    moves = observed_moves_ms(job, c.state.states)
     left = False
-    for phase in job.spec.phases:
+    for phase in job.spec.timed:
         times = job.times.get(phase.name)
-        if times is None or times.fresh < c.config.drift_enough:
+        if times is None or times.fresh < c.config.min_samples:
             continue
         recent = recent_ms(times, c.config.drift_window)
         # what takes less than a millisecond takes one: a bound on no time at all is none
         seen[phase.name] = [max(1, on_its_own_width_ms(job, phase, took)) for took in recent]
-        planned = phase_ms(job, phase)
-        left = left or planned is None or has_left(seen[phase.name], planned, c.config.drift)
-    if not left:
+        planned, promised = phase_ms(job, phase), promised_ms(job, phase)
+        left = left or planned is None or has_left(seen[phase.name], planned, c.config.drift, c.config.plan)
+        left = left or promised is None or has_left(seen[phase.name], promised, c.config.drift)
+    if not left and not (seen and moves_have_left(job, moves, c.config.drift)):
         return
-    phases = [phase for phase in job.spec.phases if phase.name in seen]
+    plans_follow(c, job, seen, moves)
+    group = c.state.groups[job.group]
+    replan_group(c, group, job, Cause("times_left_plan", {"job": job.id}), changed=True)
+
+
+def measure(c: Context, job: Job) -> None:
+    """What plans take from the first few observations on: loads and parks of which the job states nothing.
+
+    Where plans reckon with more than the mean, phases of which it states nothing as well.
+    """
+    if not c.config.drift or job.status not in SERVED or job.group is None:
+        return
+    stated = {spec.pool for spec in job.spec.states if spec.load_ms or spec.park_ms}
+    seen = observed_moves_ms(job, c.state.states)
+    moves = {pool: took for pool, took in seen.items() if pool not in stated and pool not in job.moves_ms}
+    if not moves_have_left(job, moves, MOVES_MATTER):
+        moves = {}
+    times = first_times(c, job)
+    if not moves and not times:
+        return
+    plans_follow(c, job, times, moves)
+    if job.status is JobStatus.ADMITTED:
+        group = c.state.groups[job.group]
+        replan_group(c, group, job, Cause("moves_planned", {"job": job.id}), changed=True)
+
+
+def first_times(c: Context, job: Job) -> dict[str, list[Millis]]:
+    """The first few observations of a probed job's phases, where plans take a quantile of them."""
+    if c.config.plan is PlanWith.MEAN or job.status is not JobStatus.PROBING:
+        return {}
+    times = {phase.name: job.times.get(phase.name) for phase in job.spec.timed if phase.planned_ms is None}
+    if any(it is None or it.count < ENOUGH or it.planned_ms is not None for it in times.values()):
+        return {}
+    return {name: [max(1, took) for took in it.recent_ms] for name, it in times.items() if it is not None}
+
+
+def plans_follow(c: Context, job: Job, seen: Mapping[str, Sequence[Millis]], moves: dict[PoolName, Millis]) -> None:
+    """From now on plans reckon with these observations of phases, by name, and of loads and parks."""
+    mean = c.config.plan is PlanWith.MEAN  # then promises reckon with the same
     c.fact(
         f.TimesDrifted(
             c.now,
             job.id,
-            {name: sum(some) // len(some) for name, some in seen.items()},
-            {phase.name: phase_ms(job, phase) or 0 for phase in phases},
-            {name: len(some) for name, some in seen.items()},
+            {name: planned_with(some, c.config.plan) for name, some in seen.items()},
+            was={phase.name: phase_ms(job, phase) or 0 for phase in job.spec.timed if phase.name in seen},
+            samples={name: len(some) for name, some in seen.items()},
+            means={} if mean else {name: sum(some) // len(some) for name, some in seen.items()},
+            moves=moves,
         )
     )
-    group = c.state.groups[job.group]
-    replan_group(c, group, job, f"phases of {job.spec.name} take another time than was planned", changed=True)
-    admit(c)
 
 
-def follow(c: Context) -> bool:
-    """After every input: who joins or leaves a group may end what is at risk there. Tells whether anything happened."""
+def moves_have_left(job: Job, moves: Mapping[PoolName, Millis], share: float) -> bool:
+    """Whether loads and parks are off by more than this share of an iteration from what plans reckon with."""
+    solo = solo_ms(job)
+    return solo is not None and abs(sum(moves.values()) - moves_ms(job, moves)) > share * solo
+
+
+def relieve(c: Context) -> None:
+    """A job that joins or leaves a group may end what is at risk there."""
     if not c.state.at_risk:
         c.settled.clear()
-        return False
-    if not any(type(fact) in CHANGES for fact in c.facts):
-        return False
-    before = len(c.facts)
-    for name in tuple(c.state.at_risk):
-        job = c.state.jobs[name]
-        group = c.state.groups[job.group or ""]
-        if c.settled.get(group.id) != group.version:
-            replan_group(c, group, job, "its members have changed")
-    return len(c.facts) > before
+    elif c.dirty.places:
+        for name in tuple(c.state.at_risk):
+            job = c.state.jobs[name]
+            group = c.state.groups[job.group or ""]
+            if c.settled.get(group.id) != group.version:
+                replan_group(c, group, job, Cause("members_changed"))
 
 
 def look_again(c: Context, group: GroupId) -> None:
@@ -88,68 +140,29 @@ def look_again(c: Context, group: GroupId) -> None:
     known = c.state.groups.get(group)
     risky = None if known is None else next((name for name in known.jobs if name in c.state.at_risk), None)
     if known is not None and risky is not None:
-        replan_group(c, known, c.state.jobs[risky], "its promise was at risk")
+        replan_group(c, known, c.state.jobs[risky], Cause("at_risk"))
 
 
-def replan_group(c: Context, group: Group, job: Job, why: str, *, changed: bool = False) -> None:
-    """Plan the group anew, on account of a member. Where neither times have changed nor plans do, nothing is said."""
+def replan_group(c: Context, group: Group, job: Job, why: Cause, *, changed: bool = False) -> None:
+    """Plan the group again, on account of a member. If neither times nor the plan change, there is no fact."""
     found = c.policy.replan(c.state, group.id)
     were = tuple(name for name in group.jobs if name in c.state.at_risk)
     are = tuple(name for name in group.jobs if name in found.at_risk)
     if changed or found.schedule or are != were:
         c.fact(f.GroupReplanned(c.now, group.id, job.id, found.period_ms, found.schedule, are, why))
     c.settled[group.id] = group.version
-    if found.schedule:
-        dispatch(c, group.id)
     if are:
         c.timers.at(c.now + max(AGAIN_MS, c.config.replan_every_ms), "relieve", group.id)
-        relieve(c, group)
+        exhausted(c, group, c.state.jobs[are[0]], why)
 
 
-# ---- somebody has to go ----------------------------------------------------------------------------------------------
-
-
-def relieve(c: Context, group: Group) -> None:
-    """Have a member moved without whom the others' promises hold: of those who can be moved, where it costs least.
-
-    Not where jobs go by credit: there a plan is no promise, and whoever runs short is moved by the guard. Moving by
-    the plan as well kept no promise more on logged steps, and cost 1 to 3 %.
-    """
-    if group.dispatch is Dispatch.CREDIT:
-        return
-    members = [c.state.jobs[name] for name in group.jobs]
-    if not are_on(c) or len(members) < 2 or group.coming or any(job.move is not None for job in members):
-        return
-    moves = [move for move in (way_out(c, group, job) for job in members) if move is not None]
-    if moves and len(c.state.moving) < c.config.moves_at_a_time:
-        plan(c, min(moves, key=lambda move: move.placed.cost_per_hour))
-
-
-def way_out(c: Context, group: Group, job: Job) -> Move | None:
-    """Where the job could go so that all promises hold, here and there; None: nowhere, or it is not to be moved."""
-    if job.spec.movable is Movable.NO or job.status is not JobStatus.ADMITTED:
-        return None
-    if job.promised and (credit_ms(job) or 0) < debit_ms(c, job):
-        return None
-    if without(c, group, job).at_risk:
-        return None
-    others = {name: known for name, known in c.state.groups.items() if name != group.id}
-    placed = c.policy.place(replace(c.state, groups=others), job)
-    if placed is None or (job.promised and not placed.promised):
-        return None
-    move = Move(job.id, placed, "without it the promises of its group hold, whose phases take longer than was planned")
-    return None if refused(c, move) else move
-
-
-def without(c: Context, group: Group, job: Job) -> Replan:
-    """The group's plan if the job were not there."""
-    rest = replace(
-        group,
-        jobs=[name for name in group.jobs if name != job.id],
-        schedule=[visit for visit in group.schedule if visit.job != job.id],
-        version=next(trial_versions),
-    )
-    return c.policy.replan(replace(c.state, groups={**c.state.groups, group.id: rest}), group.id)
+def look_for_moves(c: Context, key: str) -> None:
+    """A step of the search for moves. Before it begins: whether credit that plans lent has been spent."""
+    if c.regrouping is None and isinstance(c.policy, SpendsCredit):
+        for name in tuple(c.policy.exhausted(c.state, c.now)):
+            job = c.state.jobs[name]
+            replan_group(c, c.state.groups[job.group or ""], job, Cause("credit_spent", {"job": job.id}))
+    regroup(c, key)
 
 
 def on_its_own_width_ms(job: Job, phase: PhaseSpec, took: Millis) -> Millis:

@@ -1,30 +1,28 @@
 """Left-overs: what parked states leave on GPUs, as seen, against what was agreed.
 
-The first park of a state writes down what it left. More than was agreed is no end in itself: where every other job of
-the node still fits beside it, the job is written down with what it takes (an alarm for people, and room that placement
-counts from then on), and the GPUs are given on. Where somebody would not fit, the job that takes his room goes.
+The first park of a state writes down what it left. More than was agreed need not end the job. If every other job of the
+node still fits beside it, what it takes is written down, and other jobs get the GPUs. That raises an alarm, and
+placement counts it from then on. If another job would not fit, the job that takes its room has to leave.
 
-A job that declared no state for a node has agreed to leave nothing there: what its process keeps is not known to be of
-any size, and nobody can have it moved. So it goes too, before the node does, which others have a right to.
+A job that declared no state for a node has agreed to leave nothing there. What its process keeps has no known size, and
+no driver can move it. So that job has to leave too, rather than keep the node from others.
 """
 
 from collections.abc import Mapping, Sequence
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
+from rollmuxd.core.causes import Cause
+from rollmuxd.core.clean import is_given_back, may_still_fill
 from rollmuxd.core.context import Context
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.model import Job, JobState, Node, StateStatus
 from rollmuxd.core.spec import OnLoss
 from rollmuxd.core.state import allowed_residual_mb
-from rollmuxd.core.steps.dispatch import dispatch
 from rollmuxd.core.steps.launch import kill
 from rollmuxd.core.steps.reclaim import (
     clean_limit_mb,
-    end_placement_if_empty,
-    given_back,
     gpus_observed,
-    may_still_fill,
     quarantine,
 )
 
@@ -33,108 +31,120 @@ A_STATE_ITSELF = 4
 
 
 def record_residual(c: Context, kept: JobState, seen: Sequence[i.GpuObservation]) -> None:
-    """What a state has left, the first time that it was parked and its GPUs were seen clear."""
+    """What a state has left, the first time that it was parked and its GPUs were verified clean."""
     node = c.state.nodes[kept.node]
     if kept.status is not StateStatus.PARKED or kept.residual_mb is not None or not seen:
         return
     if any(gpu.dirty_by == kept.job for gpu in node.gpus.values()):
         return
-    limit = c.state.residual_mb_on(node) + c.config.clear_tolerance_mb
+    limit = c.state.residual_mb_on(node) + c.config.clean_tolerance_mb
     # what others have not given back yet, and what is a stranger's, is none of its
-    free = [sight for sight in seen if (it := node.gpus[sight.gpu]).holder is None and it.dirty_by is None]
-    used = [sight.used_mb for sight in free if sight.used_mb <= limit]
+    free = [
+        observation for observation in seen if (it := node.gpus[observation.gpu]).holder is None and it.dirty_by is None
+    ]
+    used = [observation.used_mb for observation in free if observation.used_mb <= limit]
     left = max(used, default=0) - c.state.residual_mb_on(node, but_of=kept.job)
     if left > 0:
-        c.fact(f.ResidualMemorySeen(c.now, kept.job, kept.pool, kept.node, left, allowed_residual_mb(kept)))
+        c.fact(f.ResidualMemoryObserved(c.now, kept.job, kept.pool, kept.node, left, allowed_residual_mb(kept)))
 
 
-def judge(c: Context, node: Node, sights: Mapping[str, i.GpuObservation]) -> None:
+def judge(c: Context, node: Node, observations: Mapping[str, i.GpuObservation]) -> None:
     """Parked states that leave more than was agreed, once memory had the time that it takes to be given back."""
     for name in dict.fromkeys(gpu.dirty_by for gpu in node.gpus.values() if gpu.dirty_by is not None):
         job = c.state.jobs[name]
         states = _states(c, node, job)
         parked = [kept for kept in states if kept.status is StateStatus.PARKED]
-        if node.unclear_since is None or c.now - node.unclear_since < c.config.left_over_ms:
+        if node.not_clean_since is None or c.now - node.not_clean_since < c.config.residual_grace_ms:
             return
-        if parked and job.live and not may_still_fill(c, node, name):
-            _judge(c, node, job, parked[-1], sights, node.unclear_since)
+        if parked and job.live and not may_still_fill(c.state, node, name):
+            _judge(c, node, job, parked[-1], observations, node.not_clean_since)
         elif not states and job.live:
-            _judge_stateless(c, node, job, sights, node.unclear_since)
+            _judge_stateless(c, node, job, observations, node.not_clean_since)
 
 
 def _judge(
-    c: Context, node: Node, job: Job, kept: JobState, sights: Mapping[str, i.GpuObservation], since: Millis
+    c: Context, node: Node, job: Job, kept: JobState, observations: Mapping[str, i.GpuObservation], since: Millis
 ) -> None:
-    worst = _worst(c, node, job, sights)
+    worst = _worst(c, node, job, observations)
     if worst is None:
         return
-    used = sights[worst].used_mb
+    used = observations[worst].used_mb
     agreed = allowed_residual_mb(kept)
     left = used - (c.state.residual_mb_on(node) - agreed)
-    if left <= agreed + c.config.clear_tolerance_mb:
+    if left <= agreed + c.config.clean_tolerance_mb:
         return
     trouble = _why_not_let(c, node, job, kept, left, used)
-    if trouble is not None and c.now - since < c.config.clear_limit_ms // 2:
+    if trouble is not None and c.now - since < c.config.clean_timeout_ms // 2:
         return  # what is not let may still go, and half of the time is left for it to be discarded
     if trouble is None:
-        c.fact(f.ResidualMemorySeen(c.now, job.id, kept.pool, node.id, left, agreed))
-        gpus_observed(c, tuple(sights[gpu] for gpu in node.gpus))
+        c.fact(f.ResidualMemoryObserved(c.now, job.id, kept.pool, node.id, left, agreed))
+        gpus_observed(c, tuple(observations[gpu] for gpu in node.gpus))
         return
     quarantine(
         c,
         job,
-        f"its {kept.pool} state left {left / 1000:g} GB on {worst} when parked, {agreed / 1000:g} GB were agreed "
-        f"(leftover_gb), and {trouble}",
+        Cause(
+            "residual_memory",
+            {"pool": kept.pool, "left_gb": left / 1000, "gpu": worst, "agreed_gb": agreed / 1000},
+            trouble,
+        ),
     )
-    _has_gone(c, node, job)
+    _has_gone(c, job)
 
 
-def _judge_stateless(c: Context, node: Node, job: Job, sights: Mapping[str, i.GpuObservation], since: Millis) -> None:
-    worst = _worst(c, node, job, sights)
+def _judge_stateless(
+    c: Context, node: Node, job: Job, observations: Mapping[str, i.GpuObservation], since: Millis
+) -> None:
+    worst = _worst(c, node, job, observations)
     limit = clean_limit_mb(c, node)
-    if worst is None or sights[worst].used_mb <= limit or c.now - since < c.config.clear_limit_ms // 2:
+    if worst is None or observations[worst].used_mb <= limit or c.now - since < c.config.clean_timeout_ms // 2:
         return
     quarantine(
         c,
         job,
-        f"it keeps {sights[worst].used_mb / 1000:g} GB on {worst}, which it has released ({limit / 1000:g} GB would be "
-        f"clear), and declared no state for {' and '.join(node.pools)}: declare one, or free the memory in the phase",
+        Cause(
+            "memory_kept",
+            {
+                "kept_gb": observations[worst].used_mb / 1000,
+                "gpu": worst,
+                "clean_gb": limit / 1000,
+                "pools": node.pools,
+            },
+        ),
     )
-    _has_gone(c, node, job)
+    _has_gone(c, job)
 
 
-def _has_gone(c: Context, node: Node, job: Job) -> None:
-    """After a quarantine: end its process where that is ours to do, and let the others go on."""
+def _has_gone(c: Context, job: Job) -> None:
+    """After a quarantine: end its process where that is ours to do."""
     if job.spec.on_loss is OnLoss.KILL or job.launch is not None:
         c.do(kill(job))
-    end_placement_if_empty(c, job)
-    dispatch(c, node.group)
 
 
-def _worst(c: Context, node: Node, job: Job, sights: Mapping[str, i.GpuObservation]) -> str | None:
-    """Of the GPUs that the job gave back and that were not seen clear since, the one with most on it."""
-    unclear = [gpu for gpu, known in node.gpus.items() if known.dirty_by == job.id and given_back(c, known)]
-    return max(unclear, key=lambda gpu: sights[gpu].used_mb, default=None)
+def _worst(c: Context, node: Node, job: Job, observations: Mapping[str, i.GpuObservation]) -> str | None:
+    """Of the GPUs that the job gave back and that were not verified clean since, the one with most on it."""
+    not_clean = [gpu for gpu, known in node.gpus.items() if known.dirty_by == job.id and is_given_back(c.state, known)]
+    return max(not_clean, key=lambda gpu: observations[gpu].used_mb, default=None)
 
 
-def _why_not_let(c: Context, node: Node, job: Job, kept: JobState, left_mb: int, used_mb: int) -> str | None:
+def _why_not_let(c: Context, node: Node, job: Job, kept: JobState, residual_mb: int, used_mb: int) -> Cause | None:
     """What speaks against letting it leave so much: it may not have been parked at all, or another would not fit beside
     it. What is not known fits nowhere.
     """
     if not kept.spec.gpu_mb:
-        return "how large it is when loaded is not known (gpu_gb)"
-    if left_mb > kept.spec.gpu_mb // A_STATE_ITSELF:
-        return f"of a state of {kept.spec.gpu_mb / 1000:g} GB (gpu_gb) that is more than a left-over"
+        return Cause("size_unknown")
+    if residual_mb > kept.spec.gpu_mb // A_STATE_ITSELF:
+        return Cause("not_parked", {"state_gb": kept.spec.gpu_mb / 1000})
     for key in node.states:
         other = c.state.states[key]
-        if other.job == job.id:
+        if other.job == job.id or c.state.jobs[other.job].spec.filler is not None:  # a filler makes room
             continue
-        name = c.state.jobs[other.job].spec.name
         if not node.gpu_mb or not other.spec.gpu_mb:
-            return f"whether {name} fits beside that is not known (gpu_gb)"
+            return Cause("fit_unknown", {"job": other.job})
         there = allowed_residual_mb(other) if other.status is not StateStatus.GONE else 0
         if used_mb + other.spec.gpu_mb - there > node.gpu_mb:
-            return f"{name} needs {other.spec.gpu_mb / 1000:g} GB of the GPU's {node.gpu_mb / 1000:g} GB"
+            gb = {"needed_gb": other.spec.gpu_mb / 1000, "gpu_gb": node.gpu_mb / 1000}
+            return Cause("does_not_fit", {"job": other.job, **gb})
     return None
 
 

@@ -1,4 +1,4 @@
-"""Whose a fact is: so that the feed shows to each what is theirs, and wakes nobody for what is not."""
+"""Whose a fact is: so that the feed shows each caller its own facts, and wakes no caller for others."""
 
 from typing import Final, TypeAlias
 
@@ -12,10 +12,10 @@ from rollmuxd.daemon.access.gate import Caller
 REMEMBERED: Final = 200_000
 _OF_A_JOB: Final = ("job", "slot", "session", "order")
 
-#: what a fact is about, and what somebody wants to read of: a fact is shown to whom one of its topics is wanted by
+#: what a fact is about, and what a caller reads about: a fact is shown to callers that want one of its topics
 Topic: TypeAlias = tuple[str, str]
 EVERYTHING: Final[Topic] = ("everything", "")
-#: and the daemon itself: what everybody is shown
+#: and the daemon itself: shown to every caller
 INVENTORY: Final[Topic] = ("inventory", "")
 AUDIT: Final[Topic] = ("audit", "")
 

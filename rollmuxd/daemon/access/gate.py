@@ -1,7 +1,7 @@
-"""Who is calling, and what they may do.
+"""Identifies each caller, and decides what it may do.
 
-A caller is known by an API key (``Authorization: Bearer rmx_...``), or, on the Unix socket, by the uid of the process
-at the other end, which the kernel vouches for. The rules:
+A caller is known by an API key (``Authorization: Bearer rmx_...``). On the Unix socket it is known by the uid of the
+process at the other end, which the kernel vouches for. The rules:
 
 - an admin may do everything;
 - a lead acts on all jobs of the owner, a user on those that the same user registered, a viewer on none;
@@ -42,7 +42,7 @@ class Peer(NamedTuple):
 
 
 class Caller(Struct, frozen=True):
-    """Who is calling. ``name`` is what audited facts record."""
+    """The caller. ``name`` is what audited facts record."""
 
     owner: str
     user: str
@@ -57,7 +57,7 @@ class Caller(Struct, frozen=True):
         return self.role is Role.ADMIN
 
     def owns(self, job: Job) -> bool:
-        """Whether the caller has registered it: what one does to one's own jobs is nobody else's business."""
+        """Whether the caller has registered it: what callers do to their own jobs is not audited."""
         return job.owner == self.owner and job.user == self.user
 
     def may_read(self, job: Job) -> bool:
@@ -82,7 +82,7 @@ class Caller(Struct, frozen=True):
 
 
 class NotKnown(Exception):
-    """Nobody we know is calling: no key, a wrong one, one that was revoked or has expired.
+    """The caller is unknown: no key, a wrong one, one that was revoked or has expired.
 
     ``login``: it was tried, and counts as a failed login. What was sent is kept nowhere, but for the id of a key.
     """
@@ -113,8 +113,8 @@ def find_job(state: State, caller: Caller, ref: str, *, act: bool = False) -> Jo
     """The job of that id, or of that name among the caller's own; an admin's name is looked for everywhere.
 
     Raises:
-        UnknownThing: there is none, or it is nobody's business of the caller's.
-        Forbidden: it is there to be read, and the caller wants to act.
+        UnknownThing: there is none, or the caller may not know of it. Forbidden: the caller may read it, and wants to
+        act.
     """
     job = state.jobs.get(ref)
     if job is None or not caller.may_read(job):
@@ -135,7 +135,7 @@ def find_job(state: State, caller: Caller, ref: str, *, act: bool = False) -> Jo
 
 
 def check_act(caller: Caller, job: Job) -> None:
-    """Refuse whoever may see the job but not act on it."""
+    """Refuse a caller that may see the job but not act on it."""
     if not caller.may_act(job):
         raise Forbidden(
             f"job {job.id} is {job.owner}/{job.user}'s, and {caller.name} has the role {caller.role}: "
@@ -168,7 +168,7 @@ def find_session(state: State, caller: Caller, session_id: str, *, act: bool = F
 class Gate:
     """Tells callers apart. Holds all keys in memory, so that a request costs one hash and no disk.
 
-    ``require_keys=False`` (setting ``access.require_keys``) makes everybody who reaches the TCP port an operator.
+    ``require_keys=False`` (setting ``access.require_keys``) makes every caller on the TCP port an operator.
     """
 
     def __init__(self, journal: Journal, now: Callable[[], Millis], *, require_keys: bool = True) -> None:
@@ -215,7 +215,7 @@ class Gate:
         key, caller = keys.get(key_id, (None, None))
         if key is None or caller is None or not fits(key, secret):
             raise NotKnown("this API key is not known here", login=True, tried=key_id)
-        # Only who has the whole secret comes here, and learns no more than that it is of no use any more.
+        # Only a caller with the whole secret comes here, and learns just that the key is no longer valid.
         if shut := why_shut(key, now):
             raise NotKnown(f"this API key {shut}; have another made (rollmuxd key add)", login=True, tried=key_id)
         return caller
@@ -223,7 +223,7 @@ class Gate:
     async def _note_use(self, key_id: str, now: Millis) -> None:
         """Have it kept that a key is in use: once a minute, since each time would be a commit for each call."""
         self._kept[key_id] = now
-        with suppress(JournalError):  # whoever has a key is let in; the driver has its own say of the disk
+        with suppress(JournalError):  # a valid key is enough; the driver decides about the disk
             await self._journal.note_use({key_id: now})
 
     def _by_uid(self, uid: int) -> Caller:
@@ -237,7 +237,7 @@ class Gate:
             name = pwd.getpwuid(uid).pw_name
         except KeyError:
             name = f"uid{uid}"
-        # Whoever is root, or could send the daemon signals and read its files, is its operator anyway.
+        # Root, and a user that could send the daemon signals and read its files, is its operator anyway.
         role = Role.ADMIN if uid in {0, self._own_uid} else Role.USER
         return Caller(owner=name, user=name, role=role, name=name)
 
@@ -253,7 +253,7 @@ class Rates:
     seconds of them.
     """
 
-    #: addresses are as many as somebody likes; of those that have a full bucket nothing has to be known
+    #: a caller may use any number of addresses; those with a full bucket need not be remembered
     KEPT: Final = 10_000
 
     def __init__(self, per_s: float, burst_s: float, *, now: Callable[[], float] = time.monotonic) -> None:

@@ -1,9 +1,8 @@
 """API keys: made, hashed, checked.
 
-A secret reads ``rmx_<id>_<random>``: the prefix lets scanners find a leaked one, the id says which key it is without
-giving it away, the rest is 256 bits from the operating system. Only a SHA-256 of it is kept. A slow hash (bcrypt,
-argon2) defends short secrets that people choose against guessing; nobody guesses 256 random bits, and a slow hash
-would be paid for by every request.
+A secret reads ``rmx_<id>_<random>``. The prefix lets scanners find a leaked one, the id says which key it is, and the
+rest is 256 bits from the operating system. Only a SHA-256 of it is kept. A slow hash (bcrypt, argon2) protects short
+passwords from guessing. 256 random bits cannot be guessed, and a slow hash would slow every request.
 """
 
 import hashlib
@@ -52,7 +51,7 @@ class ApiKey(Struct, frozen=True):
 
 
 def new_key(owner: str, user: str, role: Role, now: Millis, *, expires_at: Millis | None = None) -> tuple[ApiKey, str]:
-    """A key, and its secret, which is told once and kept nowhere."""
+    """A key, and its secret, which is shown once and kept nowhere."""
     key_id = secrets.token_hex(4)
     secret = f"{PREFIX}_{key_id}_{secrets.token_urlsafe(32)}"
     key = ApiKey(

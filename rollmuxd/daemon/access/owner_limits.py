@@ -1,4 +1,4 @@
-"""What owners may have: those of whom the settings say it, and all others.
+"""Limits of owners: those that the settings name, and all others.
 
 The core looks limits up by owner in a dict; here it is one that knows an answer for everybody.
 """
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class ByOwner(dict[str, T]):
-    """By owner's name; of who is not in it, ``get`` gives what holds for all others."""
+    """By owner's name; for a name that is not in it, ``get`` gives what holds for all others."""
 
     def __init__(self, own: Mapping[str, T], others: T) -> None:
         super().__init__(own)
@@ -26,7 +26,7 @@ class ByOwner(dict[str, T]):
 
 
 class MostNodes(ByOwner[int]):
-    """How many nodes each owner may hold. Who was asked for is in it: policies go through all of whom they know."""
+    """How many nodes each owner may hold. A lookup adds the owner: policies go through all owners that they know."""
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.setdefault(name, self.others)

@@ -1,23 +1,20 @@
-"""What a caller is told: in every sentence, a job that he may not know of is its id.
+"""What a caller may see: in every sentence, a job that the caller may not know of is its id.
 
-What is *thought of now* (why something waits, what would let it in) is thought of a state in which such a job is named
-by its id: so no rule has to remember that, nor a policy that others have written. What was *written down* (the reasons
-in facts, and of nodes and jobs) has names in it; there the places are known in which a sentence names a job.
-
-What people, drivers and backends have written is not to be taken for such a sentence: whoever can write one would be
-told whether there is a job of that name. So it comes in by :func:`sanitize`.
+What is *derived now* (why something waits, what would let it in) is derived from a state that names such a job by its
+id. So no rule has to remember that, nor a policy from elsewhere. What was *written down* (the causes in facts, and of
+nodes and jobs) has ids, and its sentence is made here, for this caller. Refusals name other jobs by their ids. What
+people, drivers and backends wrote is shown as it is.
 """
 
-import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Final, TypeVar, cast
+from typing import TypeVar, cast
 
 from msgspec.structs import replace
 
+from rollmuxd.core.causes import Cause, sentence
 from rollmuxd.core.context import Context
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.errors import Rejected
 from rollmuxd.core.ids import JobId, Millis, NodeId, SessionId, SlotId
 from rollmuxd.core.model import Job, Session
 from rollmuxd.core.policy import Refusal
@@ -27,22 +24,6 @@ from rollmuxd.wire import answers as wire
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-#: a job's name, and where the core's written reasons and its refusals have one
-_NAME: Final = r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,99})"
-_PLACES: Final = (
-    rf"(?<=\bnot seen clear after ){_NAME}(?= (?:released them|moved away|was to )\b)",
-    rf"(?<=\bnot been seen clear of ){_NAME}(?=;|$)",
-    rf"(?<=\bphases of ){_NAME}(?= take another time)",
-    rf"(?<=\bjob ){_NAME}(?= (?:has joined|is moving)\b)",
-    rf"(?<=\bwhether ){_NAME}(?= fits beside )",
-    rf"(?<=, and ){_NAME}(?= needs [0-9.e+]+ GB of the GPU)",
-)
-_NAMED: Final = tuple(re.compile(place) for place in _PLACES)
-#: at each of those places there is one of these
-_MARKS: Final = re.compile("seen clear|phases of|has joined|is moving|fits beside|GB of")
-#: in place of the name of a job that is remembered no more
-_ANOTHER: Final = "another owner's"
 
 
 class OwnersOfJobs:
@@ -63,7 +44,7 @@ class OwnersOfJobs:
 
 
 class Visibility:
-    """What one caller may be told of the scheduler's state, at this moment."""
+    """What one caller may see of the scheduler's state, at this moment."""
 
     def __init__(
         self,
@@ -102,8 +83,8 @@ class Visibility:
         return self._of_all.expected_wait_ms(slot, now)
 
     def unmet(self, job: JobId) -> str:
-        """As :meth:`Explainer.unmet`, in words that the caller may read."""
-        return self.text(self._of_all.unmet(job))
+        """As :meth:`Explainer.unmet`."""
+        return self._of_all.unmet(job)
 
     def explain(self, job: JobId, now: Millis) -> Story:
         """As :meth:`Explainer.explain`; and that its nodes have gone, if they have."""
@@ -127,9 +108,9 @@ class Visibility:
         )
         return (Reason("node_gone", text, {"nodes": nodes}),)
 
-    def wishes(self, job: JobId) -> tuple[Reason, ...]:
-        """As :meth:`Explainer.wishes`."""
-        return self._explainer.wishes(job)
+    def what_ifs(self, job: JobId) -> tuple[Reason, ...]:
+        """As :meth:`Explainer.what_ifs`."""
+        return self._explainer.what_ifs(job)
 
     @cached_property
     def hides(self) -> bool:
@@ -160,54 +141,17 @@ class Visibility:
 
     # ---- written down ----------------------------------------------------------------------------------------------
 
-    def text(self, text: str, *, quotes: bool = False) -> str:
-        """A sentence that the core has written: jobs that the caller may not know of are named by their ids.
+    def sentence(self, cause: Cause | None) -> str:
+        """A cause in words: a job that the caller may not know of is its id."""
+        return sentence(cause, self._name_of)
 
-        ``quotes``: it may quote what the caller has written as if it were the core's. Such jobs are then named in the
-        same words as jobs that there are not.
-        """
-        if not _MARKS.search(text) or self._knows_all:
-            return text
-        for place in _NAMED:
-            text = place.sub(lambda found: self._instead_of(found["name"], quotes=quotes), text)
-        return text
+    def _name_of(self, job: JobId) -> str:
+        known = self.core.state.jobs.get(job)
+        return job if known is None or not self.may_read(known) else known.spec.name
 
     def reasons(self, given: Iterable[Reason]) -> list[wire.Reason]:
         """Why something waits."""
-        return [wire.Reason(code=reason.code, text=self.text(reason.text), data=reason.data) for reason in given]
-
-    def refusal(self, refused: Rejected, given: object = "") -> None:
-        """Have what the core refuses with name no job that the caller may not know of; ``given``: what he has sent."""
-        quotes = _MARKS.search(str(given)) is not None
-        refused.args = tuple(self.text(part, quotes=quotes) if isinstance(part, str) else part for part in refused.args)
-        for name, value in vars(refused).items():
-            if isinstance(value, str):
-                setattr(refused, name, self.text(value, quotes=quotes))
-
-    def _instead_of(self, name: str, *, quotes: bool) -> str:
-        named = self._called.get(name, [])
-        if any(self.may_read(job) for job in named):
-            return name
-        return named[0].id if len(named) == 1 and not quotes else _ANOTHER
-
-    @cached_property
-    def _knows_all(self) -> bool:
-        """Whether he may know of every job that a sentence can name: the owners of those that are forgotten are not."""
-        return not self.hides and all(map(self._may_read_of, self.core.state.owners))
-
-    @cached_property
-    def _called(self) -> dict[str, list[Job]]:
-        """Jobs by what a sentence may name them."""
-        named: dict[str, list[Job]] = {}
-        for job in self.core.state.jobs.values():
-            for name in {job.spec.name, job.id}:
-                named.setdefault(name, []).append(job)
-        return named
-
-
-def sanitize(text: str) -> str:
-    """What others than the core have written, so that it is not taken for the core's: with a space more, if need be."""
-    return _MARKS.sub(lambda found: found[0].replace(" ", "  "), text)
+        return [wire.Reason(code=reason.code, text=reason.text, data=reason.data) for reason in given]
 
 
 def gone_from(configured: Container[NodeId], job: Job) -> list[NodeId]:

@@ -4,9 +4,9 @@ What may be relied on:
 
 - Each order ends in exactly one report: done, failed, or lost contact; a probe's may be that it was not begun. *Lost
   contact* is whatever is not known for certain: a time limit, a broken line, an error that no contract allows.
-- Whatever a plugin does (hang, raise, lie) stays with the order it was told; every other goes on. See ``asking.py``.
-- An order that is under way is not told a second time, also when the writer begins anew and orders it again.
-- An order that has left the books is stopped: its GPUs may be somebody else's by now.
+- Whatever a plugin does (hang, raise, lie) stays with its order; every other is unaffected. See ``plugin_calls.py``.
+- An order that is under way is not sent a second time, also when the writer restarts and orders it again.
+- An order that has left the books is stopped: its GPUs may be another job's by now.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from msgspec import Struct
 
 from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
-from rollmuxd.core.facts import Fact, SlotGranted, StateSeen
+from rollmuxd.core.facts import Fact, SlotGranted, StateObserved
 from rollmuxd.core.ids import GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName, SlotId
 from rollmuxd.core.inputs import (
     Audit,
@@ -60,13 +60,13 @@ from rollmuxd.spi import (
 
 log = structlog.get_logger("rollmuxd.actuator")
 
-#: times a driver that is idempotent is told again after it said that it did not do it
+#: how often an order is sent again to an idempotent driver that said that it did not do it
 RETRIES: Final = 2
 RETRY_AFTER_S: Final = (1.0, 4.0)
 #: a look at a host takes no longer
 LOOK_S: Final = 10.0
 #: nor while a client waits for its release to be answered
-SIGHT_S: Final = 5.0
+OBSERVATION_S: Final = 5.0
 #: nor a question to a driver
 PROBE_S: Final = 30.0
 #: nor the end of a process
@@ -80,7 +80,7 @@ PHASES_KEPT: Final = 100_000
 
 
 class Seen(Struct, frozen=True):
-    """What was on a GPU when somebody last looked: for people. Decisions rest on what is posted, never on this."""
+    """What was on a GPU at the last look: for people. Decisions rest on what is posted, never on this."""
 
     used_mb: int
     processes: tuple[str, ...]
@@ -119,15 +119,15 @@ class Actuator:
         self._now = now
         #: how a process that is started here finds the daemon
         self._environment = dict(environment or {})
-        #: the last sight of each GPU
+        #: the last observation of each GPU
         self.seen: dict[GpuId, Seen] = {}
         self._identities = GpuIdentities()
         self._tasks: TaskGroup | None = None
         #: told before this runs, performed when it does
         self._early: list[Effect] = []
         self._under_way: dict[OrderId, asyncio.Task[None]] = {}
-        #: what is to be performed once it has stopped: an order is stopped when it has left the books in memory, and if
-        #: that cannot be written down, it is in them again when the writer begins anew
+        #: what is to be performed once the call before has stopped. An order is stopped when it has left the books in
+        #: memory. If that cannot be written down, it is in them again when the writer restarts
         self._again: dict[OrderId, Perform | Probe] = {}
         #: processes that are being started
         self._launching: dict[LaunchId, None] = {}
@@ -186,12 +186,12 @@ class Actuator:
                 case _:
                     assert_never(effect)
 
-    async def sight(self, host: HostId, gpus: Collection[GpuId]) -> tuple[GpuObservation, ...]:
+    async def observe(self, host: HostId, gpus: Collection[GpuId]) -> tuple[GpuObservation, ...]:
         """What the backend sees on these GPUs now; nothing where it cannot say soon. Unknown is never free."""
-        return await self._look(host, gpus, SIGHT_S)
+        return await self._look(host, gpus, OBSERVATION_S)
 
     def begin(self, state: State) -> None:
-        """A replay has given this state. Facts that no sink was told of may have taken orders from the books."""
+        """A replay has given this state. Facts that no sink got may have taken orders from the books."""
         self._stop_all_but(state)
 
     def _stop_all_but(self, state: State) -> None:
@@ -232,12 +232,12 @@ class Actuator:
             return OrderFailed(order.id, f"what it is about is gone (job {order.job}, node {order.node})")
         if order.status is OrderStatus.ISSUED and isinstance(effect, Perform):
             return await self._tell(driver, order, told)
-        # One that was to be told again, and of which came meanwhile that nobody knows: it may only be asked for.
+        # It was to be sent again, and meanwhile its outcome became unknown: it may only be probed.
         return await self._probe(driver, told) if driver.traits.probes or isinstance(effect, Probe) else None
 
     def on_facts(self, facts: Sequence[tuple[int, Fact]]) -> None:
-        """Stop what is under way for orders that have left the books: their GPUs may be somebody else's by now."""
-        if self._under_way and any(isinstance(fact, StateSeen) for _, fact in facts):
+        """Stop what is under way for orders that have left the books: their GPUs may be another job's by now."""
+        if self._under_way and any(isinstance(fact, StateObserved) for _, fact in facts):
             self._stop_all_but(self._state())
         for _, fact in facts:
             if isinstance(fact, SlotGranted):
@@ -331,8 +331,10 @@ class Actuator:
             pool=order.pool,
             node=node.id,
             host=host.id,
-            # A slot that starts on a part of its node loads onto that part: the rest is somebody's tail.
-            gpus=tuple(g for g in node.gpus if slot is None or order.kind is not OrderKind.LOAD or g in slot.gpus),
+            # A slot that starts on a part of its node loads onto that part: the rest is another job's tail.
+            gpus=order.gpus
+            or tuple(g for g in node.gpus if slot is None or order.kind is not OrderKind.LOAD or g in slot.gpus),
+            node_gpus=tuple(node.gpus),
             state=kept.spec if kept is not None else StateSpec(pool=order.pool),
             ranks=job.spec.ranks,
             warm=(kept is not None and kept.warm) or order.source is not None,
@@ -356,11 +358,11 @@ class Actuator:
         if backend is None:
             return ()
         try:
-            sight = await self._sighted(backend, host, limit_s)
+            observation = await self._observation_of(backend, host, limit_s)
         except Exception as error:
             log.info("not_seen", host=host, reason=said(error))
             return ()
-        seen = tuple(gpu for gpu in sight.gpus if gpu.gpu in gpus)
+        seen = tuple(gpu for gpu in observation.gpus if gpu.gpu in gpus)
         return seen if len(seen) == len(gpus) else ()
 
     async def _observe(self, host: HostId) -> None:
@@ -375,7 +377,7 @@ class Actuator:
             del self._looking[host]
 
     async def _after(self, told: StateOrder) -> tuple[GpuObservation, ...]:
-        """What is on the GPUs after an order. A load lets go of none, and its slot waits for its word."""
+        """What is on the GPUs after an order. A load frees none, and its slot waits for its word."""
         return () if told.kind is OrderKind.LOAD else await self._look(told.host, told.gpus, LOOK_S)
 
     async def _seen(self, host: HostId) -> HostObserved | HostUnreachable:
@@ -385,32 +387,32 @@ class Actuator:
             return HostUnreachable(host, "no backend that is configured reaches it")
         since = self._now()
         try:
-            sight = await self._sighted(backend, host, LOOK_S)
+            observation = await self._observation_of(backend, host, LOOK_S)
         except Exception as error:
             if not isinstance(error, ContactLost | TimeoutError):
                 log.warning("backend_crashed", host=host, exc_info=True)
             return HostUnreachable(host, said(error))
-        return HostObserved(host, sight.gpus, sight.boot_id, since, dict(sight.unread))
+        return HostObserved(host, observation.gpus, observation.boot_id, since, dict(observation.unread))
 
-    async def _sighted(self, backend: Backend, host: HostId, limit_s: float) -> Observation:
-        """What the backend sees, if it can be and its GPUs are nobody else's as well. Raises ContactLost."""
-        sight = checked(
+    async def _observation_of(self, backend: Backend, host: HostId, limit_s: float) -> Observation:
+        """What the backend sees, if that is possible and no other host has its GPUs as well. Raises ContactLost."""
+        observation = checked(
             await ask(limit_s, backend.observe(host), purpose=f"observe {host}"),
             Observation,
             "what the backend has seen",
         )
-        seen = [gpu.gpu for gpu in sight.gpus]
-        if len(seen) > len(set(seen)) or any(gpu.used_mb < 0 for gpu in sight.gpus):
+        seen = [gpu.gpu for gpu in observation.gpus]
+        if len(seen) > len(set(seen)) or any(gpu.used_mb < 0 for gpu in observation.gpus):
             raise ContactLost("what the backend has seen cannot be used: a GPU twice, or less than nothing on one")
-        if sight.uuids:
+        if observation.uuids:
             nodes = self._state().nodes.values()
-            self._identities.check(host, sight, {gpu for node in nodes if node.host == host for gpu in node.gpus})
-        self._remember(sight)
-        return sight
+            self._identities.check(host, observation, {gpu for node in nodes if node.host == host for gpu in node.gpus})
+        self._remember(observation)
+        return observation
 
-    def _remember(self, sight: Observation) -> None:
+    def _remember(self, observation: Observation) -> None:
         at = self._now()
-        for gpu in sight.gpus:
+        for gpu in observation.gpus:
             self.seen[gpu.gpu] = Seen(gpu.used_mb, gpu.processes, at)
 
     # ---- processes of jobs -----------------------------------------------------------------------------------------
@@ -467,7 +469,7 @@ class Actuator:
         host = None if known is None else state.hosts.get(known.host)
         backend = None if host is None else self._backends.get(host.backend)
         if known is None or not isinstance(backend, KeepsOutput):
-            raise NotDone("the daemon has no output of this job: it has not started it, or not where output is kept")
+            raise NotDone("the daemon keeps no output of this job: look where the job was started")
         return await ask(LOOK_S, backend.output(known.host, known.id, after, limit), purpose=f"output {job}")
 
     async def _stop(self, effect: Kill) -> None:
@@ -488,10 +490,10 @@ class Actuator:
     # ---- killing ---------------------------------------------------------------------------------------------------
 
     async def _kill(self, effect: Kill) -> None:
-        """End a lost job's process, then look: its GPUs are free when they are seen clear, as ever.
+        """End a lost job's process, then look: its GPUs are free when they are verified clean, as ever.
 
-        Which process that is only its client has said. So it is looked for on the job's own hosts only, it must not be
-        another job's, and the backend has to know that it is the owner's.
+        Only the job's client has said which process that is. So it is looked for on the job's own hosts only. It must
+        not be another job's, and the backend has to know that it is the owner's.
         """
         if effect.launch:
             await self._stop(effect)

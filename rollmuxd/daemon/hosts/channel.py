@@ -1,21 +1,21 @@
-"""The daemon's end of the line on which the ranks of workloads are told to load, park and discard.
+"""The daemon's end of the line on which the ranks of workloads get commands to load, park and discard.
 
-A rank dials in, then asks for its next command again and again (a long poll), does it, and says what it did, until
+A rank dials in, then asks for its next command again and again (a long poll). It does it, and repeats its result until
 that is acknowledged. No port is open at the workload, and no pid need be known.
 
 What may be relied on:
 
-- A command is handed out at least once to each rank, and again until the rank has answered it; the client does each
-  order once and answers a second telling with what it answered before. So does this end: the first result counts.
+- A command is handed out at least once to each rank, and again until the rank has answered it. The client does each
+  order once, and answers a repeat with its first answer. So does this end: the first result counts.
 - A result counts for an order that the rank was handed, or that was open when the daemon started. Any other result is
   acknowledged and not kept. What a job can make this end keep is bounded: ranks, orders, results, words of errors.
-- All of it is soft. After a restart of the daemon ranks dial in again, orders are told again or probed, and a result
-  that was not acknowledged comes once more.
+- All of it is soft. After a restart of the daemon ranks dial in again, and orders are sent again or probed. A result
+  that was not acknowledged is sent again.
 - A line is its job's present session's from when that is opened, before any rank dials in. A newer session takes it
-  over: the older one is told nothing more, and commands that it has fetched end in ContactLost: with the process the
-  state on its GPUs is gone, and nobody can say how far it came.
-- A session that is over is waited for no longer than it can be of use: a lost one not at all; one that was closed, or
-  whose job has ended, for as long as all its ranks are on the line, and at most LINGER_S. In that time a process that
+  over. The older one gets nothing more, and commands that it has fetched end in ContactLost. With the process the state
+  on its GPUs is gone, and it is unknown how far it came.
+- A session that is over is waited for only while it can be of use: a lost one not at all. A closed one, or one whose
+  job has ended, is waited for while all its ranks are on the line, and at most LINGER_S. In that time a process that
   ends its job does its discards.
 """
 
@@ -36,7 +36,7 @@ from rollmuxd.spi import ChannelCommand, ContactLost, RankResult
 
 #: a rank that was not heard of for this long is not counted as there
 LATELY_S: Final = 90.0
-#: a process whose session is over may still do what it is told for so long
+#: for so long a process whose session is over may still carry out commands
 LINGER_S: Final = 5.0
 #: of such a process, a rank that neither waits for a command nor does one for so long has left
 LEFT_S: Final = 1.0
@@ -98,7 +98,7 @@ class _Line:
     #: the ranks that have dialled in, and when they were heard of
     heard: dict[int, float] = field(default_factory=dict)
     told: dict[OrderId, _Told] = field(default_factory=dict)
-    #: who waits for a command, and which rank that is
+    #: the calls that wait for a command, and the rank of each
     polls: dict[asyncio.Future[None], int] = field(default_factory=dict)
     #: the session is over, and its process may still do things until then
     over_at: float | None = None
@@ -112,7 +112,7 @@ class _Line:
         )
 
     def lose(self, why: str) -> None:
-        """Nobody is there any more: what is waited for will not be done."""
+        """The process is gone: what is waited for will not be done."""
         self.session = ""
         self.heard.clear()
         for told in self.told.values():
@@ -226,7 +226,7 @@ class ChannelHub:
                     await told.answered.wait()
                 self._give_up(line)
         finally:
-            told.tellers -= 1  # at none it is handed out no more, which takes it back where it was not fetched
+            told.tellers -= 1  # at none it is no longer handed out: what no rank fetched is taken back
         if told.lost:
             raise ContactLost(told.lost)
         return told.in_order()[:ranks]
@@ -240,7 +240,7 @@ class ChannelHub:
     # ---- the daemon's side -----------------------------------------------------------------------------------------
 
     def begin(self, state: State) -> None:
-        """A replay has given this state: of whose sessions are over, nobody is waited for."""
+        """A replay has given this state: sessions that are over are not waited for."""
         self._begun = True
         for job in state.jobs.values():
             session = state.sessions.get(job.session or "")
@@ -256,7 +256,7 @@ class ChannelHub:
                 self._told(line, order.id).from_before = True
 
     def on_facts(self, facts: Sequence[Numbered]) -> None:
-        """A sink. It must be told of a fact before anything that follows from the fact is told to ranks."""
+        """A sink. It must get a fact before ranks get anything that follows from the fact."""
         for _, fact in facts:
             match fact:
                 case SessionOpened():
@@ -275,9 +275,9 @@ class ChannelHub:
                     self._take_down()
 
     def lingers(self, job: JobId, session: SessionId) -> bool:
-        """Whether the process of a session that was closed may still do what it is told.
+        """Whether the process of a session that was closed may still carry out commands.
 
-        Also while that is being written down: this end is told of it afterwards, and its seconds begin then.
+        Also while that is being written down: this end learns of it afterwards, and its seconds begin then.
         """
         line = self._lines.get(job)
         return line is not None and line.session == session and (line.over_at is None or self._time() < line.over_at)
@@ -309,7 +309,7 @@ class ChannelHub:
         self._give_up(line)
 
     def _give_up(self, line: _Line) -> None:
-        """Wait no more for ranks of a session that is over, where they have left or have had their time."""
+        """Stop waiting for ranks of a session that is over, if they have left or their time is over."""
         now = self._time()
         if line.over_at is None:
             return
@@ -333,7 +333,7 @@ class ChannelHub:
                 del self._lines[job]
 
     def close(self) -> None:
-        """The daemon stops: who waits for a command gets none, and dials in again later."""
+        """The daemon stops: a rank that waits for a command gets none, and dials in again later."""
         self._closed = True
         for line in self._lines.values():
             line.wake()

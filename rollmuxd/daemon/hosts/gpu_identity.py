@@ -13,13 +13,13 @@ class GpuIdentities:
         self._names: dict[GpuId, str] = {}
         self._ids: dict[str, GpuId] = {}
 
-    def check(self, host: HostId, sight: Observation, configured: Collection[GpuId]) -> None:
-        """Note what a sight says of the configured GPUs among its own.
+    def check(self, host: HostId, observation: Observation, configured: Collection[GpuId]) -> None:
+        """Note what an observation says of the configured GPUs among its own.
 
         Raises:
-            ContactLost: one of them is another host's already, so that nothing may be made of this sight.
+            ContactLost: one of them is another host's already, so that nothing may be made of this observation.
         """
-        for gpu, name in sight.uuids.items():
+        for gpu, name in observation.uuids.items():
             if gpu not in configured:
                 continue
             before = self._names.get(gpu)

@@ -16,6 +16,7 @@ from rollmuxd.core.effects import Effect, Observe
 from rollmuxd.core.facts import DaemonStarted
 from rollmuxd.core.ids import HostId
 from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
+from rollmuxd.daemon import files
 from rollmuxd.daemon.hosts.plugin_calls import ask, checked, said
 from rollmuxd.daemon.writer import Numbered
 from rollmuxd.spi import Backend, Inventory
@@ -65,8 +66,8 @@ class Observer:
 async def fill_in(start: Start, backends: Mapping[str, Backend], kept: Path | None = None) -> Start:
     """The start, with what the configuration leaves out (RAM, GPU type and memory) as the hosts' inventories have it.
 
-    A host that cannot be reached has what it had last time (``kept``: a file for it); one that never was keeps its
-    gaps: nothing can be parked where no RAM is known.
+    A host that cannot be reached has what it had last time (``kept``: a file for it). One that never was reached keeps
+    its gaps: nothing can be parked where no RAM is known.
     """
     before = _read(kept)
     inventories: dict[HostId, Inventory] = {}
@@ -92,10 +93,8 @@ async def fill_in(start: Start, backends: Mapping[str, Backend], kept: Path | No
             if not host.ram_mb or host.id in lacking:
                 tasks.start_soon(take_stock, host)
     if kept is not None and inventories:
-        beside = kept.with_suffix(".new")
         try:
-            beside.write_bytes(msgspec.json.encode({**before, **inventories}))
-            beside.replace(kept)
+            files.write(kept, msgspec.json.encode({**before, **inventories}))
         except OSError as error:  # a full disk must not keep a daemon from starting: it is only a help
             log.warning("inventories_not_kept", file=str(kept), reason=said(error))
 

@@ -1,8 +1,8 @@
 """How plugins are asked: for so long and no longer, and what they answer is looked at before it is believed.
 
 What may be relied on: a question ends in its time and in one of the ways that :func:`ask` names, whatever a plugin
-does. What it answers is of the contract's types and can be journalled: a fact with something else in it could be
-written, and the daemon could never read its journal again.
+does. Its answer is of the contract's types and can be journalled. A fact with something else in it could be written,
+and the daemon could never read its journal again.
 """
 
 import asyncio
@@ -13,12 +13,11 @@ import anyio
 import msgspec
 import structlog
 
-from rollmuxd.daemon.access.visibility import sanitize
 from rollmuxd.spi import ContactLost, NotDone
 
 T = TypeVar("T")
 
-#: what was told to stop has so long for it; then nobody waits for it any more
+#: a cancelled call has so long to stop; then the daemon waits no longer
 STOPS_S: Final = 5.0
 #: of what a plugin says about an error
 TEXT_KEPT: Final = 4_000
@@ -26,11 +25,11 @@ CANCELLED: Final = "the plugin's own call was cancelled, and not by the daemon"
 
 log = structlog.get_logger("rollmuxd.plugins")
 
-#: so many calls for one purpose may be told to stop and not stop: no more are made until one of them has ended
+#: so many calls for one purpose may be cancelled and not stop: no further ones are made until one of them has ended
 STUCK_AT_MOST: Final = 8
-REMEDY: Final = "if they never end, restart the daemon: jobs go on"
-#: calls that were told to stop and have not yet, and of those that do not, what for: a task that nobody refers to would
-#: be taken away in the middle
+REMEDY: Final = "if they never end, restart the daemon: jobs continue"
+#: calls that were cancelled and have not stopped yet, and the purpose of those that do not stop. A task without a
+#: reference would be collected before its end
 _stuck: dict[asyncio.Task[Any], str] = {}
 
 
@@ -43,9 +42,9 @@ async def ask(limit_s: float, call: Coroutine[Any, Any, T], *, of_s: float | Non
 
     ``purpose``: what is asked again and again has a name; what does not stop must not become ever more.
 
-    In a task of its own, for two reasons. A plugin that is cancelled from within (it waited for a connection that
-    somebody else was making, say) would else end whoever asks, without an error and without a word. And one that does
-    not let itself be stopped (a bare ``except`` in a loop) would keep whoever asks for ever.
+    In a task of its own, for two reasons. A plugin may be cancelled from within (it waited for a connection that
+    another task was making, for example). That would else end the caller, without an error. And a plugin that cannot be
+    stopped (a bare ``except`` in a loop) would keep the caller for ever.
 
     Raises:
         NoAnswer: none came in time, and the call was stopped, or left to itself where it does not stop. Or the plugin
@@ -59,6 +58,7 @@ async def ask(limit_s: float, call: Coroutine[Any, Any, T], *, of_s: float | Non
     loop = asyncio.get_running_loop()
     task = loop.create_task(_kept_in(call), name=getattr(call, "__qualname__", ""))
     over: asyncio.Future[None] = loop.create_future()
+    task.add_done_callback(_heard)
     task.add_done_callback(lambda _: _wake(over))
     timer = loop.call_later(limit_s, _wake, over)
     try:
@@ -97,9 +97,9 @@ def _wake(over: "asyncio.Future[None]") -> None:
 
 async def _stop(task: "asyncio.Task[Any]", purpose: str) -> None:
     """Cancel it, and wait until it has stopped, but not for ever."""
-    # Before the wait, out of which whoever asks may be cancelled (the shield holds against scopes alone).
+    # Before the wait, in which the caller may be cancelled (the shield holds against scopes alone).
     _stuck[task] = ""
-    task.add_done_callback(_forget)
+    task.add_done_callback(_stuck.pop)
     task.cancel()
     with anyio.CancelScope(shield=True):
         await asyncio.wait({task}, timeout=STOPS_S)
@@ -109,10 +109,10 @@ async def _stop(task: "asyncio.Task[Any]", purpose: str) -> None:
         log.warning("does_not_stop", call=task.get_name(), purpose=purpose, reason=reason, remedy=REMEDY)
 
 
-def _forget(task: "asyncio.Task[Any]") -> None:
-    del _stuck[task]
+def _heard(task: "asyncio.Task[Any]") -> None:
+    """Its error is not for the loop to report, also where the asker is gone by now."""
     if not task.cancelled():
-        task.exception()  # which nobody is waiting for
+        task.exception()
 
 
 def checked(answer: object, kind: type[T], of: str) -> T:
@@ -135,6 +135,6 @@ def said(error: BaseException) -> str:
 
 
 def text(words: str) -> str:
-    """Words that can be written down (file names may hold bytes that are no text), are no book, and not the core's."""
+    """Words that can be written down (file names may hold bytes that are no text), and are no book."""
     kept = words if len(words) <= TEXT_KEPT else f"{words[:TEXT_KEPT]} [...]"
-    return sanitize(kept.encode(errors="backslashreplace").decode())
+    return kept.encode(errors="backslashreplace").decode()

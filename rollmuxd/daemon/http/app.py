@@ -1,5 +1,6 @@
 """Puts the HTTP interface together: the routes, and what their calls share."""
 
+from functools import cache
 from importlib.metadata import version
 from typing import Final
 
@@ -10,6 +11,7 @@ from rollmuxd.daemon.http import openapi, routing
 from rollmuxd.daemon.http.origin_check import OriginCheck
 from rollmuxd.daemon.http.routes import (
     channel,
+    fabric,
     facts,
     health,
     inventory,
@@ -38,6 +40,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *facts.routes.endpoints,
     *overview.routes.endpoints,
     *inventory.routes.endpoints,
+    *fabric.routes.endpoints,
     *report.routes.endpoints,
     *plan.routes.endpoints,
     *keys.routes.endpoints,
@@ -60,9 +63,14 @@ def make_app(services: Services, metrics: Metrics | None = None) -> ASGIApp:
         body_limit=round(limits.max_body_mb * 1_000_000),
         lease_s=settings.lease.lease_s,
         heartbeat_s=settings.lease.heartbeat_s,
-        openapi=openapi.describe(ENDPOINTS, version("rollmuxd")),
-        sites=OriginCheck(settings),
+        openapi=_description,
+        origin_check=OriginCheck(settings),
         rates=Rates(per_s, limits.calls_burst_s) if per_s else None,
         calls_per_s=per_s,
     )
     return routing.router(shared, list(ENDPOINTS))
+
+
+@cache
+def _description() -> bytes:
+    return openapi.describe(ENDPOINTS, version("rollmuxd"))

@@ -3,12 +3,19 @@
 :mod:`~rollmuxd.daemon.http.routing` applies the limits of every call, the routes those of their own answers.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from functools import partial
+from types import coroutine
+from typing import Any, Final, TypeVar, cast
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
 from rollmuxd.core.ids import JobId
 from rollmuxd.core.spec import JobSpec
@@ -18,7 +25,6 @@ from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.wire.plan import PlanBody
 
 T = TypeVar("T")
-V = TypeVar("V")
 
 #: the largest integer of a body, and the smallest below zero: JSON readers that use doubles hold it exactly
 INTEGER: Final = 2**53
@@ -26,6 +32,8 @@ INTEGER: Final = 2**53
 REGISTRATION: Final = 32_000
 #: bytes of one owner's bodies that have arrived in part and not to their end
 BODIES: Final = 8_000_000
+#: bytes of a body from which all of it is counted when its head has come, and not only what has come
+LARGE_BODY: Final = 64_000
 #: bytes from which an answer is long
 LONG: Final = 64_000
 #: bytes of one owner's long answers that were not taken yet
@@ -34,17 +42,29 @@ ANSWERS: Final = 32_000_000
 PAGE: Final = 2_000_000
 #: pages of one owner that are made or wait
 PAGES: Final = 100
-#: while a page is made, the loop has so many times longer for others
-PAGE_PAUSE: Final = 3
-#: seconds of work on a page after which the loop is left to other calls
-PAGE_HELD_S: Final = 0.003
+#: seconds of work for one call after which the loop is left to other calls, and for how many times as long
+SLICE_S: Final = 0.001
+SLICE_PAUSE: Final = 3
+#: while others call, an owner's charged calls have 1 / (1 + this) of the loop's time, after ``CALLS_BURST_S`` seconds
+#: of it
+CALLS_PAUSE: Final = 4
+CALLS_BURST_S: Final = 0.1
+#: pauses that are shorter are left out
+SHORTEST_PAUSE_S: Final = 0.001
+#: seconds after an owner's call in which it counts as calling
+CALLING_S: Final = 1.0
+#: seconds that are charged for a call which changes something: other owners' facts wait for its commit
+COMMIT_S: Final = 0.004
 #: made-up nodes of a plan, and its made-up GPUs times its jobs
 PLANNED_NODES: Final = 5_000
 PLANNED: Final = 1_000_000
 #: questions of one owner that are answered or wait; the first of them competes with other owners' questions
 QUESTIONS: Final = 4
-#: after a question was made from a copy of the state, the loop has so many times longer for others
-QUESTION_PAUSE: Final = 100
+#: questions of different owners that are answered at a time: a long one does not make all other owners wait
+AT_ONCE: Final = 2
+#: an owner's questions have 1 / (1 + this) of a processor's time, once they have had ``QUESTIONS_BURST_S`` of it
+QUESTIONS_PAUSE: Final = 4
+QUESTIONS_BURST_S: Final = 2.0
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -99,24 +119,6 @@ def check_plan(body: PlanBody) -> None:
         )
 
 
-# ---- pages -----------------------------------------------------------------------------------------------------------
-
-
-def fitting(
-    found: Sequence[T], view: Callable[[T], V], key: Callable[[T], str], following: str | None
-) -> tuple[list[V], str | None]:
-    """The views of as many items as a page may have in bytes, at least one; and the key after which the next begins."""
-    views: list[V] = []
-    size = 0
-    for item in found:
-        shown = view(item)
-        size += len(msgspec.json.encode(shown))
-        if views and size > PAGE:
-            return views, key(found[len(views) - 1])
-        views.append(shown)
-    return views, following
-
-
 # ---- bytes -----------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +161,114 @@ def unread_answers() -> Bytes:
 # ---- turns -----------------------------------------------------------------------------------------------------------
 
 
+class Account:
+    """What each owner has used of something that all share: an owner that has used up its burst pauses after a use."""
+
+    def __init__(self, pause: float, burst_s: float) -> None:
+        self._pause, self._burst_s = pause, burst_s
+        #: by owner that was charged, until when the pauses would last
+        self._paid_at: dict[str, float] = {}
+
+    def charge(self, owner: str, seconds: float) -> None:
+        """The owner has used it for so long."""
+        now = asyncio.get_running_loop().time()
+        self._paid_at[owner] = max(self._paid_at.get(owner, now), now) + self._pause * seconds
+
+    def pause_s(self, owner: str) -> float:
+        """Seconds until the owner may use it again."""
+        if (paid_at := self._paid_at.get(owner)) is None:
+            return 0.0
+        left = paid_at - asyncio.get_running_loop().time()
+        if left <= 0:
+            del self._paid_at[owner]
+        pause_s = left - self._pause * self._burst_s
+        return pause_s if pause_s > SHORTEST_PAUSE_S else 0.0
+
+
+class Paces:
+    """In each turn of the loop one call of each owner begins: a burst of one owner's does not make others' calls wait.
+
+    An owner whose calls come one at a time never waits, and a burst takes hardly longer: its turns are short.
+
+    Calls that are charged for (:meth:`charge`) are a line of their own. An owner that has used up its burst waits after
+    each call while another owner calls. The wait is ``CALLS_PAUSE`` times as long as its call held the loop.
+    """
+
+    def __init__(self) -> None:
+        #: by owner, and whether its calls are charged for: the calls that wait behind one that has begun
+        self._waiting: dict[tuple[str, bool], deque[asyncio.Future[None]]] = {}
+        self._account = Account(CALLS_PAUSE, CALLS_BURST_S)
+        self._last_owner, self._alternated_at = "", -math.inf
+
+    def take(self, owner: str, *, charged: bool = False) -> "asyncio.Future[None] | None":
+        """A call of this owner is to begin: None, at once, else when this is done."""
+        loop = asyncio.get_running_loop()
+        if owner != self._last_owner:
+            self._last_owner, self._alternated_at = owner, loop.time()
+        line = (owner, charged)
+        if (waiting := self._waiting.get(line)) is None:
+            self._waiting[line] = waiting = deque()
+            loop.call_soon(self._next, line)
+            if not charged or self._account.pause_s(owner) == 0:
+                return None
+        turn = loop.create_future()
+        waiting.append(turn)
+        return turn
+
+    def charge(self, owner: str, seconds: float) -> None:
+        """A call of this owner has held the loop up for so long."""
+        if asyncio.get_running_loop().time() - self._alternated_at < CALLING_S:
+            self._account.charge(owner, seconds)
+
+    def _next(self, line: tuple[str, bool]) -> None:
+        waiting, loop = self._waiting[line], asyncio.get_running_loop()
+        while waiting and waiting[0].done():  # its caller may have hung up
+            waiting.popleft()
+        if not waiting:
+            del self._waiting[line]
+        elif line[1] and (pause_s := self._account.pause_s(line[0])):
+            loop.call_later(pause_s, self._next, line)
+        else:
+            waiting.popleft().set_result(None)
+            loop.call_soon(self._next, line)
+
+
+class Slices:
+    """The work for one long call, in slices: after each the loop is left to other calls."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    async def pause(self, least_s: float | None = None) -> bool:
+        """Leave the loop to others if it was held for so long since the last pause (``SLICE_S``). True: it was."""
+        held_s = time.perf_counter() - self._began
+        if held_s <= (SLICE_S if least_s is None else least_s):
+            return False
+        await anyio.sleep(SLICE_PAUSE * held_s)
+        self._began = time.perf_counter()
+        return True
+
+
+@coroutine
+def metered(work: Coroutine[Any, Any, T], charge: Callable[[float], None]) -> Generator[Any, Any, T]:
+    """Await something; ``charge`` gets, for each step, the seconds for which it held the loop."""
+    step = partial(work.send, None)
+    while True:
+        began = time.perf_counter()
+        try:
+            waits_for = step()
+        except StopIteration as done:
+            return cast("T", done.value)
+        finally:
+            charge(time.perf_counter() - began)
+        try:
+            yield waits_for
+        except BaseException as error:  # it is cancelled, and may have something to say to that
+            step = partial(work.throw, error)
+        else:
+            step = partial(work.send, None)
+
+
 class _Line:
     """The calls of one owner: the first one has its turn."""
 
@@ -197,16 +307,22 @@ class Lines:
 
 
 class Questions(Lines):
-    """Of all questions one at a time is answered. Each owner has one that waits for that."""
+    """Of all questions ``AT_ONCE`` are answered at a time, of different owners. Each owner has one that waits for that.
+
+    An owner pauses for the processor time that its questions took (``account``), and keeps no other owner from asking.
+    """
 
     def __init__(self) -> None:
         super().__init__(QUESTIONS, "plans and explanations")
-        self._one = anyio.Lock()
-        self._next = 0.0
+        self._free = anyio.Semaphore(AT_ONCE)
+        self.account = Account(QUESTIONS_PAUSE, QUESTIONS_BURST_S)
         self._specs: dict[JobId, tuple[JobSpec, msgspec.Raw]] = {}
 
     def specs_of(self, state: State) -> dict[JobId, Any]:
-        """The jobs' specs, encoded. They do not change, and are most of a copy of the state."""
+        """The jobs' specs, encoded, but for what their drivers are to know. They do not change, and are most of a copy.
+
+        Nothing that is asked depends on drivers' options, which can be most of a spec.
+        """
         known = self._specs
         self._specs = {
             name: one if (one := known.get(name)) and one[0] is job.spec else (job.spec, _encoded(job.spec))
@@ -217,14 +333,12 @@ class Questions(Lines):
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
         """Wait for the turn of a question. Raises Refusal where too many of the owner's wait already."""
-        async with super().turn(owner), self._one:
-            await anyio.sleep_until(self._next)
-            yield
-
-    def held(self, seconds: float) -> None:
-        """The question was made, and held the loop up for so long: the next one waits."""
-        self._next = anyio.current_time() + QUESTION_PAUSE * seconds
+        async with super().turn(owner):
+            await anyio.sleep(self.account.pause_s(owner))
+            async with self._free:
+                yield
 
 
 def _encoded(spec: JobSpec) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(spec))
+    states = tuple(replace(state, options=()) for state in spec.states)
+    return msgspec.Raw(msgspec.json.encode(replace(spec, states=states)))

@@ -1,9 +1,9 @@
-"""The door: connections are taken here, and counted before anything is done for them that costs something.
+"""Listening sockets: connections are taken here, and counted before anything is done for them that costs something.
 
 A server of asyncio's takes all that come in one turn of the loop, and its protocols hear of them only after the TLS
-handshake: who connects and says nothing would have all of the process's files, and asyncio writes a page of log for
-each that it then cannot take. Here a connection has its place from when it is accepted, and one that finds none is hung
-up on at once, so that operators, the journal and the backends always have the files that were left to them.
+handshake. Silent connections could take all of the process's files, and asyncio logs a page for each that it then
+cannot take. Here a connection has its place from when it is accepted, and one that finds no place is closed at once. So
+operators, the journal and the backends always have the files that are reserved for them.
 """
 
 import asyncio
@@ -25,9 +25,7 @@ from rollmuxd.daemon.logs import Seldom
 
 log = structlog.get_logger(__name__)
 
-#: connections that one socket takes in one turn of the loop: the other one has its turn as well
-AT_ONCE: Final = 100
-#: how long it is waited after a connection could not be taken: the system has no more files, or no more memory
+#: the wait after a connection could not be taken: the system is out of files or of memory
 REST_S: Final = 1.0
 #: seconds that a TLS handshake may take
 HANDSHAKE_S: Final = 10.0
@@ -82,7 +80,7 @@ class Listener:
         self._tls: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": handshake_s}
         self._loop = asyncio.get_running_loop()
         self._rests: asyncio.TimerHandle | None = None
-        self._greetings: set[asyncio.Task[None]] = set()
+        self._greetings: dict[asyncio.Task[None], PeerHttpToolsProtocol] = {}
         self._seldom = defaultdict[str, Seldom](lambda: Seldom(at_most=1))
 
     def open(self, backlog: int) -> None:
@@ -92,13 +90,17 @@ class Listener:
         self._watch()
 
     def close(self) -> None:
-        """Take no more connections; give up on those that are not there yet. Closed again, it stays closed."""
+        """Take no further connections; give up on those that are not there yet. Closed again, it stays closed."""
         if self._rests is not None:
             self._rests.cancel()
-        if self._bound.fileno() != -1:  # uvicorn closes it after the door, and begins anew when that is cut short
+        if self._bound.fileno() != -1:  # uvicorn closes it after this, and again if that is interrupted
             self._loop.remove_reader(self._bound)
-        for task in self._greetings:
-            task.cancel()
+        for task, protocol in self._greetings.items():
+            heard_of: Any = protocol.transport  # None until then
+            # If this task is cancelled after its protocol heard of the beginning, uvloop is silent about the end. Then
+            # uvicorn would wait for that connection. It is uvicorn's by then, which ends it.
+            if heard_of is None:
+                task.cancel()
 
     async def wait_closed(self) -> None:
         """Wait until they are given up."""
@@ -108,18 +110,18 @@ class Listener:
         self._loop.add_reader(self._bound, self._take)
 
     def _take(self) -> None:
-        for _ in range(AT_ONCE):
-            try:
-                connection, address = self._bound.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                # It would be told again and again, and at once.
-                self._loop.remove_reader(self._bound)
-                self._rests = self._loop.call_later(REST_S, self._watch)
-                self._say("connections_not_taken", error)
-                return
-            self._let_in(connection, _user(connection) if self._bound.family == socket.AF_UNIX else address[0])
+        # One in each turn of the loop: what a new connection costs, the calls of that turn wait for.
+        try:
+            connection, address = self._bound.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            # It would be told again and again, and at once.
+            self._loop.remove_reader(self._bound)
+            self._rests = self._loop.call_later(REST_S, self._watch)
+            self._say("connections_not_taken", error)
+            return
+        self._let_in(connection, _user(connection) if self._bound.family == socket.AF_UNIX else address[0])
 
     def _let_in(self, connection: socket.socket, whom: str) -> None:
         if whom and (why := self._places.take(whom)):
@@ -130,21 +132,21 @@ class Listener:
                     connection.send(refusal(FULL, why))
             return
         leave = partial(self._places.give_back, whom) if whom else None
-        task = self._loop.create_task(self._greet(connection, leave))
-        self._greetings.add(task)
-        task.add_done_callback(self._greetings.discard)
-
-    async def _greet(self, connection: socket.socket, leave: Callable[[], None] | None) -> None:
         protocol = self._make()
         protocol.on_gone = leave
+        task = self._loop.create_task(self._greet(connection, protocol))
+        self._greetings[task] = protocol
+        task.add_done_callback(self._greetings.pop)
+
+    async def _greet(self, connection: socket.socket, protocol: PeerHttpToolsProtocol) -> None:
         try:
             with suppress(OSError):  # no handshake, or none in time
                 await self._loop.connect_accepted_socket(lambda: protocol, connection, **self._tls)
         finally:
             # A protocol that has heard of the connection hears of its end.
-            heard_of: Any = protocol.transport  # None until then, whatever its type says
-            if leave is not None and heard_of is None:
-                leave()
+            heard_of: Any = protocol.transport
+            if protocol.on_gone is not None and heard_of is None:
+                protocol.on_gone()
 
     def _say(self, what: str, reason: object) -> None:
         if (left_out := self._seldom[what].take()) is not None:
@@ -152,7 +154,7 @@ class Listener:
 
 
 def _user(connection: socket.socket) -> str:
-    """Whose a Unix socket's connection is; empty: an operator's, who is to come in whatever others have taken."""
+    """The owner of a Unix socket's connection; empty: an operator's, which is accepted whatever others have taken."""
     peer = peer_of(connection)
     if peer is None:
         return "somebody"

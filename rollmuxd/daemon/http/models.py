@@ -1,4 +1,4 @@
-"""Answers that say more than those of :mod:`rollmuxd.wire.answers`: what was seen on GPUs, and who stays on a node."""
+"""Answers that say more than those of :mod:`rollmuxd.wire.answers`: what was seen on GPUs, why jobs stay on a node."""
 
 from msgspec import field
 
@@ -6,16 +6,16 @@ from rollmuxd.wire import answers as wire
 
 
 class GpuView(wire.GpuView, frozen=True):
-    """One GPU: ``holder`` holds it, ``stain`` is whose bytes may still be on it; and what was seen there last."""
+    """One GPU: ``holder`` holds it, ``dirty_by`` is whose bytes may still be on it; and what was seen there last."""
 
     #: processes that have memory there, as the backend names them; none where jobs sit of which the caller may not know
     processes: list[str] = field(default_factory=list)
     #: when memory and processes were seen; null: not since the daemon was started
-    seen_at: str | None = None
+    observed_at: str | None = None
 
 
 class PinnedJob(wire.Answer, frozen=True):
-    """A job that is placed on a node; named to those who may see it."""
+    """A job that is placed on a node; named to callers that may see it."""
 
     job: str
     name: str = ""
@@ -25,9 +25,9 @@ class NodeView(wire.NodeView, frozen=True, kw_only=True):
     """One node."""
 
     gpus: list[GpuView]  # type: ignore[assignment]  # narrower, and only ever read
-    #: memory of each GPU; and what of it states may occupy that are parked, or loaded beside others
+    #: memory of each GPU; and what parked states, or states loaded beside others, may occupy of it
     gpu_gb: float = 0.0
-    leftover_gb: float = 0.0
+    residual_gb: float = 0.0
     #: jobs that are placed on it; while it is drained they get no slot there until they are moved, or it is used again
     jobs: list[PinnedJob] = field(default_factory=list)
 
@@ -65,7 +65,7 @@ class OverviewLists(wire.Answer, frozen=True):
 
 
 class Overview(wire.Answer, frozen=True):
-    """Who asks, and how all is; ``lists`` null: as it was when the caller got this ``tag``."""
+    """The caller, and the state of everything; ``lists`` null: unchanged since the caller got this ``tag``."""
 
     me: wire.MeView
     tag: str

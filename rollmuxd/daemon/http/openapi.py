@@ -41,7 +41,7 @@ def describe(endpoints: Iterable[Endpoint], version: str) -> bytes:
                 "key": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "an API key; on the Unix socket the kernel says who is calling, and none is needed",
+                    "description": "an API key; on the Unix socket the kernel names the caller, and none is needed",
                 }
             },
         },

@@ -1,4 +1,4 @@
-"""Which site asks, where no key is needed: a browser must not be brought to ask in the name of who sits before it."""
+"""Checks which site a call is from, where no key is needed: no page may call in the name of the browser's user."""
 
 import re
 import socket
@@ -16,9 +16,9 @@ _HOST: Final = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::\d*)?")
 class OriginCheck:
     """The names under which this daemon is heard without a key.
 
-    A browser tells by name which site a page is of. Whoever owns a name can have it lead here once his page is loaded
-    (DNS rebinding): the browser then takes this daemon for the page's own site, and in the clear it says nothing of who
-    asks. So the name that was asked for has to be ours; an address is no name that could lead elsewhere before.
+    A browser knows a page's site by its name. The owner of a name can point it here once the page is loaded (DNS
+    rebinding). The browser then takes this daemon for the page's own site, and without TLS the call does not say which
+    page asks. So the name that was asked for has to be ours. An address is no name that could lead elsewhere before.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -1,8 +1,7 @@
-"""Connections: who is at the other end of the Unix socket, and what anybody may cost before it is known who calls.
+"""Connections: the process at the other end of the Unix socket, and what a call may cost before its caller is known.
 
-uvicorn does not hand the socket's credentials on, so its protocol class is given one more thought: it asks the kernel
-once per connection, and puts the answer into the scope of each request. Use it as
-``uvicorn.Config(..., http=PeerHttpToolsProtocol)``.
+uvicorn does not pass on the socket's credentials. So this protocol class asks the kernel once per connection, and puts
+the answer into the scope of each request. Use it as ``uvicorn.Config(..., http=PeerHttpToolsProtocol)``.
 """
 
 import asyncio
@@ -28,10 +27,8 @@ _UNKNOWN = 0xFFFFFFFF
 
 #: Bytes that are parsed at once. What a call costs is looked at in between, and a byte of a call can cost a hundred.
 PIECE: Final = 2048
-#: A header costs more than its bytes: so many are counted for each beside them, as in HTTP/2 (RFC 9113, 6.5.2).
-A_HEADER: Final = 32
-#: how long who is still sending may do so, unheard, before a connection is closed: closed on bytes that were not read,
-#: the kernel resets it, and with it goes the answer that was not read yet
+#: for how long a client may still send, unread, before its connection is closed. If bytes are unread at the close, the
+#: kernel resets the connection, and the client loses the answer
 LINGER_S: Final = 2.0
 
 
@@ -46,8 +43,8 @@ def peer_of(sock: Any) -> Peer | None:
 class OneWrite:
     """A transport that sends at once what is written in one turn of the loop.
 
-    uvicorn writes an answer's head and then its body: two system calls, two segments, and the client is woken for a
-    head with nothing behind it. When it is closed while the other side sends (``is_sent_to``), it lingers.
+    uvicorn writes an answer's head and then its body. That is two system calls and two segments, and wakes the client
+    for a head alone. When it is closed while the other side sends (``is_sent_to``), it lingers.
     """
 
     def __init__(self, transport: asyncio.Transport, is_sent_to: Callable[[], bool] = lambda: False) -> None:
@@ -68,7 +65,10 @@ class OneWrite:
         """Send what was written."""
         if self._parts:
             parts, self._parts = self._parts, []
-            self._transport.write(b"".join(parts))
+            try:
+                self._transport.write(b"".join(parts))
+            except RuntimeError:  # uvloop's, of a connection whose handle is closed already
+                self._transport.abort()
 
     def close(self) -> None:
         """Close, when everything is sent; where the other side sends, after it had time to see that."""
@@ -94,19 +94,24 @@ class OneWrite:
 
 
 class _InOrder(FlowControl):
-    """Reads no further while calls wait for the one before them: uvicorn reads on with each answer."""
+    """Reads no further while calls wait for the one before them: uvicorn reads on with each answer.
 
-    def __init__(self, transport: OneWrite, behind: Callable[[], object]) -> None:
+    ``asked`` is called when the app, or uvicorn, wants to read on.
+    """
+
+    def __init__(self, transport: OneWrite, behind: Callable[[], object], asked: Callable[[], object]) -> None:
         super().__init__(cast("asyncio.Transport", transport))
         self._behind = behind
+        self._asked = asked
 
     def resume_reading(self) -> None:
+        self._asked()
         if not self._behind():
             super().resume_reading()
 
 
 class ConnectionLimits(NamedTuple):
-    """What a connection may cost before it is known who is at its other end."""
+    """What a connection may cost before its caller is known."""
 
     #: bytes of a call that are not its body: its address and headers; then trailers, and what is around chunks
     max_head: int = 32_000
@@ -123,11 +128,11 @@ class ConnectionLimits(NamedTuple):
 
 
 class PeerHttpToolsProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, which also says who is at the other end of a Unix socket, and bounds what a call costs.
+    """uvicorn's HTTP protocol, which also identifies the peer of a Unix socket, and bounds what a call costs.
 
-    The parser takes heads, trailers and chunks' marks of any size, and uvicorn makes all calls that have come, ahead of
-    any answer, and waits for the rest of one for ever. Times are not watched by a timer for each call, which would cost
-    more than the rest of this: :func:`hang_up_slow` looks at all of them.
+    The parser takes heads, trailers and chunks' marks of any size. uvicorn makes all calls that have come, ahead of any
+    answer, and waits for the rest of one for ever. A timer for each call would cost more than the rest of this, so
+    :func:`hang_up_slow` looks at all of them.
     """
 
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
@@ -136,12 +141,14 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
     _extensions: dict[str, Any]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        #: since when a call is on its way; None: none is
+        #: since when a call is on its way; None: none is, or the daemon does not read it on yet
         self._since: float | None = self.loop.time()
         #: since when an answer is not taken
         self._stuck: float | None = None
         #: whether the head of a call has come, and not yet all of the call
         self._midway = False
+        #: whether it is so, and none of its body was asked for: it may be refused by its head
+        self._is_unasked = False
         #: bytes that have come of the head; midway: those that are not body (the marks of chunks, trailers)
         self._beside = 0
         #: what came while a call waits for the one before it, and is not parsed
@@ -151,7 +158,7 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         self._closing = False
         self._whole = OneWrite(transport, lambda: self._midway or self._beside > 0)
         super().connection_made(cast("asyncio.Transport", self._whole))
-        self.flow = _InOrder(self._whole, lambda: self.pipeline or self._ahead)
+        self.flow = _InOrder(self._whole, lambda: self.pipeline or self._ahead, self._is_asked)
         peer = peer_of(transport.get_extra_info("socket"))
         self._extensions = {} if peer is None else {PEER_EXTENSION: peer}
 
@@ -161,12 +168,15 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
             self.on_gone()
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
         data, self._ahead = self._ahead + data, b""
         for at in range(0, len(data), PIECE):
             if self._is_deaf or self.transport.is_closing():
                 return
-            if self.pipeline and not self._midway:
+            if self._is_unasked or (self.pipeline and not self._midway):
                 self._ahead = data[at:]
+                self.flow.pause_reading()
                 return
             self._parse(data[at : at + PIECE])
 
@@ -178,7 +188,7 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         # Below zero: of the piece, only its body counts for the call that it has begun.
         self._beside = max(self._beside, 0)
         # A head that is complete was measured by itself.
-        if self._beside + A_HEADER * len(self.headers or ()) > self.limits.max_head:
+        if self._beside > self.limits.max_head:
             self._refuse_head()
 
     def on_message_begin(self) -> None:
@@ -190,7 +200,7 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         most = self.limits.max_head
         # Measured only where so much has come at all: what came, and the piece that it came in, are more than the head.
-        if self._beside + PIECE + A_HEADER * len(self.headers) > most and self._head_size() > most:
+        if self._beside + PIECE > most and self._head_size() > most:
             self._refuse_head()
             raise _Refused  # the parser stops
         self._beside = 0
@@ -199,7 +209,8 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
             self._refuse(BAD_REQUEST, f"the address {address!r} has no path that can be read; one is /v1/jobs")
             raise _Refused
         super().on_headers_complete()
-        self._midway = True
+        self._midway = self._is_unasked = True
+        self._since = None
 
     def on_body(self, body: bytes) -> None:
         self._beside -= len(body)
@@ -208,15 +219,29 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._since = None
         self._beside = 0
-        self._midway = False
+        self._midway = self._is_unasked = False
         super().on_message_complete()
+
+    def _is_asked(self) -> None:
+        """The app reads on."""
+        if self._is_unasked and not self.pipeline:
+            self._read_on()
+            self.data_received(b"")
+
+    def _read_on(self) -> None:
+        self._is_unasked, self._since = False, self.loop.time()
 
     def on_response_complete(self) -> None:
         self._whole.flush()
         self.cycle.body = bytearray()  # what has come of a body that was refused
+        if self.transport.is_closing():
+            self._ahead = b""
+        if self._is_unasked and not self.pipeline:
+            self._read_on()  # the rest of it is passed over
         super().on_response_complete()
         if self._ahead and not self.pipeline:
             self.data_received(b"")
+            self.flow.resume_reading()
 
     def pause_writing(self) -> None:
         self._stuck = self.loop.time()
@@ -243,17 +268,17 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
             self._refuse(SLOW, f"a call has to arrive within {longest:g} s")
 
     def _head_size(self) -> int:
-        return len(self.url) + sum(len(name) + len(value) + A_HEADER for name, value in self.headers)
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _refuse_head(self) -> None:
         self._refuse(
             HEAD_TOO_LARGE,
             f"the address and headers of a call, and whatever else is not its body, may have {self.limits.max_head} "
-            f"bytes, each header counted with {A_HEADER} more",
+            "bytes",
         )
 
     def _refuse(self, kind: Kind, detail: str) -> None:
-        """Hear no more of what is being sent, say why if that can be said, and hang up."""
+        """Stop reading what is being sent, say why if that is possible, and close."""
         if self.transport.is_closing():
             return
         cycle: Any = self.cycle  # None before the first call, whatever its type says

@@ -44,7 +44,7 @@ class Refusal(Exception):
 BAD_REQUEST = Kind("bad_request", 400, "The request cannot be read")
 INVALID = Kind("invalid", 422, "The request is not valid")
 UNKNOWN = Kind("unknown", 404, "There is no such thing")
-NOT_KNOWN = Kind("unauthorized", 401, "Who is calling is not known")
+NOT_KNOWN = Kind("unauthorized", 401, "The caller is not known")
 FORBIDDEN = Kind("forbidden", 403, "Not allowed")
 CONFLICT = Kind("conflict", 409, "Its status does not allow it")
 BAD_METHOD = Kind("method_not_allowed", 405, "This path does not have that method")
@@ -79,8 +79,8 @@ KINDS: Final[Mapping[type[Exception], Kind]] = {
     Forbidden: FORBIDDEN,
 }
 
-# What a stranger is told of a bug: that it is one. The traceback is in the log, under the request id.
-_INTERNAL_DETAIL = "an error that nobody foresaw; the daemon's log has it under this request id"
+# What a caller may know of a bug: that it is one. The traceback is in the log, under the request id.
+_INTERNAL_DETAIL = "an unexpected error; the daemon's log has it under this request id"
 
 
 def problem_of(error: Exception, request_id: str) -> tuple[Problem, tuple[tuple[str, str], ...]]:

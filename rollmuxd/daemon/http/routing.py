@@ -5,10 +5,10 @@ A handler is a plain async function. Its signature is the whole description of i
     @routes.post("/v1/jobs/{job}/slots", problems=(404, 409))
     async def request_slot(call: Call, job: str, body: SlotBody) -> SlotView: ...
 
-``body`` is decoded from JSON, ``query`` (a :class:`Query`) from the query string, the other parameters come from the
-path, as text or converted to their types (here and not by starlette, which does it before it is known who calls). The
-answer is encoded; an exception becomes problem+json. ``/v1/openapi.json`` is made of the same signatures, so that it
-cannot say anything else than what is done.
+``body`` is decoded from JSON, ``query`` (a :class:`Query`) from the query string. The other parameters come from the
+path, as text or converted to their types. (Starlette would convert them before the caller is known.) The answer is
+encoded; an exception becomes problem+json. ``/v1/openapi.json`` is made of the same signatures, so that it is always
+true.
 
 The hot path (request, release, heartbeat) is: one match, one hash, one decode, the handler, one encode, one send. No
 starlette Request or Response is made, and there is no middleware: ``BaseHTTPMiddleware`` would also hide the client's
@@ -21,10 +21,11 @@ import itertools
 import math
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, get_type_hints
 from urllib.parse import parse_qsl
 
@@ -32,7 +33,6 @@ import anyio
 import msgspec
 import structlog
 from msgspec import Struct
-from msgspec.structs import replace
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,13 +45,14 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import PEER_EXTENSION, Caller, Gate, NotKnown, Peer, Rates
 from rollmuxd.daemon.access.keys import Role
-from rollmuxd.daemon.access.visibility import Visibility, sanitize
-from rollmuxd.daemon.http import problems
+from rollmuxd.daemon.access.visibility import Visibility
+from rollmuxd.daemon.http import limits, problems
 from rollmuxd.daemon.http.limits import (
     LONG,
     PAGES,
     Bytes,
     Lines,
+    Paces,
     Questions,
     check_integers,
     coming_bodies,
@@ -77,8 +78,6 @@ _THIS_DAEMON = secrets.token_hex(4)
 _numbers = itertools.count(1)
 #: of so much that is done again and again it is remembered that it was written down
 WRITTEN_KEPT = 10_000
-#: fields of bodies that hold any text, and are shown in sentences (what a rank says of an error comes by its driver)
-_WORDS: Final = ("reason", "host")
 _encode = msgspec.json.Encoder().encode
 _JSON = (b"content-type", b"application/json")
 _PROBLEM = (b"content-type", problems.MEDIA_TYPE.encode())
@@ -116,7 +115,7 @@ def status_of_job(job: JobId) -> Callable[[State], str]:
 
 
 class ClientGone(Exception):
-    """The client has hung up: there is nobody to answer."""
+    """The client has hung up: there is no caller to answer."""
 
 
 class Parked(Enum):
@@ -137,32 +136,34 @@ class Shared:
     body_limit: int
     lease_s: float
     heartbeat_s: float
-    #: ``/v1/openapi.json``
-    openapi: bytes
-    #: None: nobody is counted
+    #: makes ``/v1/openapi.json``, when it is asked for
+    openapi: Callable[[], bytes]
+    #: None: no caller is counted
     rates: Rates | None
     calls_per_s: float
     #: under which names it is heard without a key
-    sites: OriginCheck
-    #: whether a failure is logged: each is a page, and somebody may know how to have it again
+    origin_check: OriginCheck
+    #: whether a failure is logged: each is a page, and a caller may know how to cause it again
     failures: Seldom = field(default_factory=Seldom)
     #: whether a failed login is written down: a caller that guesses keys must not fill the disk
     failed_logins: Seldom = field(default_factory=Seldom)
     #: why waiting jobs wait
     why: WaitReasons = field(default_factory=WaitReasons)
+    #: which calls begin in this turn of the loop
+    paces: Paces = field(default_factory=Paces)
     #: plans and explanations that are made now
     questions: Questions = field(default_factory=Questions)
-    #: pages of facts that are made now
-    pages: Lines = field(default_factory=lambda: Lines(PAGES, "pages of facts"))
+    #: pages that are made now
+    pages: Lines = field(default_factory=lambda: Lines(PAGES, "pages"))
     #: bodies that have arrived in part
     bodies: Bytes = field(default_factory=coming_bodies)
     #: long answers that were not taken yet
     unread: Bytes = field(default_factory=unread_answers)
-    #: calls that wait for facts now, by owner
+    #: calls that wait for facts now, by owner; a heartbeat that is held back is one of them
     facts_waiting: dict[str, int] = field(default_factory=dict)
     #: requests that calls attend now, by (job, request id): the last call to go detaches the slot
     attended: dict[tuple[str, str], int] = field(default_factory=dict)
-    #: of what is done again and again, by whom and to what it has been written down
+    #: for repeated actions: those already written down, by caller, action and object
     written: dict[tuple[str, str, str], None] = field(default_factory=dict)
 
 
@@ -174,7 +175,7 @@ class Call:
     caller: Caller
     request_id: str
     status: int
-    #: what is done, for those who ask afterwards: the name of the handler
+    #: what is done, for the audit: the name of the handler
     action: str
     _scope: Scope
     _receive: Receive
@@ -191,12 +192,12 @@ class Call:
         """Ask the core something; answered when all that was seen is durable."""
         return await self.shared.services.driver.read(question)
 
-    def told(self, core: Scheduler) -> Visibility:
-        """What this caller may be told of how things are."""
+    def visibility(self, core: Scheduler) -> Visibility:
+        """What this caller may see of how things are."""
         return Visibility(core, self.caller.may_read_of, self.services.driver.configured, self.services.owners)
 
     async def act_on(self, find: Callable[..., T], ref: str) -> T:
-        """The job, slot or session that the caller wants to do something with; refuses who may not.
+        """The job, slot or session that the caller wants to act on; refuses a caller that may not.
 
         Looks at once, without waiting for the disk: whatever is submitted next is decided, and made durable, after
         what was seen here. A refusal is an answer, so it is made by a proper :meth:`read`.
@@ -232,7 +233,7 @@ class Call:
         return answer
 
     async def operate(self, given: Input, about: str, status: Callable[[State], str], *, reason: str = "") -> Answer:
-        """Have an operator's input decided, and written down in the same commit who gave it, and what came of it.
+        """Submit an operator's input, and write down in the same commit which operator gave it and what came of it.
 
         ``status`` says in a word or two how the thing is that it is ``about``. What is refused is not written down.
         """
@@ -251,7 +252,7 @@ class Call:
                 self._remember(once)
 
     async def note_what_was_not(self, *, operators: bool) -> None:
-        """See to it that it is written down what operators do, and what anybody does to another's job."""
+        """Write down what operators do, and what any caller does to another user's job."""
         if (operators or self.others) and not self._is_noted:
             about = self.others or self._scope["path"]
             await self.note(about, "done", once=self.others)
@@ -284,10 +285,98 @@ class Call:
         """A request header, by its name in lower case."""
         return _header(self._scope, name)
 
+    async def page(
+        self,
+        find: Callable[[Scheduler], tuple[Sequence[str], str | None]],
+        view: Callable[[Visibility, str, Millis], Struct | None],
+    ) -> tuple[list[Any], str | None]:
+        """The encoded views of as many items as a page may have in bytes, and the key after which the next page begins.
+
+        They are made a few at a time, and between them the loop is left to other calls. ``find`` gives the items' keys,
+        and where the next page begins if these are not too many bytes. ``view`` is of one; None: it is gone by now.
+        """
+        views: list[Any] = []
+        size, last, driver = 0, "", self.services.driver
+        async with self.shared.pages.turn(self.caller.owner):
+            keys, following = find(driver.scheduler)
+            slices, visibility = limits.Slices(), self.visibility(driver.scheduler)
+            for key in keys:
+                if await slices.pause():
+                    visibility = self.visibility(driver.scheduler)
+                if (shown := view(visibility, key, self.services.clock.now())) is None:
+                    continue
+                size += len(text := _encode(shown))
+                if views and size > limits.PAGE:
+                    following = last
+                    break
+                views.append(msgspec.Raw(text))
+                last = key
+        await self.read(lambda core, now: None)  # all that was seen is durable
+        return views, following
+
+    @contextmanager
+    def body_expected(self, limit: int) -> Iterator[int]:
+        """Refuse a body by its head, before any of it is read. Gives the bytes that are counted until this is left.
+
+        Raises:
+            Refusal: it is not JSON or too large, or the owner's other bodies that have not come in full are.
+        """
+        kind = self.header(b"content-type")
+        if kind is not None and (media := kind.partition(";")[0].strip().lower()) != "application/json":
+            raise Refusal(problems.BAD_TYPE, f"the body is {media or 'nothing'}, and this takes application/json")
+        length = self.header(b"content-length")
+        size = int(length) if length is not None and length.isdigit() else 0
+        if size > limit:
+            raise _too_large(limit)
+        if size < limits.LARGE_BODY:
+            yield 0
+            return
+        self.shared.bodies.add(self.caller.owner, size)
+        try:
+            yield size
+        finally:
+            self.shared.bodies.free(self.caller.owner, size)
+
+    async def body(self, limit: int, expected: int) -> bytes:
+        """The body. What comes in parts, and is more than was ``expected``, is counted until all of it is here."""
+        come, counted = bytearray(), 0
+        try:
+            while True:
+                message = await self._receive()
+                body: bytes = message.get("body", b"")
+                if len(come) + len(body) > limit:
+                    raise _too_large(limit)
+                if not come and not message.get("more_body", False):
+                    break
+                if (more := len(come) + len(body) - expected - counted) > 0:
+                    self.shared.bodies.add(self.caller.owner, more)
+                    counted += more
+                come += body
+                if not message.get("more_body", False):
+                    body = bytes(come)
+                    break
+        finally:
+            self.shared.bodies.free(self.caller.owner, counted)
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return body
+
     async def disconnected(self) -> None:
         """Return when the client hangs up. Only to be called after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count this call among those of its owner that wait for facts."""
+        waiting, owner = self.shared.facts_waiting, self.caller.owner
+        waiting[owner] = waiting.get(owner, 0) + 1
+        try:
+            yield
+        finally:
+            waiting[owner] -= 1
+            if not waiting[owner]:
+                del waiting[owner]
 
     async def park(self, until: Callable[[], Awaitable[object]], seconds: float) -> Parked:
         """Run ``until`` for at most so long, and no longer than the client stays."""
@@ -326,10 +415,10 @@ class Endpoint:
     #: other statuses of success that the handler may set
     also: tuple[int, ...]
     decoder: msgspec.json.Decoder[Any] | None
-    #: fields of the body that are kept, and that hold any text
-    words: tuple[str, ...]
     #: bytes of the body at most, where that is less than is configured; 0: as configured
     max_body: int = 0
+    #: its owner pays for it with pauses (:class:`~rollmuxd.daemon.http.limits.Paces`)
+    charged: bool = True
 
     @property
     def format_path(self) -> str:
@@ -340,6 +429,8 @@ class Endpoint:
         """Everything from the caller's name to the handler's answer."""
         caller = await _identify(shared, scope, request_id, needed=self.needs is not None)
         scope[_OWNER] = caller.owner
+        if (turn := shared.paces.take(caller.owner)) is not None:
+            await turn
         if self.needs is not None and not caller.role.covers(self.needs):
             raise Refusal(
                 problems.FORBIDDEN,
@@ -362,34 +453,38 @@ class Endpoint:
             arguments["query"] = _decode_query(self.query, scope["query_string"])
         elif scope["query_string"]:
             _decode_query(Query, scope["query_string"])
-        if self.decoder is not None:
-            most = min(self.max_body or shared.body_limit, shared.body_limit)
-            raw = await _read_body(shared, caller, scope, receive, most)
-            arguments["body"] = self._written(_decode_body(self.decoder, raw, optional=self.body_optional))
-        elif self.method != "GET":
-            _decode_body(_NO_BODY, await _read_body(shared, caller, scope, receive, shared.body_limit), optional=True)
         call = Call(shared, caller, request_id, self.status, self.handler.__name__, scope, receive)
-        try:
-            answer = await self.handler(call, **arguments)
-        except Rejected as refused:
-            call.told(shared.services.driver.scheduler).refusal(refused, arguments)
-            raise
+        if not self.charged:
+            return await self._done(call, arguments)
+        return await limits.metered(self._done(call, arguments), partial(shared.paces.charge, caller.owner))
+
+    async def _done(self, call: Call, arguments: dict[str, Any]) -> tuple[int, Any]:
+        """Read the body, and do it."""
+        shared = call.shared
+        most = min(self.max_body or shared.body_limit, shared.body_limit)
+        with call.body_expected(most) as expected:
+            if self.charged:
+                if (turn := shared.paces.take(call.caller.owner, charged=True)) is not None:
+                    await turn
+                if self.method != "GET":
+                    shared.paces.charge(call.caller.owner, limits.COMMIT_S)
+            if self.decoder is not None:
+                raw = await call.body(most, expected)
+                arguments["body"] = _decode_body(self.decoder, raw, optional=self.body_optional)
+            elif self.method != "GET":
+                _decode_body(_NO_BODY, await call.body(most, expected), optional=True)
+        answer = await self.handler(call, **arguments)
         if self.method != "GET":
             await call.note_what_was_not(operators=self.needs is Role.ADMIN)
         return call.status, answer
-
-    def _written(self, body: Struct) -> Struct:
-        """A body in which what the caller has put in words is not taken for words of ours."""
-        given = {name: getattr(body, name) for name in self.words}
-        own = {name: sanitize(text) for name, text in given.items()}
-        return body if own == given else replace(body, **own)
 
 
 class Routes:
     """Collects the endpoints of one file of ``routes``."""
 
-    def __init__(self, tag: str) -> None:
+    def __init__(self, tag: str, *, charged: bool = True) -> None:
         self.tag = tag
+        self.charged = charged
         self.endpoints: list[Endpoint] = []
 
     def get(self, path: str, **details: Any) -> Callable[[HandlerT], HandlerT]:
@@ -437,8 +532,8 @@ class Routes:
                     problems=problems,
                     also=also,
                     decoder=None if body is None else msgspec.json.Decoder(body),
-                    words=() if body is None else tuple(name for name in _WORDS if name in body.__struct_fields__),
                     max_body=max_body,
+                    charged=self.charged,
                 )
             )
             return handler
@@ -570,7 +665,7 @@ _NOBODY = Caller(owner="", user="", role=Role.VIEWER, name="nobody")
 
 
 async def _identify(shared: Shared, scope: Scope, request_id: str, *, needed: bool) -> Caller:
-    """Who calls, unless it does not matter; and whether they do so too often."""
+    """The caller, if that matters; refuses one that calls too often."""
     if not needed:
         _count(shared, _from(scope))
         return _NOBODY
@@ -587,12 +682,12 @@ async def _identify(shared: Shared, scope: Scope, request_id: str, *, needed: bo
                 reason=str(error),
                 count=left_out + 1,
             )
-            with suppress(Unavailable):  # whoever is not let in is not let in
+            with suppress(Unavailable):  # the caller is refused all the same
                 await shared.services.driver.submit(told)
         raise
     _count(shared, caller.key or _from(scope))
     if not caller.key:
-        shared.sites.check(*(_header(scope, name) for name in (b"host", b"sec-fetch-site", b"origin")))
+        shared.origin_check.check(*(_header(scope, name) for name in (b"host", b"sec-fetch-site", b"origin")))
     return caller
 
 
@@ -601,7 +696,7 @@ def _count(shared: Shared, who: str) -> None:
         again_s = math.ceil(wait_s)
         raise Refusal(
             problems.TOO_FAST,
-            f"more than {shared.calls_per_s:g} calls a second came from {who}; go on in {again_s} s, or have "
+            f"more than {shared.calls_per_s:g} calls a second came from {who}; continue in {again_s} s, or have "
             "limits.calls_per_s raised",
             headers=(("retry-after", str(again_s)),),
         )
@@ -640,37 +735,6 @@ def _request_id(scope: Scope) -> str:
         if key == b"x-request-id" and _SANE_REQUEST_ID.fullmatch(value):
             return str(value.decode())
     return f"{_THIS_DAEMON}{next(_numbers):08x}"
-
-
-async def _read_body(shared: Shared, caller: Caller, scope: Scope, receive: Receive, limit: int) -> bytes:
-    kind = _header(scope, b"content-type")
-    if kind is not None and (media := kind.partition(";")[0].strip().lower()) != "application/json":
-        raise Refusal(problems.BAD_TYPE, f"the body is {media or 'nothing'}, and this takes application/json")
-    length = _header(scope, b"content-length")
-    if length is not None and length.isdigit() and int(length) > limit:
-        raise _too_large(limit)
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if message.get("more_body", False):
-        come = bytearray()
-        try:
-            while True:
-                if len(come) + len(body) > limit:
-                    raise _too_large(limit)
-                shared.bodies.add(caller.owner, len(body))
-                come += body
-                if not message.get("more_body", False):
-                    break
-                message = await receive()
-                body = message.get("body", b"")
-        finally:
-            shared.bodies.free(caller.owner, len(come))
-        body = bytes(come)
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-    if len(body) > limit:
-        raise _too_large(limit)
-    return body
 
 
 #: what an integer beyond 2^53 looks like, and few other parts of bodies

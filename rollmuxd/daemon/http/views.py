@@ -9,14 +9,16 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from rollmuxd.core import decision as core_decision
-from rollmuxd.core.estimates import iteration_ms, phase_ms, quantile_ms, reckoned_from, solo_ms
+from rollmuxd.core.estimates import estimate_samples, iteration_ms, phase_ms, quantile_ms, solo_ms
 from rollmuxd.core.ids import Fence, GpuId, JobId, Millis, NodeId
 from rollmuxd.core.model import Gpu, Group, Host, Job, JobStatus, Node, NodeStatus, PhaseTimes, Slot, SlotStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import PhaseSpec
+from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import Caller
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.hosts.actuator import Seen
+from rollmuxd.daemon.hosts.endings import Endings
 from rollmuxd.daemon.http import models
 from rollmuxd.daemon.question import Copy
 from rollmuxd.wire import answers as wire
@@ -55,10 +57,12 @@ def fence_of(text: str) -> Fence:
     return Fence(int(incarnation), int(number))
 
 
-def directive(given: core_decision.Directive, told: Visibility) -> wire.Directive:
+def directive(given: core_decision.Directive, visibility: Visibility) -> wire.Directive:
     """What a running slot's holder is asked to do."""
     keep, gpus = list(given.keep), list(given.gpus)
-    return wire.Directive(kind=given.kind, slot=given.slot, keep=keep, reason=told.text(given.reason), gpus=gpus)
+    within_s = given.within_ms / 1000 or None
+    reason = visibility.sentence(given.reason)
+    return wire.Directive(given.kind, slot=given.slot, keep=keep, reason=reason, gpus=gpus, within_s=within_s)
 
 
 def page(items: Iterable[T], key: Callable[[T], str], limit: int, after: str | UnsetType) -> tuple[list[T], str | None]:
@@ -79,9 +83,11 @@ def page(items: Iterable[T], key: Callable[[T], str], limit: int, after: str | U
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
-def job_view(told: Visibility, job: Job, now: Millis, *, waiting: bool, reason: str | None = None) -> wire.JobView:
+def job_view(
+    visibility: Visibility, job: Job, now: Millis, *, waiting: bool, reason: str | None = None
+) -> wire.JobView:
     """One job. ``waiting``: also why it waits, which takes some thought; lists have a ``reason`` instead."""
-    core = told.core
+    core = visibility.core
     on = core.state.slots.get(job.slot or job.queued or "")
     slowdown = core.slowdown(job.id)
     return wire.JobView(
@@ -92,7 +98,8 @@ def job_view(told: Visibility, job: Job, now: Millis, *, waiting: bool, reason: 
         run=job.run,
         status=str(job.status),
         registered_at=iso(job.registered_at),
-        reason=told.text(reason or job.reason),
+        reason=reason or visibility.sentence(job.reason),
+        finished=job.reason is not None and job.reason.code == "finished",
         group=job.group,
         pins={pool: list(nodes) for pool, nodes in job.pins.items()},
         cycle={phase.name: list(phase.pools) for phase in job.spec.phases},
@@ -100,7 +107,7 @@ def job_view(told: Visibility, job: Job, now: Millis, *, waiting: bool, reason: 
         slo=job.spec.slo,
         promised=job.promised,
         at_risk=job.at_risk,
-        unmet=told.unmet(job.id),
+        unmet=visibility.unmet(job.id),
         priority=job.spec.priority,
         iterations=job.progress.finished,
         slowdown=None if slowdown is None else round(slowdown, 4),
@@ -111,33 +118,55 @@ def job_view(told: Visibility, job: Job, now: Millis, *, waiting: bool, reason: 
         silent_s=seconds(core.silent_ms(job.session or "", now)),
         slot=None if on is None else on.id,
         phase=None if on is None else on.phase,
-        waiting=waiting_view(told, job, now) if waiting and job.status is JobStatus.WAITING else None,
+        waiting=waiting_view(visibility, job, now) if waiting and job.status is JobStatus.WAITING else None,
         loads_warm=job.progress.loads_warm,
         loads_cold=job.progress.loads_cold,
         parks=job.progress.parks,
+        filler=job.spec.filler is not None,
+        lent=_lent(core.state, job),
+        harvested_s=job.harvested_ms / 1000,
+        held_up_s=job.progress.lent_ms / 1000,
     )
 
 
-def waiting_view(told: Visibility, job: Job, now: Millis) -> wire.Waiting:
+def _lent(state: State, job: Job) -> str | None:
+    """The node that is lent to a filler now."""
+    if job.spec.filler is None or job.slot is None:
+        return None
+    return next((name for names in job.pins.values() for name in names if state.nodes[name].loan == job.slot), None)
+
+
+def waiting_view(visibility: Visibility, job: Job, now: Millis) -> wire.Waiting:
     """Why a job waits for a placement, its position, and what would let it in."""
-    why = told.why_job_waits(job.id, now)
+    why = visibility.why_job_waits(job.id, now)
     return wire.Waiting(
-        reasons=told.reasons(why.reasons),
-        position=told.core.job_position(job.id, now),
+        reasons=visibility.reasons(why.reasons),
+        position=visibility.core.job_position(job.id, now),
         would_start_with=list(why.would_start_with),
     )
 
 
-def explanation(told: Visibility, job: Job, now: Millis) -> wire.Explanation:
-    """Why a job waits, or where it sits and why."""
-    why, sentences, wishes = told.explain(job.id, now)
+def silence(core: Scheduler, job: Job, now: Millis) -> list[str]:
+    """The sentence that no heartbeat comes from a job's process, where that is so."""
+    session = job.session or ""
+    silent_ms = core.silent_ms(session, now)
+    if silent_ms is None:
+        return []
+    left_s = -(-core.lease_left_ms(session, now) // 1000)
+    return [f"It has been silent for {silent_ms // 1000} s: without a heartbeat it is lost in {left_s} s."]
+
+
+def explanation(visibility: Visibility, job: Job, now: Millis, silent: list[str]) -> wire.Explanation:
+    """Why a job waits, or where it sits and why; and what :func:`silence` says."""
+    why, (first, *others), what_ifs = visibility.explain(job.id, now)
+    sentences = [first, *silent, *others]
     return wire.Explanation(
         job=job.id,
         status=str(job.status),
-        reasons=told.reasons(why),
-        sentences=[told.text(sentence) for sentence in sentences],
-        would_start_with=[wish.text for wish in wishes if wish.code != "departure"],
-        wishes=told.reasons(wishes),
+        reasons=visibility.reasons(why),
+        sentences=sentences,
+        would_start_with=[what_if.text for what_if in what_ifs if what_if.code != "departure"],
+        wishes=visibility.reasons(what_ifs),
     )
 
 
@@ -150,11 +179,14 @@ class ExplainQuestion:
     now: Millis
     may_read_of: Callable[[str], bool]
     configured: frozenset[NodeId]
+    #: a copy of the state has no heartbeats
+    silent: list[str]
 
     def answer(self) -> wire.Explanation:
         """The explanation."""
         core = self.copy.scheduler()
-        return explanation(Visibility(core, self.may_read_of, self.configured), core.state.job(self.job), self.now)
+        visibility = Visibility(core, self.may_read_of, self.configured)
+        return explanation(visibility, core.state.job(self.job), self.now, self.silent)
 
 
 def _planned_slowdown(job: Job, group: Group | None) -> float | None:
@@ -166,7 +198,7 @@ def _planned_slowdown(job: Job, group: Group | None) -> float | None:
 
 
 def _estimates(job: Job) -> dict[str, wire.Estimate]:
-    return {phase.name: _estimate(job, phase) for phase in (*job.spec.phases, *job.spec.side)}
+    return {phase.name: _estimate(job, phase) for phase in (*job.spec.timed, *job.spec.side)}
 
 
 def _estimate(job: Job, phase: PhaseSpec) -> wire.Estimate:
@@ -174,8 +206,8 @@ def _estimate(job: Job, phase: PhaseSpec) -> wire.Estimate:
     found = wire.Estimate(
         planned_s=seconds(phase.planned_ms),
         count=times.count,
-        reckoned_s=seconds(phase_ms(job, phase)),
-        reckoned_from=reckoned_from(job, phase),
+        estimate_s=seconds(phase_ms(job, phase)),
+        estimate_samples=estimate_samples(job, phase),
     )
     if not times.count:
         return found
@@ -191,13 +223,13 @@ def _estimate(job: Job, phase: PhaseSpec) -> wire.Estimate:
 
 
 def slot_view(
-    told: Visibility, slot: Slot, job: Job, caller: Caller, now: Millis, *, why: bool = True
+    visibility: Visibility, slot: Slot, job: Job, caller: Caller, now: Millis, *, why: bool = True
 ) -> wire.SlotView:
-    """One slot, as this caller may see it: its fence is for those who may act on the job.
+    """One slot, as this caller may see it: its fence is for callers that may act on the job.
 
     ``why``: of one that is queued also its position, why it waits, and for how long, which takes some thought.
     """
-    core = told.core
+    core = visibility.core
     queued = why and slot.status is SlotStatus.QUEUED
     on = slot.status in ON
     return wire.SlotView(
@@ -209,10 +241,12 @@ def slot_view(
         fence=fence_text(slot.fence) if on and slot.fence is not None and caller.may_act(job) else None,
         gpus=list(slot.gpus),
         lease_s=seconds(core.lease_left_ms(slot.session, now)) if on else None,
-        position=told.slot_position(slot.id) if queued else None,
-        expected_wait_s=seconds(told.expected_wait_ms(slot.id, now)) if queued else None,
-        reason=told.text(slot.reason),
-        reasons=told.reasons(told.why_slot_waits(slot.id, now)) if queued or slot.overstays_at is not None else [],
+        position=visibility.slot_position(slot.id) if queued else None,
+        expected_wait_s=seconds(visibility.expected_wait_ms(slot.id, now)) if queued else None,
+        reason=visibility.sentence(slot.reason),
+        reasons=visibility.reasons(visibility.why_slot_waits(slot.id, now))
+        if queued or slot.overrun_at is not None
+        else [],
         queued_at=iso(slot.queued_at),
         claimed_at=maybe_iso(slot.claimed_at),
         granted_at=maybe_iso(slot.granted_at),
@@ -223,16 +257,16 @@ def slot_view(
 # ---- inventory -------------------------------------------------------------------------------------------------------
 
 
-def node_view(told: Visibility, node: Node, seen: Mapping[GpuId, Seen]) -> models.NodeView:
+def node_view(visibility: Visibility, node: Node, seen: Mapping[GpuId, Seen]) -> models.NodeView:
     """One node, with what was last seen on its GPUs. Jobs of other owners are named by their ids only.
 
-    Which processes were seen is for those who may know of every job that can have some there: a pid and a user tell
-    whose they are.
+    The processes seen are for callers that may know of every job that can have some there. A pid and a user tell whose
+    they are.
     """
-    core = told.core
+    core = visibility.core
     holders = (core.state.slots[gpu.holder].job for gpu in node.gpus.values() if gpu.holder is not None)
-    stains = (gpu.dirty_by for gpu in node.gpus.values() if gpu.dirty_by is not None)
-    told_whose = all(told.may_read(core.state.jobs[job]) for job in {*node.pinned, *holders, *stains})
+    dirty = (gpu.dirty_by for gpu in node.gpus.values() if gpu.dirty_by is not None)
+    names_owners = all(visibility.may_read(core.state.jobs[job]) for job in {*node.pinned, *holders, *dirty})
     return models.NodeView(
         node=node.id,
         host=node.host,
@@ -241,47 +275,48 @@ def node_view(told: Visibility, node: Node, seen: Mapping[GpuId, Seen]) -> model
         gpu_type=node.gpu_type,
         price_per_hour=round(node.price_per_gpu_hour * len(node.gpus), 6),
         gpu_gb=node.gpu_mb / 1000,
-        leftover_gb=core.state.residual_mb_on(node) / 1000,
-        gpus=[_gpu_view(name, gpu, seen.get(name), processes=told_whose) for name, gpu in node.gpus.items()],
-        reason=told.text(node.reason),
+        residual_gb=core.state.residual_mb_on(node) / 1000,
+        gpus=[_gpu_view(name, gpu, seen.get(name), processes=names_owners) for name, gpu in node.gpus.items()],
+        reason=visibility.sentence(node.reason),
         group=node.group,
         states={
             f"{state.job} {state.pool}": str(state.status)
             for state in (core.state.states[key] for key in node.states if key in core.state.states)
         },
-        jobs=_pinned(told, [node]),
+        jobs=_pinned(visibility, [node]),
     )
 
 
 def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None, *, processes: bool) -> models.GpuView:
     if seen is None:
-        return models.GpuView(gpu=name, holder=gpu.holder, stain=gpu.dirty_by)
+        return models.GpuView(gpu=name, holder=gpu.holder, dirty_by=gpu.dirty_by)
     return models.GpuView(
         gpu=name,
         holder=gpu.holder,
-        stain=gpu.dirty_by,
+        dirty_by=gpu.dirty_by,
         used_gb=seen.used_mb / 1000,
         processes=list(seen.processes) if processes else [],
-        seen_at=iso(seen.at),
+        observed_at=iso(seen.at),
     )
 
 
-def _pinned(told: Visibility, nodes: Iterable[Node]) -> list[models.PinnedJob]:
+def _pinned(visibility: Visibility, nodes: Iterable[Node]) -> list[models.PinnedJob]:
     """The jobs that are placed on these nodes, each once."""
     ids = dict.fromkeys(job for node in nodes for job in node.pinned)
-    return [models.PinnedJob(job=job, name=_name_of(told, job)) for job in ids]
+    return [models.PinnedJob(job=job, name=_name_of(visibility, job)) for job in ids]
 
 
-def _name_of(told: Visibility, job_id: JobId) -> str:
-    """A job's name, for those who may see it."""
-    job = told.core.state.jobs.get(job_id)
-    return job.spec.name if job is not None and told.may_read(job) else ""
+def _name_of(visibility: Visibility, job_id: JobId) -> str:
+    """A job's name, for callers that may see it."""
+    job = visibility.core.state.jobs.get(job_id)
+    return job.spec.name if job is not None and visibility.may_read(job) else ""
 
 
-def host_view(told: Visibility, host: Host) -> models.HostView:
+def host_view(visibility: Visibility, host: Host, endings: Endings | None = None) -> models.HostView:
     """One host."""
-    core = told.core
+    core = visibility.core
     nodes = [core.state.nodes[name] for name in host.nodes if name in core.state.nodes]
+    end = endings.ends.get(host.id) if endings is not None else None
     return models.HostView(
         host=host.id,
         backend=host.backend,
@@ -289,13 +324,14 @@ def host_view(told: Visibility, host: Host) -> models.HostView:
         ram_reserved_gb=host.reserved_mb / 1000,
         nodes=[node.id for node in nodes],
         reachable=any(node.status not in (NodeStatus.LOST, NodeStatus.UNKNOWN) for node in nodes),
-        jobs=_pinned(told, nodes),
+        jobs=_pinned(visibility, nodes),
+        ends_at=None if end is None else iso(round(end.at * 1000)),
     )
 
 
-def group_view(told: Visibility, group: Group) -> wire.GroupView:
+def group_view(visibility: Visibility, group: Group) -> wire.GroupView:
     """One group. Jobs of other owners are named by their ids only."""
-    core = told.core
+    core = visibility.core
     state = core.state
     nodes = [state.nodes[name] for name in group.nodes]
     period = core.group_period_ms(group.id)
@@ -303,22 +339,22 @@ def group_view(told: Visibility, group: Group) -> wire.GroupView:
         group=group.id,
         jobs=list(group.jobs),
         nodes=list(group.nodes),
-        wheel=[
-            wire.VisitView(job=visit.job, name=_name_of(told, visit.job), phase=visit.phase, turn=visit.turn)
-            for visit in group.schedule
+        schedule=[
+            wire.TurnView(job=turn.job, name=_name_of(visibility, turn.job), phase=turn.phase, rotation=turn.rotation)
+            for turn in group.schedule
         ],
         period_s=seconds(period),
         cost_per_hour=round(sum(len(node.gpus) * node.price_per_gpu_hour for node in nodes), 6),
-        reason=told.text(_held_up(nodes)) or ("a member's times are still being measured" if period is None else ""),
+        reason=_held_up(visibility, nodes) or ("a member's times are still being measured" if period is None else ""),
     )
 
 
-def _held_up(nodes: Sequence[Node]) -> str:
+def _held_up(visibility: Visibility, nodes: Sequence[Node]) -> str:
     """What keeps a group from turning: the first of its nodes that cannot be used."""
     away = next((node for node in nodes if node.status is not NodeStatus.UP), None)
     if away is None:
         return ""
-    return f"node {away.id} is {away.status}{f' ({away.reason})' if away.reason else ''}"
+    return f"node {away.id} is {away.status}{f' ({visibility.sentence(away.reason)})' if away.reason else ''}"
 
 
 def pool_views(core: Scheduler) -> list[wire.PoolView]:

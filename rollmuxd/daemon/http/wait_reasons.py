@@ -7,8 +7,7 @@ from rollmuxd.core.ids import Millis
 from rollmuxd.core.model import Job, JobStatus
 from rollmuxd.daemon.access.visibility import Visibility
 
-#: kinds of jobs that a page has thought about; at a millisecond each, what the loop can be held up by. Who waits for
-#: its turn is a kind by itself
+#: kinds of jobs that a page has thought about, at a millisecond each. A job that waits for its turn is a kind by itself
 THOUGHTS: Final = 50
 
 
@@ -19,31 +18,28 @@ class WaitReasons:
         self._as_of: tuple[int, Millis] = (-1, -1)
         self._known: dict[object, str] = {}
 
-    def first(self, told: Visibility, jobs: list[Job], seq: int, now: Millis, *, turns: bool) -> dict[str, str]:
-        """The first reason of each of these jobs that waits, by job; none of those for which there was no time.
+    def first(
+        self, visibility: Visibility, job: Job, seq: int, now: Millis, *, turns: bool, may_think: bool = True
+    ) -> tuple[str, bool]:
+        """The first reason of a job that waits, else nothing; and whether it took some thought, if it may.
 
-        ``seq`` is the number of the last fact: while it stays, so do the reasons. ``turns``: also of those that have
-        their place, and wait for their turn.
+        ``seq`` is the number of the last fact: while it stays, so do the reasons. ``turns``: also of a job that has
+        its place, and waits for its turn.
         """
-        if self._as_of != (seq, told.core.state.at):
-            self._as_of = (seq, told.core.state.at)
+        turn = job.queued if turns and job.status in PLACED else None
+        if turn is None and job.status is not JobStatus.WAITING:
+            return "", False
+        if self._as_of != (seq, visibility.core.state.at):
+            self._as_of = (seq, visibility.core.state.at)
             self._known.clear()
-        found: dict[str, str] = {}
-        thoughts = THOUGHTS
-        for job in jobs:
-            turn = job.queued if turns and job.status in PLACED else None
-            if turn is None and job.status is not JobStatus.WAITING:
-                continue
-            kind = (told.hides and job.owner, turn or _shape_of(job))  # others may not read the names in it
-            if kind not in self._known:
-                if not thoughts:
-                    continue
-                thoughts -= 1
-                reasons = told.why_job_waits(job.id, now).reasons if turn is None else told.why_slot_waits(turn, now)
-                self._known[kind] = reasons[0].text if reasons else ""
-            if text := self._known[kind]:
-                found[job.id] = text
-        return found
+        kind = (visibility.hides and job.owner, turn or _shape_of(job))  # others may not read the names in it
+        if kind in self._known or not may_think:
+            return self._known.get(kind, ""), False
+        reasons = (
+            visibility.why_job_waits(job.id, now).reasons if turn is None else visibility.why_slot_waits(turn, now)
+        )
+        self._known[kind] = reasons[0].text if reasons else ""
+        return self._known[kind], True
 
 
 def _shape_of(job: Job) -> object:
@@ -51,4 +47,4 @@ def _shape_of(job: Job) -> object:
     spec = job.spec
     times = tuple((name, kept.count, kept.total_ms) for name, kept in job.times.items())
     old = (*job.pins.items(), *job.last_pins.items())
-    return (spec.phases, spec.wants, spec.states, spec.slo, spec.colocate, spec.park, times, len(job.pins), old)
+    return (spec.timed, spec.wants, spec.states, spec.slo, spec.colocate, spec.park, times, len(job.pins), old)

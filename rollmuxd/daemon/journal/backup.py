@@ -4,8 +4,8 @@ No loop in here, and no daemon: ``rollmuxd journal`` calls these, on the host wh
 
 - :func:`check` changes nothing, and may look at a journal that is in use.
 - :func:`backup` may copy a journal that is in use: what comes out is the journal as it was at one instant.
-- :func:`restore` needs the daemon stopped. What was there before is kept. At no instant is there no journal, unless
-  the log of the one that was there cannot be written into it.
+- :func:`restore` needs the daemon stopped. What was there before is kept. Broken off, it leaves the journal that was
+  there, or the backup, or none: then no daemon starts before it is done again.
 """
 
 import os
@@ -16,7 +16,8 @@ from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias
-from zlib import crc32, decompress
+from zlib import decompress
+from zlib import error as zlib_error
 
 import msgspec
 from msgspec import Struct
@@ -26,18 +27,19 @@ from rollmuxd.core.apply import apply
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
+from rollmuxd.daemon import files
 from rollmuxd.daemon.journal import file as journal_file
 from rollmuxd.daemon.journal.file import JournalDamaged, JournalFailed, JournalRefused, base_of, connect
-from rollmuxd.daemon.journal.retention import checksum, date_of
+from rollmuxd.daemon.journal.retention import date_of
 
 #: what SQLite says of its own pages, at most so many lines of it
 SAID_AT_MOST: Final = 20
-#: how many facts are done is told so often
+#: facts between two reports of progress
 TOLD_EVERY: Final = 1_000
 
 REMEDY: Final = "keep a copy of the state directory, and restore the last backup (rollmuxd journal restore FILE)"
 
-#: is told how many facts are done, of how many
+#: gets how many facts are done, of how many
 Tell: TypeAlias = Callable[[int, int], None]
 
 
@@ -90,9 +92,9 @@ def journal_in(path: Path) -> Path:
 
 
 def check(path: Path, tell: Tell = lambda done, total: None) -> Checked:
-    """Read everything: SQLite's pages, each fact; replay it, and compare with what snapshots and days say.
+    """Read everything: SQLite's pages, each fact; replay it, and compare with what snapshots say.
 
-    Books are proven by the checksum that zlib gives them.
+    The usage of days is proven by the checksum that zlib gives it.
 
     ``tell`` is called now and then with how many facts are done, of how many.
 
@@ -152,9 +154,8 @@ def _look(
     if max(snapshots, default=0) > end:
         raise JournalDamaged(path, f"there is a snapshot of fact {max(snapshots)}, and the last fact is {end}")
     state = State() if base is None else msgspec.json.decode(base, type=State)
-    days = _days(connection, end, wrong)
-    wrong += _kept(connection, begin)
-    _compare(state, begin, snapshots, wrong)
+    wrong += _usage(connection) + _kept(connection, begin)
+    _compare(connection, state, begin, snapshots, wrong)
     last = begin
     for seq, body in journal_file.rows_after(connection, begin, path):
         fact = journal_file.decode(path, seq, body)
@@ -163,9 +164,7 @@ def _look(
         except (BrokenInvariant, KeyError, ValueError, AttributeError) as error:
             raise JournalDamaged(path, f"fact {seq} cannot follow from those before it ({error!r})") from error
         last = seq
-        _compare(state, seq, snapshots, wrong)
-        for day in days.get(seq, ()):
-            _compare_day(connection, day, state, wrong)
+        _compare(connection, state, seq, snapshots, wrong)
         if seq % TOLD_EVERY == 0 or seq == end:
             tell(seq - begin, end - begin)
     found["last"], found["last_at"] = last, state.at
@@ -181,57 +180,45 @@ def _look(
         notes.append(f"facts up to {begin} were compacted away")
 
 
-def _snapshots(connection: sqlite3.Connection, notes: list[str]) -> dict[int, bytes]:
-    """The snapshots that this version would use, by the facts that they are of."""
-    found = {}
-    query = "SELECT seq, CAST(body AS BLOB), sum, shape FROM snapshots ORDER BY seq"
-    for seq, body, total, shape in connection.execute(query):
-        if crc32(body) != total:
-            notes.append(f"the snapshot of fact {seq} is damaged, and is not used")
+def _snapshots(connection: sqlite3.Connection, notes: list[str]) -> set[int]:
+    """The facts after which there are snapshots that this version would use."""
+    found = set()
+    for body, total, seq, _, shape in connection.execute(f"{journal_file.STATES} ORDER BY seq"):
+        if journal_file.whole(body, total) is None:
+            notes.append(f"a snapshot of fact {seq} is damaged, and is not used")
         elif shape != journal_file.shape():
-            notes.append(f"the snapshot of fact {seq} is another version's, and is not used")
+            notes.append(f"a snapshot of fact {seq} is another version's, and is not used")
         else:
-            found[seq] = journal_file.unpacked(body)
+            found.add(seq)
     return found
 
 
-def _compare(state: State, seq: int, snapshots: dict[int, bytes], wrong: list[str]) -> None:
-    kept = snapshots.get(seq)
-    if kept is not None and msgspec.json.encode(state) != kept:
-        wrong.append(f"the snapshot of fact {seq} is not what the facts come to")
+def _compare(connection: sqlite3.Connection, state: State, seq: int, snapshots: set[int], wrong: list[str]) -> None:
+    if seq not in snapshots:
+        return
+    come_to = msgspec.json.encode(state)
+    of_this = f"{journal_file.STATES} WHERE seq = ? AND shape = ?"
+    for body, total, *_ in connection.execute(of_this, (seq, journal_file.shape())):
+        if journal_file.whole(body, total) not in (come_to, None):
+            wrong.append(f"the snapshot of fact {seq} is not what the facts come to")
 
 
-def _days(connection: sqlite3.Connection, last: int, wrong: list[str]) -> dict[int, list[int]]:
-    """The days whose state can be read, by the facts that it comes after; ``last``: the last fact."""
-    found: dict[int, list[int]] = {}
+def _usage(connection: sqlite3.Connection) -> list[str]:
+    """What is wrong with the usage of days."""
     damaged = []
-    for day, seq, state, books, total in connection.execute("SELECT day, seq, state, books, sum FROM days"):
-        if (
-            seq > last
-            or (state is not None and checksum(state) != total)
-            or (books is not None and checksum(books) is None)
-        ):
+    for day, body in connection.execute("SELECT day, CAST(body AS BLOB) FROM usage"):
+        try:
+            decompress(body)
+        except zlib_error:
             damaged.append(date_of(day))
-        elif state is not None:
-            found.setdefault(seq, []).append(day)
-    if damaged:
-        wrong.append(f"the books of {', '.join(damaged[:5])} are damaged ({len(damaged)} days)")
-    return found
-
-
-def _compare_day(connection: sqlite3.Connection, day: int, state: State, wrong: list[str]) -> None:
-    packed = connection.execute("SELECT state FROM days WHERE day = ?", (day,)).fetchone()[0]
-    said, come_to = decompress(packed), msgspec.json.encode(state)
-    # One of another shape lacks what that did not know, and is taken as it is.
-    if said != come_to and msgspec.json.encode(msgspec.json.decode(said, type=State)) == said:
-        wrong.append(f"the state at the beginning of {date_of(day)} is not what the facts come to")
+    return [f"the usage of {', '.join(damaged[:5])} is damaged ({len(damaged)} days)"] if damaged else []
 
 
 def _kept(connection: sqlite3.Connection, cut: int) -> list[str]:
     """What is wrong with the facts that outlive the others."""
-    rows = connection.execute(f"{journal_file.ROWS} kept ORDER BY seq")
-    bad = [seq for seq, body, total in rows if seq > cut or journal_file.sum_of(seq, body) != total]
-    return [f"{len(bad)} facts of those that were kept of who did what are damaged, from {bad[0]} on"] if bad else []
+    rows = connection.execute(f"{journal_file.ROWS} facts WHERE seq <= ? ORDER BY seq", (cut,))
+    bad = [seq for seq, body, total in rows if journal_file.sum_of(seq, body) != total]
+    return [f"{len(bad)} facts of the kept audit trail are damaged, from {bad[0]} on"] if bad else []
 
 
 # ---- backup ----------------------------------------------------------------------------------------------------------
@@ -265,23 +252,15 @@ def backup(path: Path, to: Path, tell: Tell = lambda done, total: None) -> Check
                 f"{path}: the copy is not good, so the journal is not: {'; '.join(checked.wrong)}; no backup was "
                 f"made{checked.remedy and f'; {checked.remedy}'}"
             )
-        _sync(part)
+        files.sync(part)
         part.replace(to)
-        journal_file.sync_folder(to.parent)
+        files.sync(to.parent)
     except (OSError, sqlite3.Error) as error:
         raise JournalRefused(f"{to}: no backup was made: {error}") from error
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
     return msgspec.structs.replace(checked, path=str(to))
-
-
-def _sync(file: Path) -> None:
-    opened = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 # ---- restore ---------------------------------------------------------------------------------------------------------
@@ -359,15 +338,15 @@ def _restore(file: Path, state_dir: Path, checked: Checked) -> Restored:
         journal_file.note_lost(connection, incarnation, "the journal was restored from a backup")
         now = journal_file.mark_now(connection)
         connection.execute("PRAGMA journal_mode = DELETE").fetchall()  # one file, that can be moved
-    _sync(new)
-    journal_file.belong(new)
+    files.sync(new)
+    files.belong(new)
     # However far we come, what is opened then is the journal that it was, or the backup, whose runs are lost. Where
-    # there is neither yet, the mark keeps a daemon from beginning a new one.
+    # there is neither, the mark keeps a daemon from beginning a new one.
     if not journal_file.mark_of(path).exists():
         journal_file.write_mark(path, now)
     kept = str(journal_file.put_aside(path) or "")
     new.replace(path)
-    journal_file.sync_folder(state_dir)
+    files.sync(state_dir)
     journal_file.write_mark(path, now)
     return Restored(
         str(path),

@@ -3,32 +3,14 @@
 There is no thread and no loop in here. The daemon uses it when it opens its journal; ``rollmuxd journal`` uses it when
 no daemon runs.
 
-**Checksums.** The row of each fact has ``sum``: the CRC-32 of its number and body. Numbers have no holes. So a row that
-was changed, moved or lost is found when it is read. A snapshot has a checksum too. They guard against disks and copies,
-not against people: a person who can write the file can compute checksums.
+What is guarded against, how, and what was turned down: ``docs/decisions/0013-damage-to-the-journal.md``. In short:
 
-**What can be lost.** With ``synchronous=FULL`` every commit is on the disk before it is answered: ``kill -9`` and loss
-of power cost nothing that was answered for. Two kinds of damage remain, from disks that fail and from files that were
-copied while they were written to:
-
-- *A damaged or missing row.* A start reads the newest snapshot and the facts after it. Where one of these is damaged,
-  the daemon does not start: :class:`JournalDamaged`. Older damage is found by the check and by each backup.
-- *A lost end* leaves no trace in the file: one damaged bit in the write-ahead log, and SQLite drops all that follows.
-  So :class:`Mark`, the file ``mark`` beside the journal, says how far the journal had come. It is written after each
-  commit and before anything is answered. It is not synced, so it survives ``kill -9``, and after a loss of power it may
-  be older than the journal. A journal that is behind its mark has lost its end. Where the mark is of another journal,
-  or cannot be read, that may be so. Where a mark is there and the journal is gone or empty, :func:`refuse_lost` refuses
-  it.
-
-Where the journal has lost its end, or may have, something may have been granted that it does not know. The daemon
-starts, and all runs are lost (``lost`` in ``meta``, until the core has heard of it). Every node is unknown until it was
-seen.
-
-Each opening begins a new **incarnation**, so no fence that was given before is ever given again. Each journal has a
-random **id**. A client sends it with its calls, and so no job of a journal that is gone is taken for one of this.
-
-**The format** is the number in ``PRAGMA user_version``. It changes with the layout and with what facts mean; a journal
-of another format is refused.
+- The row of each fact has ``sum``, the CRC-32 of its number and body, and numbers have no holes. So a row that was
+  changed, moved or lost is found when it is read. A start reads the newest snapshot and the facts after it.
+- :class:`Mark`, the file ``mark`` beside the journal, says how far the journal had come. A journal that is behind it
+  has lost its end. The daemon starts, and all runs are lost (``lost`` in ``meta``, until the core has heard of it).
+- Each opening begins a new **incarnation**, so no fence is ever given again. Each journal has a random **id**, which
+  clients send with their calls.
 
 Errors::
 
@@ -36,14 +18,13 @@ Errors::
       JournalRefused     this state directory cannot be used, and why; says the remedy
         JournalInUse     another daemon uses it; says its pid
         JournalDamaged   something in it is damaged or missing; says what
-      JournalFailed      a commit failed: nobody may be told anything that depends on it; or nothing can be read just
-                         now (no open file is left, the disk does not answer), which says nothing of what is in it
+      JournalFailed      a commit failed: no answer may depend on it; or nothing can be read
+                         now (no free file, a silent disk)
 """
 
 import fcntl
 import os
 import pwd
-import shutil
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
@@ -53,7 +34,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 from zlib import Z_BEST_SPEED, compress, crc32, decompress
-from zlib import error as zlib_error
 
 import msgspec
 import structlog
@@ -61,6 +41,7 @@ import structlog
 from rollmuxd.core import facts as core_facts
 from rollmuxd.core.facts import AnyFact
 from rollmuxd.core.state import State
+from rollmuxd.daemon import files
 
 log = structlog.get_logger("rollmuxd.journal")
 
@@ -72,11 +53,11 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE facts (
     seq INTEGER PRIMARY KEY, at INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL, sum INTEGER NOT NULL
 );
-CREATE TABLE kept (
-    seq INTEGER PRIMARY KEY, at INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL, sum INTEGER NOT NULL
+CREATE TABLE snapshots (
+    seq INTEGER NOT NULL, day INTEGER UNIQUE, body BLOB NOT NULL, sum INTEGER NOT NULL, shape TEXT NOT NULL
 );
-CREATE TABLE snapshots (seq INTEGER PRIMARY KEY, body BLOB NOT NULL, sum INTEGER NOT NULL, shape TEXT NOT NULL);
-CREATE TABLE days (day INTEGER PRIMARY KEY, seq INTEGER NOT NULL, state BLOB, books BLOB, sum INTEGER NOT NULL);
+CREATE INDEX snapshots_by_seq ON snapshots (seq);
+CREATE TABLE usage (day INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE keys (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, user TEXT NOT NULL, role TEXT NOT NULL, hashed TEXT NOT NULL,
     created_at INTEGER NOT NULL, revoked_at INTEGER, expires_at INTEGER, used_at INTEGER
@@ -88,8 +69,8 @@ REMEDY: Final = (
     "see what is there with `rollmuxd journal check`, keep a copy of the state directory, and restore the last backup "
     "with `rollmuxd journal restore FILE` (docs/how-to/journal.md)"
 )
-#: bytes from which on a snapshot is compressed; smaller ones can be read by people
-PACKED_FROM: Final = 1_000_000
+#: bytes from which on a state is compressed; smaller ones can be read by people
+PACKED_FROM: Final = 100_000
 #: how a compressed one begins (RFC 1950)
 _PACKED: Final = b"\x78\x01"
 
@@ -143,8 +124,8 @@ ROWS: Final = "SELECT seq, CAST(coalesce(body, '') AS BLOB), CAST(coalesce(sum, 
 def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
     """A connection to a journal that is there. Used by one thread at a time, not always by the one that made it.
 
-    An empty file is refused where it is only to be read: SQLite takes it for a new database, and deletes the log that
-    lies beside it, in which a journal that was cut off may still be.
+    An empty file is refused where it is only to be read. SQLite would take it for a new database and delete the log
+    beside it, which may still hold a journal that was cut off.
     """
     if readonly and path.exists() and not path.stat().st_size:
         raise sqlite3.DatabaseError("the file is empty")
@@ -160,30 +141,15 @@ def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
     return connection
 
 
-#: what SQLite fails with where it is not about what is in the file
-_NOT_ITS_CONTENT: Final = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_INTERRUPT,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_PROTOCOL,
-        sqlite3.SQLITE_READONLY,
-    }
-)
-
-
-#: of these, what it fails with where the user may not
+#: what SQLite fails with where the user may not
 _DENIED: Final = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY)
 
 
 def passes(error: BaseException) -> bool:
     """Whether SQLite failed for a reason that may pass, and not for what is in the file."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _NOT_ITS_CONTENT
+    # Damage is a plain DatabaseError; of those that are of operation, this one is of the statement.
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    return isinstance(error, sqlite3.OperationalError) and code & 0xFF != sqlite3.SQLITE_ERROR
 
 
 def unreadable(path: Path, what: str, error: sqlite3.Error) -> JournalError:
@@ -233,7 +199,7 @@ def refuse_lost(path: Path) -> None:
                 return
         what = "is no journal"
     raise JournalRefused(
-        f"state directory {path.parent}: its journal.sqlite3 {what}, and who holds which GPUs was in the one before; "
+        f"state directory {path.parent}: its journal.sqlite3 {what}, and which GPUs are held was in the one before; "
         "restore a backup (rollmuxd journal restore FILE), or remove the directory to begin with nothing, once no job "
         "holds a GPU"
     )
@@ -267,23 +233,35 @@ def shape() -> str:
 
 
 def packed(body: bytes) -> bytes:
-    """A large snapshot as it is kept: a twentieth, in a tenth of a second."""
-    return compress(body, level=Z_BEST_SPEED)
+    """A state as it is kept; a large one is a twentieth, in a tenth of a second."""
+    return compress(body, level=Z_BEST_SPEED) if len(body) >= PACKED_FROM else body
 
 
-def unpacked(body: bytes) -> bytes:
-    """A snapshot, however it was kept."""
+#: the states that are kept; a damaged page may have anything in the place of a body
+STATES: Final = "SELECT CAST(body AS BLOB), sum, seq, day, shape FROM snapshots"
+
+
+def whole(body: bytes, total: int) -> bytes | None:
+    """A state, however it was kept; None: its checksum does not fit."""
+    if crc32(body) != total:
+        return None
     return decompress(body) if body.startswith(_PACKED) else body
 
 
+def keep_state(connection: sqlite3.Connection, seq: int, body: bytes, day: int | None = None) -> None:
+    """Keep a packed state, after fact ``seq``; ``day``: it is that at the beginning of this day."""
+    insert = "INSERT OR REPLACE INTO snapshots (seq, day, body, sum, shape) VALUES (?, ?, ?, ?, ?)"
+    connection.execute(insert, (seq, day, body, crc32(body), shape()))
+
+
 def lock(state_dir: Path) -> int:
-    """Hold the directory for this process; the kernel lets go of it however the process ends.
+    """Hold the directory for this process; the kernel releases it however the process ends.
 
     Raises:
         JournalInUse: another process holds it.
     """
     held = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-    belong(state_dir / "lock")
+    files.belong(state_dir / "lock")
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -296,16 +274,11 @@ def lock(state_dir: Path) -> int:
     return held
 
 
-def unlock(held: int) -> None:
-    """Let go of the directory."""
-    os.close(held)
-
-
 # ---- incarnations, and the mark --------------------------------------------------------------------------------------
 
 
 def next_incarnation(*known: int) -> int:
-    """A number that was never an incarnation of this journal, nor of a copy of it that somebody else restored.
+    """A number that was never an incarnation of this journal, nor of a copy of it that was restored elsewhere.
 
     The time in seconds, since a counter would give the same number to two restores of one backup.
     """
@@ -326,6 +299,16 @@ def id_of(connection: sqlite3.Connection) -> str:
     if said is None:
         raise ValueError("it does not say which journal it is")
     return said
+
+
+#: how the names of rows of ``meta`` begin that say why an operator leaves an optical switch alone
+LEFT_ALONE: Final = "left_alone "
+
+
+def left_alone_of(connection: sqlite3.Connection) -> dict[str, str]:
+    """Why an operator leaves optical switches alone, by their names."""
+    rows = connection.execute("SELECT name, value FROM meta WHERE name GLOB ?", (f"{LEFT_ALONE}*",))
+    return {name.removeprefix(LEFT_ALONE): value for name, value in rows}
 
 
 class Lost(NamedTuple):
@@ -391,7 +374,7 @@ def mark_now(connection: sqlite3.Connection) -> Mark:
 
 def write_mark(path: Path, mark: Mark) -> None:
     """Have the mark beside a journal say this, and on the disk."""
-    write_synced(mark_of(path), mark.line())
+    files.write(mark_of(path), mark.line())
 
 
 def why_lost(now: Mark, mark: Mark | None) -> str:
@@ -424,34 +407,10 @@ def begin(connection: sqlite3.Connection, path: Path) -> None:
     write_mark(path, now._replace(incarnation=incarnation))
 
 
-def write_synced(path: Path, content: bytes) -> None:
-    """Have a file hold this, wholly or not at all, and on the disk."""
-    new = path.with_name(f"{path.name}.new")
-    try:
-        with os.fdopen(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        belong(new)
-        new.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
 def clear(part: Path) -> None:
     """Remove what was begun under this name, and what SQLite has left beside it."""
     for left in part.parent.glob(f"{part.name}*"):
         left.unlink()
-
-
-def belong(path: Path) -> None:
-    """Have what root has made belong to whom its folder belongs: the daemon runs as that user, and has to open it."""
-    if os.geteuid() == 0:
-        folder = path.parent.stat()
-        os.chown(path, folder.st_uid, folder.st_gid, follow_symlinks=False)
 
 
 def denied(error: BaseException, state_dir: Path) -> str | None:
@@ -488,45 +447,20 @@ def _user(uid: int) -> str:
 
 
 def put_aside(path: Path) -> Path | None:
-    """Have a journal under another name as well, with its log, which must not stay beside a new one; in that folder.
+    """Move a journal away, and its log, which must not stay beside a new one. The folder; None: there is neither.
 
-    Broken off anywhere it leaves no journal without what is in its log: the log is written into it before; and where
-    that cannot be done, the journal goes first. None: there is neither.
+    Where that breaks off there is no journal, and so no daemon starts (:func:`refuse_lost`) before another restore.
     """
-    wal, shm = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
-    if not (path.exists() or wal.exists()):
+    found = [one for suffix in ("", "-wal", "-shm") if (one := path.with_name(path.name + suffix)).exists()]
+    if not found:
         return None
-    if _size(wal):
-        with suppress(sqlite3.Error, ValueError):
-            with closing(connect(path, readonly=True)) as connection:
-                last_of(connection)  # of what is no journal, SQLite deletes the log when it is opened to write
-            with closing(connect(path)) as connection:
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     folder = path.with_name(f"before-restore-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%f')}")
     folder.mkdir(mode=0o700)
-    belong(folder)
-    if path.exists() and _size(wal):
-        path.rename(folder / path.name)
-    elif path.exists():
-        os.link(path, folder / path.name)
-    for beside in (wal, shm):
-        if beside.exists():
-            shutil.move(beside, folder / beside.name)
-    sync_folder(folder)
+    files.belong(folder)
+    for one in found:
+        one.rename(folder / one.name)
+    files.sync(folder)
     return folder
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the folder's list of files on the disk."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 # ---- facts and snapshots ---------------------------------------------------------------------------------------------
@@ -555,15 +489,10 @@ def base_of(connection: sqlite3.Connection, path: Path) -> tuple[int, bytes | No
     cut = cut_of(connection)
     if not cut:
         return 0, None
-    query = "SELECT state, sum FROM days WHERE seq = ? AND state IS NOT NULL ORDER BY day DESC LIMIT 1"
-    row = connection.execute(query, (cut,)).fetchone()
-    try:
-        state = b"" if row is None else decompress(row[0])
-    except (zlib_error, TypeError):
-        state = b""
-    if not state or crc32(state) != row[1]:
-        raise JournalDamaged(path, f"facts up to {cut} were compacted away, and the state after them is damaged")
-    return cut, state
+    for body, total, *_ in connection.execute(f"{STATES} WHERE seq = ?", (cut,)):
+        if (state := whole(body, total)) is not None:
+            return cut, state
+    raise JournalDamaged(path, f"facts up to {cut} were compacted away, and the state after them is damaged")
 
 
 def newest_snapshot(connection: sqlite3.Connection, path: Path) -> tuple[int, bytes | None]:
@@ -573,16 +502,15 @@ def newest_snapshot(connection: sqlite3.Connection, path: Path) -> tuple[int, by
         JournalDamaged: the journal ends before a snapshot.
     """
     last = last_of(connection)
-    query = "SELECT seq, CAST(body AS BLOB), sum, shape FROM snapshots ORDER BY seq DESC"
-    for seq, body, total, of_shape in connection.execute(query):
+    for body, total, seq, _, of_shape in connection.execute(f"{STATES} ORDER BY seq DESC"):
         if seq > last:
             raise JournalDamaged(path, f"there is a snapshot of fact {seq}, and the last fact is {last}")
-        if crc32(body) != total:
+        if (state := whole(body, total)) is None:
             log.warning("snapshot_damaged", seq=seq, reason="its checksum does not fit; an older one or the facts do")
         elif of_shape != shape():
             log.info("snapshot_of_another_version", seq=seq, reason="the facts say it all, it only takes longer")
         else:
-            return seq, unpacked(body)
+            return seq, state
     return 0, None
 
 
@@ -622,7 +550,7 @@ def decode(path: Path, seq: int, body: bytes) -> AnyFact:
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """What stands in the place of a fact that is damaged, or that this version does not know."""
+    """What stands in the place of a fact that is damaged or missing, or that this version does not know."""
 
     reason: str
 
@@ -639,3 +567,14 @@ def known_facts(path: Path, rows: Iterable[tuple[int, bytes, int]]) -> list[tupl
         except JournalRefused:
             found.append((seq, Unreadable("another version of rollmuxd wrote it")))
     return found
+
+
+def with_missing(
+    found: Iterable[tuple[int, AnyFact | Unreadable]], after: int
+) -> Iterator[tuple[int, AnyFact | Unreadable]]:
+    """Facts, in order, and what stands in the place of those that should lie between ``after`` and the last."""
+    for seq, fact in found:
+        for number in range(after + 1, seq):
+            yield number, Unreadable("it is missing: it was deleted after it was written")
+        yield seq, fact
+        after = seq

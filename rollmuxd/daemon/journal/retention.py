@@ -1,15 +1,11 @@
-"""Keeps the journal small: closes the books of each day, and deletes facts that are old.
+"""Keeps the journal small: closes the usage of each day, and deletes facts that are old.
 
-A day here is a day of UTC. The table ``days`` has a row for each: ``state`` is the state at the day's beginning, after
-fact ``seq``; ``books`` is what was booked in it (:class:`~rollmuxd.daemon.usage.ledger.DailyUsage`), once it is over.
+A day here is a day of UTC. ``snapshots`` has the state at its beginning, until facts after that are cut. ``usage`` has
+what was booked in it (:class:`~rollmuxd.daemon.usage.ledger.DailyUsage`), once it is over.
 
-- *Booking* folds the facts of a day that is over into its books. So a report adds up days, and folds facts only where
-  its span begins or ends within one.
-- *Cutting* leaves out all facts before some day. What they came to is there: the state at that day's beginning, from
-  which a replay can begin; the books of the days before; and the facts that people may ask for years later (who did
-  what), in ``kept``. The day's state is proven to be readable first, and every step is a commit: a daemon that is
-  killed goes on where it was.
-- *Sweeping* deletes the rows and gives the pages back, a little at a time, between commits of others.
+*Booking* folds a day that is over into its usage. *Cutting* leaves out all facts before some day. *Sweeping* deletes
+their rows and gives the pages back (``docs/decisions/0014-compaction.md``). Each is a small commit between other
+commits: a daemon that is killed continues where it was.
 
 Today is never cut, so what was seen a moment ago is always there.
 """
@@ -18,13 +14,12 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, get_args
-from zlib import compress, crc32, decompress
-from zlib import error as zlib_error
+from zlib import compress
 
 import anyio
 import anyio.from_thread
@@ -48,7 +43,7 @@ DAY: Final = 86_400_000
 #: facts that are folded between two breaths: one or two milliseconds, which is what the loop may have to wait
 BATCH: Final = 200
 #: rows that are deleted, and pages that are given back, in one commit
-SWEPT: Final = 500
+DELETED: Final = 500
 PAGES: Final = 32
 #: free pages that stay in the file: new facts take them
 SPARE_PAGES: Final = 256
@@ -59,7 +54,7 @@ EVERY_S: Final = 3_600.0
 FIRST_S: Final = 60.0
 #: what to do about damage that is found here: whether a daemon would start on it says the check
 REMEDY: Final = "`rollmuxd journal check` says what is damaged, and what to do"
-#: facts that say who did something: they outlive the others
+#: facts that record an operator's or caller's action: they are kept longer than the others
 LASTING: Final = tuple(
     sorted(
         str(kind.__struct_config__.tag)
@@ -81,9 +76,9 @@ class Keep(NamedTuple):
 class RetentionRun(Struct, frozen=True):
     """What was done."""
 
-    #: days whose books were closed
+    #: days whose usage was closed
     booked: int
-    #: facts that were let go of
+    #: facts that were deleted
     cut: int
     #: the first fact that is there
     first: int
@@ -98,7 +93,7 @@ class Retention:
     """Books, cuts and sweeps one journal. Blocks: it belongs into a thread, or into a command.
 
     ``write`` runs something in a transaction of the journal's writer. ``pause`` is called between two batches; what it
-    raises ends the work there, and the next time goes on.
+    raises ends the work there, and the next run continues.
     """
 
     def __init__(
@@ -116,18 +111,18 @@ class Retention:
         self._pause = pause
         self._on_cut = on_cut
 
-    def tend(self, now: Millis, durable: int) -> RetentionRun:
+    def run_once(self, now: Millis, durable: int) -> RetentionRun:
         """Do what there is to do. All facts up to ``durable`` are from before ``now``, and all others from after it.
 
         Raises:
             JournalError: a fact is damaged or cannot be read, or nothing can be written.
         """
         try:
-            return self._tend(now, durable)
+            return self._run_once(now, durable)
         except JournalDamaged as error:
             raise JournalDamaged(error.path, error.what, REMEDY) from error
 
-    def _tend(self, now: Millis, durable: int) -> RetentionRun:
+    def _run_once(self, now: Millis, durable: int) -> RetentionRun:
         with closing(connect(self._path, readonly=True)) as connection:
             before = _size(connection)
             booked = self._book(connection, now, durable)
@@ -146,7 +141,7 @@ class Retention:
     # ---- booking ---------------------------------------------------------------------------------------------------
 
     def _book(self, connection: sqlite3.Connection, now: Millis, durable: int) -> int:
-        """Close the books of every day that is over."""
+        """Close the usage of every day that is over."""
         begun = self._begin(connection)
         if begun is None:
             return 0
@@ -155,24 +150,30 @@ class Retention:
         while (day + 1) * DAY <= now:
             ledger = UsageLedger(since=day * DAY, until=(day + 1) * DAY, state=state)
             last = self._fold(connection, ledger, last, durable)
-            books, _ = ledger.close(now)
-            closed = compress(msgspec.json.encode(books.without_zeros()))
-            self._write(partial(_close_day, day, closed, last, msgspec.json.encode(state)))
+            usage, _ = ledger.close(now)
+            closed = compress(msgspec.json.encode(usage.without_zeros()))
+            self._write(partial(_close_day, day, closed, last, file.packed(msgspec.json.encode(state))))
             day += 1
         return day - first
 
     def _begin(self, connection: sqlite3.Connection) -> tuple[int, int, State] | None:
-        """The day whose books are open, the last fact before it, and the state then."""
-        row = connection.execute("SELECT day, seq, state, sum FROM days WHERE books IS NULL").fetchone()
+        """The day whose usage is open, the last fact before it, and the state then."""
+        row = connection.execute(f"{file.STATES} WHERE day IS NOT NULL ORDER BY day DESC LIMIT 1").fetchone()
         if row is not None:
-            day, seq, packed, total = row
-            return day, seq, state_of(packed, total, self._path, day)
+            return row[3], row[2], self._state_of(row)
         first = connection.execute("SELECT at FROM facts ORDER BY seq LIMIT 1").fetchone()
         if first is None:
             return None
         day = first[0] // DAY
-        self._write(partial(_open_day, day, 0, msgspec.json.encode(State())))
+        body = file.packed(msgspec.json.encode(State()))
+        self._write(lambda writer: file.keep_state(writer, 0, body, day))
         return day, 0, State()
+
+    def _state_of(self, row: tuple[Any, ...]) -> State:
+        """The state at a day's beginning. Raises JournalDamaged."""
+        if (state := file.whole(row[0], row[1])) is None:
+            raise JournalDamaged(self._path, f"the state at the beginning of {date_of(row[3])} is damaged")
+        return msgspec.json.decode(state, type=State)
 
     def _fold(self, connection: sqlite3.Connection, ledger: UsageLedger, last: int, durable: int) -> int:
         """Book facts until the ledger has enough; the last one that it took."""
@@ -194,7 +195,7 @@ class Retention:
         """The day before whose beginning all facts may go; None: nothing may."""
         cut = file.cut_of(connection)
         days = connection.execute(
-            "SELECT day, seq FROM days WHERE state IS NOT NULL AND seq > ? AND day <= ? ORDER BY day",
+            "SELECT day, seq FROM snapshots WHERE seq > ? AND day <= ? ORDER BY day",
             (cut, now // DAY),
         ).fetchall()
         old = now // DAY - self._keep.days
@@ -208,13 +209,13 @@ class Retention:
 
     def _cut(self, connection: sqlite3.Connection, day: int) -> None:
         # Here and not in the writer, which would take what fails in it for a failure of its own.
-        seq, packed, total = connection.execute("SELECT seq, state, sum FROM days WHERE day = ?", (day,)).fetchone()
-        state_of(packed, total, self._path, day)  # nothing goes that could not be begun without
+        row = connection.execute(f"{file.STATES} WHERE day = ?", (day,)).fetchone()
+        self._state_of(row)  # nothing goes that could not be begun without
+        seq = row[2]
 
         def cut(writer: sqlite3.Connection) -> None:
             file.set_meta(writer, "cut", str(seq))
-            writer.execute("UPDATE days SET state = NULL WHERE day < ?", (day,))
-            writer.execute("DELETE FROM snapshots WHERE seq < ?", (seq,))
+            writer.execute("DELETE FROM snapshots WHERE seq < ? OR day < ?", (seq, day))
             if self._on_cut is not None:
                 self._on_cut(seq + 1)
 
@@ -225,22 +226,21 @@ class Retention:
 
     def _vacuum(self, connection: sqlite3.Connection, now: Millis) -> int:
         """Delete what is cut off, and give pages back."""
-        cut, swept = file.cut_of(connection), 0
-        while count := self._write(partial(_vacuum_some, cut)) if self._left(connection, cut) else 0:
-            swept += count
-        old = now - self._keep.audit_days * DAY
-        if connection.execute("SELECT 1 FROM kept WHERE at < ? LIMIT 1", (old,)).fetchone():
-            self._write(lambda writer: writer.execute("DELETE FROM kept WHERE at < ?", (old,)).rowcount)
+        cut, last, deleted = file.cut_of(connection), 0, 0
+        goes = f"seq > ? AND seq <= ? AND (at < ? OR kind NOT IN ({','.join('?' * len(LASTING))}))"
+        old = (now - self._keep.audit_days * DAY, *LASTING)
+        some = f"SELECT seq FROM facts WHERE {goes} ORDER BY seq LIMIT {DELETED}"  # noqa: S608  # question marks only
+        delete = f"DELETE FROM facts WHERE {goes}"  # noqa: S608  # the same
+        while rows := connection.execute(some, (last, cut, *old)).fetchall():
+            span, last = (last, rows[-1][0]), rows[-1][0]
+            self._write(partial(_delete, delete, (*span, *old)))
+            deleted += len(rows)
         if connection.execute("PRAGMA auto_vacuum").fetchone()[0] == 2:
             while (free := _free(connection)) > SPARE_PAGES:
                 self._write(_give_back)
                 if _free(connection) >= free:
                     break
-        return swept
-
-    @staticmethod
-    def _left(connection: sqlite3.Connection, cut: int) -> bool:
-        return connection.execute("SELECT 1 FROM facts WHERE seq <= ? LIMIT 1", (cut,)).fetchone() is not None
+        return deleted
 
 
 def _size(connection: sqlite3.Connection) -> int:
@@ -253,52 +253,18 @@ def _free(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
 
 
-def _open_day(day: int, seq: int, state: bytes, connection: sqlite3.Connection) -> None:
-    insert = "INSERT OR REPLACE INTO days (day, seq, state, books, sum) VALUES (?, ?, ?, NULL, ?)"
-    connection.execute(insert, (day, seq, compress(state), crc32(state)))
+def _close_day(day: int, usage: bytes, seq: int, state: bytes, connection: sqlite3.Connection) -> None:
+    connection.execute("INSERT OR REPLACE INTO usage (day, body) VALUES (?, ?)", (day, usage))
+    file.keep_state(connection, seq, state, day + 1)
 
 
-def _close_day(day: int, books: bytes, seq: int, state: bytes, connection: sqlite3.Connection) -> None:
-    connection.execute("UPDATE days SET books = ? WHERE day = ?", (books, day))
-    _open_day(day + 1, seq, state, connection)
-
-
-def checksum(packed: bytes) -> int | None:
-    """The checksum of what was packed; None: it cannot be unpacked, which has a checksum of its own."""
-    try:
-        return crc32(decompress(packed))
-    except (zlib_error, TypeError):
-        return None
-
-
-def _vacuum_some(cut: int, connection: sqlite3.Connection) -> int:
-    """Some of the rows up to the cut: the lasting ones to ``kept``, then all of them go."""
-    rows = connection.execute("SELECT seq FROM facts WHERE seq <= ? ORDER BY seq LIMIT ?", (cut, SWEPT)).fetchall()
-    if not rows:
-        return 0
-    span = (rows[0][0], rows[-1][0])
-    places = ",".join("?" * len(LASTING))
-    which = f"WHERE seq BETWEEN ? AND ? AND kind IN ({places})"
-    copy = f"INSERT OR IGNORE INTO kept (seq, at, kind, body, sum) SELECT seq, at, kind, body, sum FROM facts {which}"  # noqa: S608  # question marks only
-    connection.execute(copy, (*span, *LASTING))
-    connection.execute("DELETE FROM facts WHERE seq BETWEEN ? AND ?", span)
-    return len(rows)
+def _delete(statement: str, values: Sequence[object], connection: sqlite3.Connection) -> None:
+    connection.execute(statement, values)
 
 
 def _give_back(connection: sqlite3.Connection) -> None:
     # A page is given back with each row that is fetched.
     connection.execute(f"PRAGMA incremental_vacuum({PAGES})").fetchall()
-
-
-def state_of(packed: bytes | None, total: int, path: Path, day: int) -> State:
-    """The state of a row of ``days``. Raises JournalDamaged."""
-    try:
-        body = decompress(packed or b"")
-        if crc32(body) != total:
-            raise ValueError("its checksum does not fit")
-        return msgspec.json.decode(body, type=State)
-    except (ValueError, TypeError, zlib_error) as error:
-        raise JournalDamaged(path, f"the state at the beginning of {date_of(day)} cannot be read ({error})") from error
 
 
 def date_of(day: int) -> str:
@@ -324,33 +290,33 @@ class RetentionTask:
         await anyio.sleep(FIRST_S)
         while True:
             try:
-                await self.tend()
+                await self.run_once()
             except (JournalRefused, JournalFailed, sqlite3.Error) as error:
                 # Reports and space suffer; what is promised does not.
-                log.warning("journal_not_tended", reason=str(error))
+                log.warning("journal_retention_failed", reason=str(error))
             except Exception:
-                log.exception("journal_not_tended")
+                log.exception("journal_retention_failed")
             await anyio.sleep(EVERY_S)
 
-    async def tend(self) -> RetentionRun:
+    async def run_once(self) -> RetentionRun:
         """Now. Raises JournalError, or Unavailable."""
         try:
             async with self._busy:
-                done = await self._tend()
+                done = await self._run_once()
         except Exception as error:
             self.trouble = str(error) or type(error).__name__
             raise
         self.trouble = ""
         return done
 
-    async def _tend(self) -> RetentionRun:
+    async def _run_once(self) -> RetentionRun:
         journal = self._journal
         if journal.tight:
             raise JournalFailed(f"{journal.path}: the disk is full: first there must be room again")
         now, durable = await self._settled()
 
-        # A thread cannot be cancelled: it has to look. To book many facts takes minutes, and a daemon that is told to
-        # stop must not wait for it.
+        # A thread cannot be cancelled: it has to look. To book many facts takes minutes, and a stopping daemon must not
+        # wait for it.
         given_up = threading.Event()
 
         def pause() -> None:
@@ -359,7 +325,7 @@ class RetentionTask:
                 raise asyncio.CancelledError
 
         async def operate(operation: Callable[[sqlite3.Connection], T]) -> T:
-            # What is on its way to the disk gets there: who comes next must not find it come in the midst of its work.
+            # What is on its way to the disk gets there: it must not arrive during the work of the task that follows.
             with anyio.CancelScope(shield=True):
                 result = await journal.operate(operation)
             return result  # noqa: RET504  # within, mypy takes the scope for one that may swallow an error
@@ -367,11 +333,11 @@ class RetentionTask:
         def write(operation: Callable[[sqlite3.Connection], T]) -> T:
             return anyio.from_thread.run(operate, operation)
 
-        care = Retention(journal.path, self._keep, write, pause=pause, on_cut=journal.begins_with)
+        retention = Retention(journal.path, self._keep, write, pause=pause, on_cut=journal.begins_with)
         try:
-            done = await anyio.to_thread.run_sync(partial(care.tend, now, durable))
+            done = await anyio.to_thread.run_sync(partial(retention.run_once, now, durable))
         finally:
-            given_up.set()  # of who is cancelled as a task, and not by a scope, the thread would not hear
+            given_up.set()  # if this is cancelled as a task, and not by a scope, the thread would not notice
         if done.booked or done.cut:
-            log.info("journal_tended", **msgspec.structs.asdict(done))
+            log.info("journal_retention_done", **msgspec.structs.asdict(done))
         return done

@@ -6,16 +6,16 @@ What may be relied on:
 - Appends become durable in the order in which they were made; after one has failed, all fail until ``recover``.
 - ``read`` and ``load`` see durable facts only.
 
-One thread owns the connection that writes. It takes everything that waits, writes it in one transaction, and wakes
-all who waited: one fsync for all of them (group commit). So the event loop never waits for a disk, and a slow disk
-costs latency, not throughput.
+One thread owns the connection that writes. It takes everything that waits, writes it in one transaction, and wakes all
+callers: one fsync for all (group commit). So the event loop never waits for a disk, and a slow disk costs latency, not
+throughput.
 
 **When the disk is full.** A file of 16 MB, ``reserve``, lies beside the database. It is deleted when a commit finds the
-disk full, and the commit is tried once more: room for some fifty thousand facts, so that slots in use can still be
+disk full, and the commit is tried again. That is room for some fifty thousand facts, so slots in use can still be
 released and backends can still report. Meanwhile :attr:`~Journal.tight` is true, and the driver refuses what would make
-more work. The reserve is made anew when there is room.
+more work. The reserve is made again when there is room.
 
-What the file looks like, what damage to it is and what is done about it, and the errors: :mod:`.journal_file`.
+What the file looks like, what damage to it is and what is done about it, and the errors: :mod:`.file`.
 """
 
 import asyncio
@@ -29,8 +29,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from contextvars import Context
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, TypeVarTuple, cast
 from zlib import crc32
 
 import structlog
@@ -63,6 +64,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 R = TypeVar("R", bound=tuple[Any, ...])
 log = structlog.get_logger("rollmuxd.journal")
 
@@ -90,22 +92,6 @@ class Past(NamedTuple):
     facts: Generator[tuple[int, AnyFact]]
 
 
-class Day(NamedTuple):
-    """A row of the table ``days``: see :mod:`.journal_care`."""
-
-    #: days since 1970, of UTC
-    day: int
-    #: the last fact before it
-    seq: int
-    #: the state at its beginning is there; what was booked in it is
-    has_state: bool
-    booked: bool
-    #: both packed, where they were asked for; and the state's checksum
-    state: bytes | None = None
-    books: bytes | None = None
-    sum: int = 0
-
-
 def _in_asyncio() -> Context:
     """What callbacks of the loop run in. Where sniffio is installed (many packages bring it) anyio asks it in which
     library it is, and it knows that of tasks only.
@@ -121,7 +107,7 @@ _IN_ASYNCIO: Final = _in_asyncio()
 
 
 class _Write:
-    """One thing for the writer thread: rows of facts, or an operation of another kind; and who waits for it."""
+    """One thing for the writer thread: rows of facts, or an operation of another kind; and the future of its caller."""
 
     __slots__ = ("future", "loop", "operation", "rows", "then")
 
@@ -164,6 +150,8 @@ class Journal:
         self.incarnation = file.incarnation_of(self._writer)
         #: why facts are lost, and of which incarnation on that is known
         self.lost = file.lost_of(self._writer)
+        #: optical switches that an operator leaves alone, and why, when the journal was opened
+        self.left_alone = file.left_alone_of(self._writer)
         self._mark = os.open(file.mark_of(self.path), os.O_WRONLY)
         #: the first fact that is there; those before it were compacted away
         self.first = file.cut_of(self._writer) + 1
@@ -183,6 +171,13 @@ class Journal:
         path = state_dir / "journal.sqlite3"
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if (mode := state_dir.stat().st_mode & 0o777) & 0o077:
+                log.warning(
+                    "state_directory_open_to_others",
+                    path=str(state_dir),
+                    mode=f"{mode:04o}",
+                    cure=f"chmod 700 {state_dir}",
+                )
             refuse_remote(state_dir, Path("/proc/self/mountinfo").read_text())
             lock = file.lock(state_dir)
         except OSError as error:
@@ -236,7 +231,7 @@ class Journal:
         ``then`` is called with it as soon as it is done: a turn of the loop before the future's own callbacks are.
 
         Raises:
-            JournalFailed: (when awaited) they are not durable, or nobody knows.
+            JournalFailed: (when awaited) they are not durable, or that is unknown.
         """
         rows = []
         for seq, fact in facts:
@@ -247,8 +242,8 @@ class Journal:
     def snapshot(self, seq: int, body: bytes) -> "asyncio.Future[None]":
         """Keep the state as it is after fact ``seq``, so that a restart needs to replay only what comes after.
 
-        A large one (10,000 jobs: tens of megabytes) is compressed first, beside the writer's thread: every commit that
-        comes after it would else wait the better part of a second.
+        A large one (10,000 jobs: tens of megabytes) is compressed first, beside the writer's thread. Else every commit
+        behind it would wait most of a second.
         """
         if len(body) < file.PACKED_FROM:
             return self._put(self._keep(seq, body))
@@ -262,10 +257,10 @@ class Journal:
     @staticmethod
     def _keep(seq: int, body: bytes) -> _Write:
         def write(connection: sqlite3.Connection) -> None:
-            insert = "INSERT OR REPLACE INTO snapshots (seq, body, sum, shape) VALUES (?, ?, ?, ?)"
-            connection.execute(insert, (seq, body, crc32(body), file.shape()))
+            file.keep_state(connection, seq, body)
             connection.execute(
-                "DELETE FROM snapshots WHERE seq NOT IN (SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?)",
+                "DELETE FROM snapshots WHERE day IS NULL AND seq NOT IN"
+                " (SELECT DISTINCT seq FROM snapshots WHERE day IS NULL ORDER BY seq DESC LIMIT ?)",
                 (SNAPSHOTS_KEPT,),
             )
 
@@ -319,6 +314,18 @@ class Journal:
 
         await self._put(_Write((), write))
 
+    async def note_left_alone(self, switch: str, reason: str) -> None:
+        """Keep why an operator leaves an optical switch alone; an empty reason: it is left alone no longer."""
+        name = f"{file.LEFT_ALONE}{switch}"
+
+        def write(connection: sqlite3.Connection) -> None:
+            if reason:
+                file.set_meta(connection, name, reason)
+            else:
+                connection.execute("DELETE FROM meta WHERE name = ?", (name,))
+
+        await self._put(_Write((), write))
+
     async def operate(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         """Run something in a transaction of the writer's: upkeep, in small pieces, since commits wait for it."""
         return cast("T", await self._put(_Write((), operation)))
@@ -328,7 +335,7 @@ class Journal:
         self.first = first
 
     async def recover(self) -> None:
-        """After a failure: open the file anew, and see whether it can be written.
+        """After a failure: open the file again, and see whether it can be written.
 
         What the failed commit held may be in it, so the caller must :meth:`load` again.
 
@@ -340,21 +347,15 @@ class Journal:
     async def make_reserve(self) -> None:
         """Reserve space again, if it was spent and there is room."""
         if self.tight:
-            loop = asyncio.get_running_loop()
-            self.tight = not await loop.run_in_executor(self._reader_thread, self._make_reserve)
-
-    def spend_reserve(self) -> bool:
-        """Give the reserve's space to whoever needs it now; False: there is none. It is made again as always."""
-        return self._spend_reserve()
+            self.tight = not await self._in_reader(self._make_reserve)
 
     async def close(self) -> None:
-        """Fold the log into the database, and let go of the state directory. May be called twice."""
+        """Fold the log into the database, and release the state directory. May be called twice."""
         if self._thread.is_alive():
-            loop = asyncio.get_running_loop()
             # The writer goes last: then it is alone with the file, and removes the log and its index.
-            await loop.run_in_executor(self._reader_thread, self._close_reader)
+            await self._in_reader(self._close_reader)
             self._queue.put(None)
-            await loop.run_in_executor(self._reader_thread, self._thread.join)
+            await self._in_reader(self._thread.join)
             self._reader_thread.shutdown()
             os.close(self._mark)
             os.close(self._lock)
@@ -363,26 +364,33 @@ class Journal:
 
     async def read(self, after: int, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
         """Up to ``limit`` facts with numbers above ``after``, fewer where they are large; on its own connection."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader_thread, self._read, after, limit)
+        return await self._in_reader(self._read, after, limit)
 
     async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
         """Facts of a kind that outlive the others, of those that were compacted away."""
-        query = f"{file.ROWS} kept WHERE seq > ? AND seq < ? AND kind = ? ORDER BY seq LIMIT ?"
-        loop = asyncio.get_running_loop()
-        rows = await loop.run_in_executor(self._reader_thread, self._ask, query, (after, self.first, kind, limit))
+        query = f"{file.ROWS} facts WHERE seq > ? AND seq < ? AND kind = ? ORDER BY seq LIMIT ?"
+        rows = await self._in_reader(self._ask, query, (after, self.first, kind, limit))
         return file.known_facts(self.path, rows)
 
-    async def days(self) -> list[Day]:
-        """The days that there are rows of, without what is in them."""
-        query = "SELECT day, seq, state IS NOT NULL, books IS NOT NULL FROM days ORDER BY day"
-        rows = await asyncio.get_running_loop().run_in_executor(self._reader_thread, self._ask, query, ())
-        return [Day(day, seq, bool(has_state), bool(booked)) for day, seq, has_state, booked in rows]
+    async def days(self) -> list[int]:
+        """The days (since 1970, of UTC) whose usage is kept, in order."""
+        return [day for (day,) in await self._in_reader(self._ask, "SELECT day FROM usage ORDER BY day", ())]
 
-    async def day(self, day: int) -> Day:
-        """One of them, with all that is in it."""
-        query = "SELECT day, seq, state IS NOT NULL, books IS NOT NULL, state, books, sum FROM days WHERE day = ?"
-        rows = await asyncio.get_running_loop().run_in_executor(self._reader_thread, self._ask, query, (day,))
-        return Day(*rows[0])
+    async def usage_of(self, day: int) -> bytes:
+        """The usage of one of them, packed."""
+        query = "SELECT CAST(body AS BLOB) FROM usage WHERE day = ?"
+        rows = await self._in_reader(self._ask, query, (day,))
+        return cast("bytes", rows[0][0])
+
+    async def state_before(self, day: int) -> tuple[int, bytes] | None:
+        """The last state that can be read of a day's beginning, this one's or one's before; and the last fact in it."""
+
+        def newest(rows: Iterable[Any]) -> list[tuple[int, bytes]]:
+            return [(seq, state) for body, total, seq, *_ in rows if (state := file.whole(body, total)) is not None][:1]
+
+        query = f"{file.STATES} WHERE day <= ? ORDER BY day DESC"
+        found = await self._in_reader(self._ask, query, (day,), newest)
+        return found[0] if found else None
 
     def load(self, *, snapshot: bool = True) -> Past:
         """Everything there is. Blocks; for the start and after a failure, when there is nothing else to do.
@@ -410,6 +418,9 @@ class Journal:
         except sqlite3.DatabaseError as error:
             raise file.unreadable(self.path, "it", error) from error
 
+    def _in_reader(self, do: Callable[[*Ts], T], *of: *Ts) -> "asyncio.Future[T]":
+        return asyncio.get_running_loop().run_in_executor(self._reader_thread, do, *of)
+
     def _ask(
         self, query: str, values: Sequence[object], take: Callable[[Iterable[Any]], list[Any]] = list
     ) -> list[Any]:
@@ -424,8 +435,10 @@ class Journal:
     def _read(self, after: int, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
         query = f"{file.ROWS} facts WHERE seq > ? ORDER BY seq LIMIT ?"
         # What is cut off and not swept yet is gone, too.
-        found = self._ask(query, (max(after, self.first - 1), limit), until_large)
-        return file.known_facts(self.path, found)
+        rows = self._ask(query, (max(after, self.first - 1), limit), until_large)
+        # ``first`` as it is now: it moves before what is cut off is swept.
+        found = file.with_missing(file.known_facts(self.path, rows), max(after, self.first - 1))
+        return list(islice(found, limit))
 
     def _close_reader(self) -> None:
         if self._reader is not None:
@@ -439,7 +452,7 @@ class Journal:
         return write.future
 
     def _write(self) -> None:
-        """The writer thread: take everything that waits, commit it, wake who waited."""
+        """The writer thread: take everything that waits, commit it, wake the callers."""
         stopping = False
         while not stopping:
             batch = [self._queue.get()]
@@ -468,7 +481,7 @@ class Journal:
             try:
                 return self._transaction(writes)
             except sqlite3.OperationalError as error:
-                if not _is_full(error) or not self._spend_reserve():
+                if not _is_full(error) or not self.spend_reserve():
                     raise
                 self._roll_back()
                 return self._transaction(writes)
@@ -486,8 +499,8 @@ class Journal:
         connection = self._writer
         rows = [row for write in writes for row in write.rows]
         if len(rows) <= _ROWS_A_STATEMENT and all(write.operation is None for write in writes):
-            # A statement outside of a transaction is one by itself. So the interpreter's lock, which the loop wants
-            # too, is let go and fought for once, and not once for each of begin, insert and commit.
+            # A statement outside of a transaction is one by itself. So this thread takes the interpreter's lock, which
+            # the loop wants too, once, and not for each of begin, insert and commit.
             self._move_on(_insert(connection, self._last, rows))
             return [None] * len(writes)
         connection.execute("BEGIN IMMEDIATE")
@@ -512,7 +525,7 @@ class Journal:
         def wake() -> None:
             for number, write in enumerate(writes):
                 if write.future.done():
-                    continue  # nobody waits any more
+                    continue  # its caller gave up
                 if isinstance(outcome, JournalFailed):
                     write.future.set_exception(outcome)
                 else:
@@ -523,7 +536,7 @@ class Journal:
                     except Exception:  # the others are to hear of it all the same
                         log.exception("commit_follow_up_failed")
 
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: no caller is left
             writes[0].loop.call_soon_threadsafe(wake, context=_IN_ASYNCIO.copy())
 
     def _reopen(self, _: sqlite3.Connection) -> None:
@@ -557,7 +570,8 @@ class Journal:
             return False
         return True
 
-    def _spend_reserve(self) -> bool:
+    def spend_reserve(self) -> bool:
+        """Free the reserve's space for a commit that needs it; False: there is none. It is made again as always."""
         self.tight = True
         try:
             self._reserve.unlink()
@@ -612,7 +626,7 @@ def _insert(connection: sqlite3.Connection, last: int, rows: Sequence[_Row]) -> 
 def _is_full(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    # A quota, and a log's index that cannot grow, are told from other errors by nothing: trying costs little.
+    # A quota, and a log's index that cannot grow, look like other errors: trying costs little.
     return getattr(error, "sqlite_errorcode", None) in (
         sqlite3.SQLITE_FULL,
         sqlite3.SQLITE_IOERR_WRITE,

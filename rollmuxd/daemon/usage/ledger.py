@@ -1,20 +1,21 @@
 """What the GPUs were used for, and what the same work would have taken without sharing.
 
-A pure fold over facts. The facts run through a :class:`~rollmuxd.core.state.State`, so that an iteration, a slowdown
-or a held GPU means here what it means to the scheduler; between two facts about a node its use is constant, and time
-times use is added to the books. Usable offline, on any list of facts::
+A pure fold over facts. The facts run through a :class:`~rollmuxd.core.state.State`, so an iteration, a slowdown or a
+held GPU means here what it means to the scheduler. Between two facts about a node its use is constant, and is added
+up by its time. Usable offline, on any list of facts::
 
-    ledger = Ledger(since=0, until=None)
+    ledger = UsageLedger(since=0, until=None)
     for fact in facts:
         ledger.see(fact)
     report = ledger.report(by="job")
 
-Books add up: those of spans that follow each other are, added, those of the whole. So a daemon closes them once for
-each day (UTC), keeps that, and lets go of the day's facts when they are old (:mod:`.journal_care`).
+Usage adds up: that of spans that follow each other is, added, that of the whole. So a daemon closes it once for
+each day (UTC), keeps that, and deletes the day's facts when they are old (:mod:`rollmuxd.daemon.journal.retention`).
 
-The bill is made of the books when they are shown. Held time is charged to its holder; what a group's nodes were not
-held (between slots, while states were parked) is split among its jobs by what they held in the span; the rest of the
+The bill is made of the usage when it is shown. Held time is charged to its holder. Time in which a group's nodes
+were not held (between slots, while states were parked) is split among its jobs by what they held. The rest of the
 inventory is *unallocated*. So charges and the unallocated rest are the inventory's hours, in GPU-hours and in money.
+What fillers ran on lent nodes is counted as harvested, and charged to no job.
 """
 
 import csv
@@ -30,7 +31,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.apply import apply
 from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId
 from rollmuxd.core.model import Job, JobStatus, Node, Order, OrderKind, OrderStatus, Slot, SlotStatus
-from rollmuxd.core.state import State
+from rollmuxd.core.state import State, state_key
 from rollmuxd.wire.answers import Bill, PoolRow, ReportView, Saving, WorkRow
 
 HOUR: Final = 3_600_000
@@ -46,7 +47,7 @@ JUDGED_FROM: Final = 8
 
 @dataclass(slots=True)
 class _Work:
-    """The books of one job. Sums of GPU-milliseconds, milliseconds, and money times milliseconds."""
+    """The usage of one job. Sums of GPU-milliseconds, milliseconds, and money times milliseconds."""
 
     job: JobId
     owner: str
@@ -70,6 +71,10 @@ class _Work:
     #: of the nodes on which states were loaded or parked, while they were
     switch_gpu: float = 0
     cost_switch: float = 0
+    #: of a filler: what it ran on nodes that were lent to it. It is charged nothing for that
+    harvested: float = 0
+    #: milliseconds that loans of its nodes to fillers have held it up, at most
+    held_up: float = 0
     #: as it was last
     slo: float | None = None
     promised: bool = False
@@ -77,7 +82,7 @@ class _Work:
 
 @dataclass(slots=True)
 class _Shared:
-    """The books of one group: what its nodes were not held, and by whom they were."""
+    """The usage of one group: how long its nodes were not held, and which jobs held them."""
 
     idle: float = 0
     cost_idle: float = 0
@@ -92,7 +97,7 @@ class _Shared:
                 mine[job] = mine.get(job, 0) + time
 
     def shares(self) -> dict[JobId, float]:
-        """Each job's part of what was not held: by what it held, or, where nobody held anything, by its time there."""
+        """Each job's part of what was not held: by what it held, or, where no job held anything, by its time there."""
         by = self.held if any(self.held.values()) else self.pinned
         total = sum(by.values())
         return {job: time / total for job, time in by.items()} if total else {}
@@ -100,7 +105,7 @@ class _Shared:
 
 @dataclass(slots=True)
 class _Pool:
-    """The books of one pool."""
+    """The usage of one pool."""
 
     #: at the end of the span
     gpus: int = 0
@@ -110,6 +115,7 @@ class _Pool:
     pinned: float = 0
     cost: float = 0
     cost_pinned: float = 0
+    harvested: float = 0
 
 
 @dataclass(slots=True)
@@ -123,7 +129,7 @@ class DailyUsage:
     unreadable: list[int] = field(default_factory=list)
 
     def add(self, later: "DailyUsage") -> None:
-        """Add the books of a span that comes later."""
+        """Add the usage of a span that comes later."""
         for job, of_job in later.work.items():
             mine = self.work.setdefault(job, _Work(job, of_job.owner, of_job.name))
             mine.name, mine.slo, mine.promised = of_job.name, of_job.slo, of_job.promised
@@ -134,14 +140,14 @@ class DailyUsage:
         for name, of_pool in later.pools.items():
             total = self.pools.setdefault(name, _Pool())
             total.gpus = of_pool.gpus
-            for figure in ("capacity", "held", "used", "pinned", "cost", "cost_pinned"):
+            for figure in ("capacity", "held", "used", "pinned", "cost", "cost_pinned", "harvested"):
                 setattr(total, figure, getattr(total, figure) + getattr(of_pool, figure))
         for group, shared in later.groups.items():
             self.groups.setdefault(group, _Shared()).add(shared)
         self.unreadable += later.unreadable
 
     def copy(self) -> "DailyUsage":
-        """The same, which nobody goes on with."""
+        """A copy that stays as it is."""
         return DailyUsage(
             {job: replace(book) for job, book in self.work.items()},
             {name: replace(pool) for name, pool in self.pools.items()},
@@ -167,13 +173,13 @@ class DailyUsage:
         return made
 
     def view(self, since: Millis, until: Millis, *, by: str = "job", owner: str | None = None) -> ReportView:
-        """The books as they are shown; ``owner``: only theirs."""
+        """The usage as it is shown; ``owner``: only theirs."""
         charges = self.charges()
-        books = [book for book in self.work.values() if owner is None or book.owner == owner]
+        usage = [book for book in self.work.values() if owner is None or book.owner == owner]
         shown = [
             book
-            for book in books
-            if charges[book.job].gpu_ms or book.wait_placement or book.wait_turn or book.iterations
+            for book in usage
+            if charges[book.job].gpu_ms or book.harvested or book.wait_placement or book.wait_turn or book.iterations
         ]
         return ReportView(
             since=_iso(since),
@@ -181,14 +187,14 @@ class DailyUsage:
             by=by,
             work=[] if by == "pool" else _rows(shown, charges, by),
             pools=[_pool_row(name, self.pools[name]) for name in sorted(self.pools)],
-            saving=_saving(books, charges),
-            bill=self._bill(books, charges),
+            saving=_saving(usage, charges),
+            bill=self._bill(usage, charges),
             unreadable=self.unreadable,
         )
 
-    def _bill(self, books: Sequence[_Work], charges: Mapping[JobId, "Charge"]) -> Bill:
-        """All of the inventory's hours: those charged to these books' jobs, to others, and to nobody."""
-        mine = _sum(charges[book.job] for book in books)
+    def _bill(self, usage: Sequence[_Work], charges: Mapping[JobId, "Charge"]) -> Bill:
+        """All of the inventory's hours: those charged to the jobs of this usage, to others, and to no job."""
+        mine = _sum(charges[book.job] for book in usage)
         everybody = _sum(charges.values())
         pools = self.pools.values()
         capacity, cost = sum(pool.capacity for pool in pools), sum(pool.cost for pool in pools)
@@ -205,7 +211,7 @@ class DailyUsage:
 
 
 class Charge(NamedTuple):
-    """What somebody is charged with: GPU-milliseconds, and money times milliseconds an hour."""
+    """A charge: GPU-milliseconds, and money times milliseconds an hour."""
 
     gpu_ms: float
     cost: float
@@ -230,19 +236,21 @@ class _Use:
     pinned: tuple[JobId, ...] = ()
     held: dict[JobId, int] = field(default_factory=dict)
     used: dict[JobId, int] = field(default_factory=dict)
+    #: by fillers: idle time of its group, or unallocated time, all the same
+    harvested: dict[JobId, int] = field(default_factory=dict)
 
 
 class UsageLedger:
-    """Books facts. ``state`` is what was before the first of them (of a snapshot), if anything was."""
+    """Counts use from facts. ``state`` is what was before the first of them (of a snapshot), if anything was."""
 
     def __init__(self, *, since: Millis = 0, until: Millis | None = None, state: State | None = None) -> None:
         self.since = since
         self.until = until
         self._state = State() if state is None else state
-        self._books = DailyUsage()
-        self._work, self._pools, self._groups = self._books.work, self._books.pools, self._books.groups
+        self._usage = DailyUsage()
+        self._work, self._pools, self._groups = self._usage.work, self._usage.pools, self._usage.groups
         self._uses: dict[NodeId, _Use] = {}
-        #: when the books were last closed: what goes on since before is booked until then
+        #: when the usage was last closed: what began before is booked until then
         self._closed: Millis = 0
         #: jobs that wait for a placement, since when
         self._waiting: dict[JobId, Millis] = {}
@@ -262,13 +270,13 @@ class UsageLedger:
         try:
             self._book(fact)
         except Exception:  # of any kind: what it speaks of may be missing
-            if not self._books.unreadable:
+            if not self._usage.unreadable:
                 raise
         return True
 
     def miss(self, seq: int) -> None:
         """A fact cannot be read. Facts after it that do not fit without it are left out, too."""
-        self._books.unreadable.append(seq)
+        self._usage.unreadable.append(seq)
 
     def _book(self, fact: f.Fact) -> None:
         nodes = self._touched(fact)
@@ -317,8 +325,15 @@ class UsageLedger:
             case f.SlotClaimed() | f.SlotWithdrawn():
                 slot = state.slots[fact.slot]
                 self._waited(slot, fact.at)
+                if isinstance(fact, f.SlotClaimed) and fact.at >= self.since:
+                    self._work[slot.job].held_up += fact.lent_ms
             case f.OrderEnded() | f.OrderFaulted() | f.OrderContactLost():
                 order = state.orders.get(fact.order)
+                if order is not None:
+                    self._switched(order, fact.at)
+            case f.StateObserved():  # the end of its order was not reported
+                kept = state.states.get(state_key(fact.job, fact.pool, fact.node))
+                order = None if kept is None else state.orders.get(kept.order or "")
                 if order is not None:
                     self._switched(order, fact.at)
             case _:
@@ -335,7 +350,8 @@ class UsageLedger:
                 book.cost_switch += took * len(node.gpus) * node.price_per_gpu_hour
 
     def _waited(self, slot: Slot, at: Millis) -> None:
-        self._work[slot.job].wait_turn += self._within(slot.queued_at, at)
+        if self._state.jobs[slot.job].spec.filler is None:  # a filler has no turn
+            self._work[slot.job].wait_turn += self._within(slot.queued_at, at)
 
     def _status_changed(self, job: Job, book: _Work, at: Millis) -> None:
         since = self._waiting.pop(job.id, None)
@@ -356,7 +372,10 @@ class UsageLedger:
         use = _Use(at, pool, len(node.gpus), node.price_per_gpu_hour, node.group, tuple(node.pinned))
         for gpu in node.gpus.values():
             slot = None if gpu.holder is None else self._state.slots.get(gpu.holder)
-            if slot is not None:
+            if slot is not None and self._state.jobs[slot.job].spec.filler is not None:
+                if slot.status in _USING:
+                    use.harvested[slot.job] = use.harvested.get(slot.job, 0) + 1
+            elif slot is not None:
                 use.held[slot.job] = use.held.get(slot.job, 0) + 1
                 if slot.status in _USING:
                     use.used[slot.job] = use.used.get(slot.job, 0) + 1
@@ -386,6 +405,9 @@ class UsageLedger:
             self._work[job].cost_held += span * gpus * use.price
         for job, gpus in use.used.items():
             self._work[job].used += span * gpus
+        for job, gpus in use.harvested.items():
+            self._work[job].harvested += span * gpus
+            pool.harvested += span * gpus
         for job in use.pinned:
             share = span * use.gpus / len(use.pinned)
             self._work[job].allocated += share
@@ -394,7 +416,7 @@ class UsageLedger:
             self._share(self._groups.setdefault(use.group, _Shared()), use, span)
 
     def _share(self, shared: _Shared, use: _Use, span: Millis) -> None:
-        """Book what a group's node was not held, and who held the rest."""
+        """Book how long a group's node was not held, and which jobs held it."""
         idle = use.gpus - sum(use.held.values())
         shared.idle += span * idle
         shared.cost_idle += span * idle * use.price
@@ -419,6 +441,7 @@ class UsageLedger:
                 return (fact.node,)
             case (
                 f.SlotClaimed()
+                | f.NodeLent()
                 | f.SlotGranted()
                 | f.SlotShrunk()
                 | f.SlotGrown()
@@ -442,10 +465,10 @@ class UsageLedger:
     # ---- the report --------------------------------------------------------------------------------------------------
 
     def close(self, now: Millis | None = None) -> tuple[DailyUsage, Millis]:
-        """The books, with all that goes on booked as well; and the time until which it is.
+        """The usage, with all that has not ended booked as well; and the time until which it is.
 
-        That is ``until``, or ``now`` where that is earlier; without either, the last fact. Facts from later on may
-        follow: these very books then go on.
+        That is ``until``, or ``now`` where that is earlier; without either, the last fact. Later facts may follow:
+        the same usage then continues.
         """
         end = self.until if now is None and self.until is not None else max(now or 0, self._state.at)
         if self.until is not None:
@@ -464,12 +487,12 @@ class UsageLedger:
         for order in self._state.orders.values():
             self._switched(order, end)
         self._closed = max(self._closed, end)
-        return self._books, end
+        return self._usage, end
 
     def report(self, *, by: str = "job", owner: str | None = None, now: Millis | None = None) -> ReportView:
-        """Close the books, and show them; ``owner``: only theirs. See :meth:`close`."""
-        books, end = self.close(now)
-        return books.view(self.since, end, by=by, owner=owner)
+        """Close the usage, and show it; ``owner``: only theirs. See :meth:`close`."""
+        usage, end = self.close(now)
+        return usage.view(self.since, end, by=by, owner=owner)
 
 
 def _pool_row(name: str, pool: _Pool) -> PoolRow:
@@ -484,6 +507,7 @@ def _pool_row(name: str, pool: _Pool) -> PoolRow:
         gpu_hours_unallocated=_hours(pool.capacity - pool.pinned),
         utilisation=round(pool.used / pool.capacity, 4) if pool.capacity else None,
         cost_capacity=_hours(pool.cost),
+        gpu_hours_harvested=_hours(pool.harvested),
     )
 
 
@@ -504,11 +528,11 @@ def _cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
 
 
-def _rows(books: Iterable[_Work], charges: Mapping[JobId, Charge], by: str) -> list[WorkRow]:
+def _rows(usage: Iterable[_Work], charges: Mapping[JobId, Charge], by: str) -> list[WorkRow]:
     if by == "job":
-        return [_row([book], charges, book.name, book.job) for book in books]
+        return [_row([book], charges, book.name, book.job) for book in usage]
     owners: dict[str, list[_Work]] = {}
-    for book in books:
+    for book in usage:
         owners.setdefault(book.owner, []).append(book)
     return [_row(theirs, charges, owner, None) for owner, theirs in sorted(owners.items())]
 
@@ -517,14 +541,14 @@ _NO_SUMS: Final = ("job", "owner", "name", "slo", "promised")
 _SUMS: Final = tuple(item.name for item in fields(_Work) if item.name not in _NO_SUMS)
 
 
-def _row(books: Sequence[_Work], charges: Mapping[JobId, Charge], name: str, job: JobId | None) -> WorkRow:
+def _row(usage: Sequence[_Work], charges: Mapping[JobId, Charge], name: str, job: JobId | None) -> WorkRow:
     """A row of one job, or of all jobs of one owner."""
-    book = _Work(job or "", books[0].owner, name)
-    for of_job in books:
+    book = _Work(job or "", usage[0].owner, name)
+    for of_job in usage:
         for figure in _SUMS:
             setattr(book, figure, getattr(book, figure) + getattr(of_job, figure))
-    charge = _sum(charges[of_job.job] for of_job in books)
-    kept = [_kept(of_job) for of_job in books]
+    charge = _sum(charges[of_job.job] for of_job in usage)
+    kept = [_kept(of_job) for of_job in usage]
     return WorkRow(
         name=name,
         owner=book.owner,
@@ -547,7 +571,9 @@ def _row(books: Sequence[_Work], charges: Mapping[JobId, Charge], name: str, job
         cost_charged=_hours(charge.cost),
         gpu_hours_switching=_hours(book.switch_gpu),
         cost_switching=_hours(book.cost_switch),
-        slo=books[0].slo if job is not None else None,
+        gpu_hours_harvested=_hours(book.harvested),
+        held_up_hours=_hours(book.held_up),
+        slo=usage[0].slo if job is not None else None,
         slo_judged=sum(one is not None for one in kept),
         slo_kept=sum(one is True for one in kept),
     )
@@ -560,16 +586,16 @@ def _kept(book: _Work) -> bool | None:
     return book.elapsed <= book.slo * book.solo
 
 
-def _saving(books: Sequence[_Work], charges: Mapping[JobId, Charge]) -> Saving:
-    alone, allocated = sum(book.alone for book in books), sum(book.allocated for book in books)
-    charged = _sum(charges[book.job] for book in books)
+def _saving(usage: Sequence[_Work], charges: Mapping[JobId, Charge]) -> Saving:
+    alone, allocated = sum(book.alone for book in usage), sum(book.allocated for book in usage)
+    charged = _sum(charges[book.job] for book in usage)
     return Saving(
         baseline=BASELINE,
         gpu_hours_alone=_hours(alone),
         gpu_hours_allocated=_hours(allocated),
         gpu_hours_charged=_hours(charged.gpu_ms),
         gpu_hours_saved=_hours(alone - charged.gpu_ms),
-        cost_saved=_hours(sum(book.cost_alone for book in books) - charged.cost),
+        cost_saved=_hours(sum(book.cost_alone for book in usage) - charged.cost),
     )
 
 

@@ -39,7 +39,7 @@ export const ACTIONS = {
     why: true,
     not: (me, job) => acts(me, job) || (job.status === "ended" ? "it has ended" : ""),
     ask: (job) =>
-      `${job.name} ends now, and all that it holds is freed once it was seen clear. What it has not saved is lost.`,
+      `${job.name} ends now, and all that it holds is freed once it was verified clean. What it has not saved is lost.`,
     call: (api, job, { reason }) => api.call("DELETE", at("jobs", job.job), reason ? { reason } : {}),
   },
   revoke: {
@@ -49,7 +49,7 @@ export const ACTIONS = {
     not: (me, slot) =>
       admins(me) || (["running", "tail", "loading"].includes(slot.status) ? "" : `it is ${slot.status}`),
     ask: (slot) =>
-      `Slot ${slot.id} of ${slot.name} is taken away now. Its GPUs go to nobody until they were seen clear.`,
+      `Slot ${slot.id} of ${slot.name} is taken away now. No other job gets its GPUs until they were verified clean.`,
     call: (api, slot, { reason }) => api.call("POST", `${at("slots", slot.id)}/revoke`, reason ? { reason } : {}),
   },
   drain: {
@@ -69,15 +69,15 @@ export const ACTIONS = {
     ask: (node) => `${node.node} may be used again.`,
     call: (api, node) => api.call("POST", `${at("nodes", node.node)}/undrain`),
   },
-  clear: {
-    label: "Declare clear",
+  clean: {
+    label: "Declare clean",
     danger: true,
     why: true,
     not: (me, node) => admins(me) || (node.status === "quarantined" ? "" : `it is ${node.status}, and not quarantined`),
     ask: (node) =>
       `You say that nothing of any job is left on the GPUs of ${node.node}. If something is, two jobs will meet there.`,
     call: (api, node, { reason }) =>
-      api.call("POST", `${at("nodes", node.node)}/declare-clear`, reason ? { reason } : {}),
+      api.call("POST", `${at("nodes", node.node)}/declare-clean`, reason ? { reason } : {}),
   },
 };
 

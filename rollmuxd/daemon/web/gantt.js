@@ -304,8 +304,8 @@ export class Gantt {
     if (bad && bar.t1 === slot.ended && bar.kind !== "waiting") {
       this._cap(end, top, height, slot.how === "revoked" ? "--warn" : "--bad");
     }
-    if (slot.overstays !== undefined && slot.overstays >= bar.t0 && slot.overstays <= bar.t1) {
-      this._late(this.xOf(slot.overstays), top);
+    if (slot.overran !== undefined && slot.overran >= bar.t0 && slot.overran <= bar.t1) {
+      this._late(this.xOf(slot.overran), top);
     }
     if (width > 34 && height >= 11 && (bar.kind === "running" || bar.kind === "tail")) {
       this._text(look.labelOf(bar), left + 4, top, height, width - 7, "--onbar");

@@ -17,7 +17,7 @@ const ENDINGS = {
 const NODE_STATUS = {
   node_up: "up",
   node_occupied: "occupied",
-  node_unseen: "unknown",
+  node_unknown: "unknown",
   node_lost: "lost",
   node_quarantined: "quarantined",
   node_draining: "draining",
@@ -29,6 +29,7 @@ const JOB_STATUS = {
   move_began: "moving",
   move_ended: "admitted",
   move_abandoned: "admitted",
+  filler_placed: "admitted",
   job_promised: "admitted",
   job_unplaced: "waiting",
   job_paused: "paused",
@@ -67,6 +68,8 @@ export class History {
     this.statesOfNode = new Map();
     /** grows with each fact about a placement */
     this.placed = 0;
+    /** jobs that are lent nodes, and have none of their own */
+    this.fillers = new Set();
     /** {seq, at, level, text, job, node, slot} */
     this.events = [];
     /** by GPU: its node, and its place there */
@@ -99,7 +102,8 @@ export class History {
     for (const fact of facts) this.see(fact);
   }
 
-  see(fact) {
+  see(given) {
+    const fact = inWords(given);
     const at = fact.at;
     if (this.earliest === undefined || at < this.earliest) this.earliest = at;
     if (at > this.latest && fact.fact !== "audited") this.latest = at;
@@ -124,7 +128,7 @@ export class History {
     slot.reason ??= view.reason || undefined;
     slot.gpus ??= view.gpus;
     if (view.status === "tail") slot.tail = true;
-    // It is over, and nobody has said when it let go: as far as is known, at its end.
+    // It is over, and no fact says when it freed them: as far as is known, at its end.
     if ((view.status === "over" || view.status === "withdrawn") && slot.over === undefined) slot.over = slot.ended;
     if (view.status === "withdrawn") slot.how ??= "withdrawn";
     if (view.status === "reclaiming") slot.reclaiming = true; // by what it ended is not told here
@@ -136,7 +140,7 @@ export class History {
     for (const [id, slot] of this.slots) {
       if ((slot.over ?? Infinity) < before) {
         this.slots.delete(id);
-        for (const { gpus } of [...slot.tries, slot]) {
+        for (const { gpus } of [...slot.tries, ...slot.parts, slot]) {
           for (const gpu of gpus ?? []) this.slotsOfNode.get(this.nodeOf.get(gpu))?.delete(slot);
         }
         this.slotsOfJob.get(slot.job)?.delete(slot);
@@ -254,6 +258,12 @@ export class History {
   }
 }
 
+/** A fact whose causes are the sentences that they are for this reader. */
+function inWords(fact) {
+  const { reason, why, error } = fact;
+  return { ...fact, reason: reason?.text ?? reason, why: why?.text ?? why, error: error?.text ?? error };
+}
+
 const HANDLERS = {
   daemon_started: (history, fact) => {
     insert(history.starts, { seq: fact.seq, at: fact.at, kind: fact.fact, status: "unknown", reason: "" });
@@ -263,7 +273,11 @@ const HANDLERS = {
     history.knowNode(fact.node.id, fact.node.gpus);
     history._mark(history.nodes, fact.node.id, fact, "unknown", history.touchedNodes);
   },
-  job_registered: (history, fact) => history.names.set(fact.job, { name: fact.spec.name, owner: fact.owner }),
+  job_registered: (history, fact) => {
+    history.names.set(fact.job, { name: fact.spec.name, owner: fact.owner });
+    if (fact.spec.filler) history.fillers.add(fact.job);
+  },
+  filler_placed: (history, fact) => history.fillers.add(fact.job),
   job_placed: (history, fact) => {
     history._mark(history.jobs, fact.job, fact, fact.status, history.touchedJobs);
     pinned(history, fact);
@@ -283,6 +297,11 @@ const HANDLERS = {
     history._placeSlot(slot);
   },
   slot_claimed: tried,
+  node_lent: (history, fact) => {
+    tried(history, fact);
+    const { job } = history._slot(fact.slot);
+    if (job !== undefined) history.fillers.add(job);
+  },
   slot_requeued: tried,
   slot_granted: (history, fact) => {
     const slot = history._slot(fact.slot);
@@ -290,15 +309,11 @@ const HANDLERS = {
     slot.fence = fact.fence.join(".");
     history._touch(slot);
   },
-  slot_taken_over: (history, fact) => {
-    const slot = history._slot(fact.slot);
-    if (fact.fence) slot.fence = fact.fence.join(".");
-  },
   slot_shrunk: (history, fact) => part(history, fact, fact.kept),
   slot_grown: (history, fact) => part(history, fact, fact.gpus),
-  slot_overstays: (history, fact) => {
+  slot_overran: (history, fact) => {
     const slot = history._slot(fact.slot);
-    slot.overstays = fact.at;
+    slot.overran = fact.at;
     history._touch(slot);
   },
   slot_over: (history, fact) => {
@@ -316,7 +331,7 @@ const HANDLERS = {
     history.touchedNodes.add(fact.node);
   },
   state_unknown: (history, fact) => stateMark(history, fact, "unknown", fact.at),
-  state_seen: (history, fact) => stateMark(history, fact, fact.status, fact.at),
+  state_observed: (history, fact) => stateMark(history, fact, fact.status, fact.at),
 };
 for (const [kind, how] of Object.entries(ENDINGS)) {
   HANDLERS[kind] = (history, fact) => {
@@ -341,7 +356,7 @@ for (const [kind, how] of Object.entries({
   };
 }
 
-/** A slot holds GPUs, or has let go of them again, its state not being loaded there: then it waits for others. */
+/** A slot holds GPUs, or has freed them again, its state not being loaded there: then it waits for others. */
 function tried(history, fact) {
   const slot = history._slot(fact.slot);
   insert(slot.tries, { seq: fact.seq, at: fact.at, gpus: fact.gpus, reason: fact.reason });
@@ -383,7 +398,8 @@ function stateMark(history, fact, status, at) {
 
 function part(history, fact, gpus) {
   const slot = history._slot(fact.slot);
-  insert(slot.parts, { seq: fact.seq, at: fact.at, gpus });
+  insert(slot.parts, { seq: fact.seq, at: fact.at, gpus, tail: fact.fact === "slot_shrunk" });
+  history._onNodes(slot, gpus);
   history._touch(slot);
 }
 
@@ -395,9 +411,7 @@ export function statusOf(slot) {
   if (slot.over !== undefined) return slot.how ?? "over";
   if (slot.ended !== undefined) return slot.how === "released" ? "released" : "reclaiming";
   if (slot.granted !== undefined) {
-    const now = slot.parts.length
-      ? slot.parts[slot.parts.length - 1].gpus.length < (slot.gpus?.length ?? 0)
-      : slot.tail;
+    const now = slot.parts.length ? slot.parts[slot.parts.length - 1].tail : slot.tail;
     return now ? "tail" : "running";
   }
   return slot.claimed === undefined ? "queued" : "loading";
@@ -438,7 +452,7 @@ function describe(history, fact) {
     case "loop_stalled":
       return ["warn", `the daemon's loop was ${Math.round(fact.late_ms)} ms late; every lease was renewed`];
     case "host_booted":
-      return ["info", `host ${fact.host} was started anew`];
+      return ["info", `host ${fact.host} was started again`];
     case "node_up":
       return ["ok", `node ${fact.node} is up`];
     case "node_occupied":
@@ -453,10 +467,10 @@ function describe(history, fact) {
       return ["info", `node ${fact.node} is drained`];
     case "node_undrained":
       return ["ok", `node ${fact.node} may be used again${by}`];
-    case "gpus_unclear":
-      return ["warn", `on node ${fact.node} GPUs are not clear${why}`];
-    case "gpus_cleared":
-      return fact.by ? ["info", `GPUs of ${fact.node} were declared clear${by}${why}`] : undefined;
+    case "gpus_not_clean":
+      return ["warn", `on node ${fact.node} GPUs are not clean${why}`];
+    case "gpus_verified_clean":
+      return fact.by ? ["info", `GPUs of ${fact.node} were declared clean${by}${why}`] : undefined;
     case "job_registered":
       return ["info", `${fact.spec.name} was registered (run ${fact.run}) by ${fact.owner}/${fact.user}`];
     case "job_placed":
@@ -495,27 +509,28 @@ function describe(history, fact) {
       return ["warn", `${slotOf()} goes back to those who wait${why}`, about()];
     case "job_guarded":
       return ["warn", `${job} is short of credit: it goes first, or to nodes of its own`];
-    case "left_over_seen":
+    case "residual_memory_observed":
       if (fact.mb <= fact.agreed_mb) return undefined;
       return [
         "warn",
         `${job}'s ${fact.pool} state leaves ${fact.mb / 1000} GB on each GPU of ${fact.node}; ${fact.agreed_mb / 1000} GB were agreed`,
       ];
     case "times_drifted":
-      return ["info", `phases of ${job} take another time than plans reckoned with`];
+      return ["info", `phases, loads or parks of ${job} take another time than planned`];
     case "group_replanned":
       if (!fact.at_risk?.length) return undefined;
       return ["warn", `${fact.at_risk.map(name).join(", ")}: no room for the promise in the plan of group ${fact.group}`];
     case "guard_ended":
+      if (fact.reason) return ["warn", `${job} is not guarded any more: ${fact.reason}`];
       return ["ok", `${job} has earned its credit`];
-    case "slot_overstays":
+    case "slot_overran":
       return [
         "warn",
         `${slotOf()} runs for ${Math.round(fact.ran_ms / 1000)} s, longer than the ${Math.round(fact.bound_ms / 1000)} s expected`,
         about(),
       ];
     case "slot_shrunk":
-      return ["info", `${slotOf()} goes on on ${fact.kept.length} GPUs: its tail`, about()];
+      return ["info", `${slotOf()} continues on ${fact.kept.length} GPUs: its tail`, about()];
     case "order_faulted":
     case "order_contact_lost": {
       const order = history.orders.get(fact.order) ?? {};

@@ -4,6 +4,7 @@ import { clock, dateAndTime, duration, number, seconds } from "./format.js";
 import { fill, h, show } from "./dom.js";
 import { Gantt } from "./gantt.js";
 import { statusOf } from "./history.js";
+import { Output } from "./output.js";
 import { buttons } from "./actions.js";
 import { Table } from "./table.js";
 import { eventRow, glyph, pairs, slowdownBar } from "./panels.js";
@@ -42,6 +43,7 @@ export class JobPage {
       ),
       h("section", { class: "panel" }, h("h2", {}, "Timeline, with its nodes"), this.box),
       h("div", { class: "cols" }, panel("Slots", this.slots.element), panel("Events", this.events)),
+      panel("Output", new Output(app.api, id).element),
     );
     this.gantt = new Gantt(
       canvas,

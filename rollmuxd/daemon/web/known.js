@@ -97,7 +97,7 @@ export class Known {
     const since = now === "queued" ? slot.queued : now === "loading" ? slot.claimed : slot.granted;
     const words =
       {
-        queued: `waits for ${slot.phase}`,
+        queued: `waits its turn for ${slot.phase}`,
         loading: `loads for ${slot.phase}`,
         running: slot.phase,
         tail: `${slot.phase}, tail`,
@@ -318,7 +318,7 @@ const DAY = 86400000;
 const days = (count) => (now) => (Math.floor(now / DAY) - count) * DAY;
 
 /**
- * Spans of a report. They begin with a day (UTC), since of days the daemon has the books; only the last hour makes it
+ * Spans of a report. They begin with a day (UTC), since of days the daemon has the usage; only the last hour makes it
  * read facts, and is not what one is shown unasked.
  */
 export const SPANS = {

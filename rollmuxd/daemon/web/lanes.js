@@ -5,8 +5,8 @@
 //   loading     it holds the GPUs, and its state is being loaded        claimed -> granted
 //   running     the GPUs are the job's                                  granted -> ended
 //   tail        the same, on fewer GPUs than it began with              shrunk  -> grown or ended
-//   closing     given back, and not yet let go of                       released -> over
-//   reclaiming  lost, revoked or faulted: held until seen clear         ended   -> over
+//   closing     given back, and not yet free                       released -> over
+//   reclaiming  lost, revoked or faulted: held until verified clean         ended   -> over
 //   parking     a state is being moved out, or dropped                  an order's time
 //   waiting     (lanes of jobs) it has asked for its turn               queued  -> claimed or withdrawn
 
@@ -31,7 +31,7 @@ function barsOfSlot(slot, part, into) {
   for (const change of slot.parts) {
     bar(since, change.at, kind, gpus);
     [since, gpus] = [change.at, change.gpus];
-    kind = gpus.length < slot.gpus.length ? "tail" : "running";
+    kind = change.tail ? "tail" : "running";
   }
   bar(since, until, kind, gpus);
   if (slot.ended !== undefined && slot.how !== "withdrawn") {
@@ -172,6 +172,7 @@ export function allocations(history, pinned) {
     list.push({ t0, t1 });
   };
   for (const [job, marks] of history.placements) {
+    if (history.fillers.has(job)) continue;
     // By node, since when it is the job's; and those that it has, and is to move to.
     const since = new Map();
     let [mine, coming] = [[], []];

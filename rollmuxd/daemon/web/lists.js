@@ -21,7 +21,10 @@ export function lists(app) {
       key: (job) => job.job,
       open: (job) => app.go(`#/job/${job.job}`),
       text: (job) => `${job.name} ${job.job} ${job.owner} ${job.user} ${job.status} ${job.group ?? ""} ${job.reason}`,
-      empty: "no job has registered; the five-minute way to one's first is in the docs",
+      empty: () =>
+        app.me?.role === "admin"
+          ? "no job has registered; the tutorial in the docs starts the first"
+          : `no job of owner ${app.me?.owner}; with the role ${app.me?.role} you do not see other owners' jobs`,
       columns: [
         {
           id: "name",
@@ -89,11 +92,11 @@ export function lists(app) {
           sort: (group) => group.jobs.length,
         },
         {
-          id: "wheel",
-          head: "wheel",
+          id: "schedule",
+          head: "schedule",
           width: "minmax(240px, 2fr)",
-          cell: (group) => wheel(app, group),
-          title: (group) => group.wheel.map((visit) => `${visit.name || visit.job} ${visit.phase}`).join(" → "),
+          cell: (group) => schedule(app, group),
+          title: (group) => group.schedule.map((turn) => `${turn.name || turn.job} ${turn.phase}`).join(" → "),
         },
         text("nodes", "nodes", "minmax(180px, 1.2fr)", (group) => group.nodes.join(" ")),
         text("period", "period", "90px", (group) => group.period_s, {
@@ -144,11 +147,11 @@ export function lists(app) {
         },
         {
           id: "left",
-          head: "left over",
+          head: "residual",
           width: "84px",
           num: true,
-          cell: (node) => (node.leftover_gb ? `${number(node.leftover_gb, 1)} GB` : "–"),
-          sort: (node) => node.leftover_gb,
+          cell: (node) => (node.residual_gb ? `${number(node.residual_gb, 1)} GB` : "–"),
+          sort: (node) => node.residual_gb,
         },
         text("reason", "why", "minmax(140px, 1.4fr)", (node) => node.reason),
       ],
@@ -186,7 +189,7 @@ export function lists(app) {
         },
         {
           id: "left",
-          head: "left over on GPUs",
+          head: "residual on GPUs",
           width: "minmax(220px, 1fr)",
           cell: (host) => leftOver(app, host),
           sort: (host) => leftOf(app, host)[0],
@@ -218,21 +221,21 @@ export function lists(app) {
   };
 }
 
-function wheel(app, group) {
-  const least = Math.min(...group.wheel.map((visit) => visit.turn));
-  const next = group.wheel.findIndex((visit) => visit.turn === least);
+function schedule(app, group) {
+  const least = Math.min(...group.schedule.map((turn) => turn.rotation));
+  const next = group.schedule.findIndex((turn) => turn.rotation === least);
   return h(
     "span",
-    { class: "wheel" },
-    group.wheel.slice(0, 12).map((visit, index) =>
+    { class: "schedule" },
+    group.schedule.slice(0, 12).map((turn, index) =>
       h(
         "span",
         {
           class: index === next ? "on" : "",
-          style: { background: app.marks.of(visit.job) },
-          title: `${visit.name || visit.job} ${visit.phase}${index === next ? " (next)" : ""}`,
+          style: { background: app.marks.of(turn.job) },
+          title: `${turn.name || turn.job} ${turn.phase}${index === next ? " (next)" : ""}`,
         },
-        `${(visit.name || visit.job).slice(0, 6)}·${visit.phase.slice(0, 1)}`,
+        `${(turn.name || turn.job).slice(0, 6)}·${turn.phase.slice(0, 1)}`,
       ),
     ),
   );
@@ -250,7 +253,7 @@ function memory(node) {
 
 function leftOf(app, host) {
   const nodes = host.nodes.map((node) => app.nodes.get(node)).filter((node) => node !== undefined);
-  const left = nodes.reduce((sum, node) => sum + node.leftover_gb * node.gpus.length, 0);
+  const left = nodes.reduce((sum, node) => sum + node.residual_gb * node.gpus.length, 0);
   return [left, nodes.reduce((sum, node) => sum + node.gpu_gb * node.gpus.length, 0)];
 }
 

@@ -156,6 +156,7 @@ class App extends Known {
   tick() {
     if (document.hidden || this.me === null) return;
     say($("clock"), clock(this.now()));
+    this._remember();
     // What is the same to the pixel is not drawn again.
     const moved = this.active?.moved ?? false;
     if (moved && this.active.follows) this.active.request();
@@ -466,8 +467,33 @@ class App extends Known {
     addEventListener("hashchange", () => this.route());
     document.addEventListener("visibilitychange", () => this.tick());
     setInterval(() => this.tick(), 500);
-    this.openTab("jobs");
+    const asked = new URLSearchParams(location.hash.split("?")[1] ?? "");
+    this._recall(asked);
+    this.openTab(asked.get("tab") in this.tables ? asked.get("tab") : "jobs");
     this.route();
+  }
+
+  /** The range that the address names, and the login of `rollmuxd dashboard`, which does not stay in it. */
+  _recall(asked) {
+    const key = location.hash.match(/^#key=(\S+)$/)?.[1];
+    if (key) {
+      this.api.use(decodeURIComponent(key));
+      history.replaceState(null, "", "#/");
+    }
+    const [span, from, to] = ["span", "from", "to"].map((name) => Number(asked.get(name)) || 0);
+    if (!span && to <= from) return;
+    this.gantt.looked = true;
+    if (span) this.gantt.followNow(1000 * span);
+    else this.gantt.show(from, to);
+  }
+
+  /** Tab and range into the address, so that a link or a reload shows the same. */
+  _remember() {
+    if (this.page !== null || location.hash.startsWith("#/job/")) return;
+    const { follows, span, from, to } = this.gantt;
+    const range = follows ? `span=${Math.round(span / 1000)}` : `from=${Math.round(from)}&to=${Math.round(to)}`;
+    const hash = `#/?tab=${this.tab}&${range}`;
+    if (location.hash !== hash) history.replaceState(null, "", hash);
   }
 
   openTab(id) {

@@ -5,8 +5,8 @@ const STYLES = {
   loading: { pattern: "up", text: "loading (holds its GPUs)" },
   running: { text: "running" },
   tail: { pattern: "vertical", text: "tail: goes on on fewer GPUs" },
-  closing: { pattern: "thin", text: "given back, not yet let go of" },
-  reclaiming: { pattern: "cross", bad: true, text: "lost, revoked or faulted: held until seen clear" },
+  closing: { pattern: "thin", text: "given back, not yet free" },
+  reclaiming: { pattern: "cross", bad: true, text: "lost, revoked or faulted: held until verified clean" },
   parking: { pattern: "down", text: "parking a state" },
   waiting: { pattern: "outline", text: "waits for its turn" },
 };
@@ -234,7 +234,7 @@ export function legend(marks) {
     },
   ]);
   entries.push([
-    "a state is on the GPUs, nobody holds them",
+    "a state is on the GPUs, no job holds them",
     (to, x, y, w, h) => {
       to.fillStyle = job;
       to.fillRect(x, y + h - 3, w, 3);

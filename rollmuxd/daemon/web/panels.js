@@ -43,7 +43,7 @@ export function slowdownBar(job) {
 
 /** From this iteration on a slowdown is judged. */
 const JUDGED = 8;
-/** slots that ended like this hold their GPUs until those were seen clear; what takes longer than this is told */
+/** slots that ended like this hold their GPUs until those were verified clean; what takes longer than this is told */
 const RECLAIMED = new Set(["lost", "revoked", "faulted"]);
 const RECLAIM_MS = 15000;
 
@@ -150,7 +150,7 @@ export function savingCard(app) {
     h(
       "b",
       {},
-      promised.length ? `${number(keeps)} of ${number(promised.length)}` : "– (nobody has one that is judged yet)",
+      promised.length ? `${number(keeps)} of ${number(promised.length)}` : "– (no job has one that is judged yet)",
     ),
   );
   if (!report) {
@@ -158,7 +158,7 @@ export function savingCard(app) {
       app.reckoning || app.reportError
         ? app.reportError
           ? "–"
-          : "being reckoned …"
+          : "being computed …"
         : h("button", { onclick: () => app.openTab("report") }, "Reckon what it saves");
     return h(
       "article",
@@ -250,7 +250,7 @@ export function trouble(app) {
     }
   }
   for (const slot of app.history.newestOfJob.values()) {
-    if (slot.overstays !== undefined && slot.ended === undefined && slot.over === undefined) {
+    if (slot.overran !== undefined && slot.ended === undefined && slot.over === undefined) {
       found.push([
         "draining",
         null,
@@ -262,7 +262,7 @@ export function trouble(app) {
   const { gpus, slots, since } = reclaimed(app);
   if (gpus) {
     const whose = `${count(slots.size, "slot")} that ended badly, for up to ${duration(app.now() - since)}`;
-    found.push(["occupied", count(gpus, "GPU"), `held until seen clear of ${whose}`, null]);
+    found.push(["occupied", count(gpus, "GPU"), `held until verified clean of ${whose}`, null]);
   }
   say($("trouble-count"), found.length ? number(found.length) : "");
   show(
@@ -322,7 +322,7 @@ export function waitingJobs(app) {
         ),
       ),
   ];
-  show($("waiting"), items.length ? items : h("li", { class: "why" }, "nobody waits"));
+  show($("waiting"), items.length ? items : h("li", { class: "why" }, "no job waits"));
 }
 
 /** GPUs that are held for longer than a look at them should take, since what ended there may still be on them. */
@@ -404,7 +404,7 @@ export function slotFacts(app, slot) {
           : `${duration((slot.ended ?? now) - slot.claimed)} until now`),
     ],
     ["ran", slot.granted && `${duration((slot.ended ?? now) - slot.granted)}${slot.ended ? "" : " until now"}`],
-    ["let go after", slot.ended && slot.over && slot.claimed && duration(slot.over - slot.ended)],
+    ["freed after", slot.ended && slot.over && slot.claimed && duration(slot.over - slot.ended)],
     [
       "tail",
       slot.parts.length
@@ -451,7 +451,7 @@ export function tipOf(app, hit) {
   }
   if (hit.kept !== undefined) {
     const word =
-      hit.kept.status === "loaded" ? "lies loaded here; nobody holds the GPUs" : "may be here: it has to be looked for";
+      hit.kept.status === "loaded" ? "is loaded here; no job holds the GPUs" : "may be here: it has to be looked for";
     return [h("b", {}, `${app.nameOf(hit.kept.job)}'s ${hit.kept.pool} state`), h("div", { class: "dim" }, word)];
   }
   if (hit.at === undefined) return null;
@@ -517,7 +517,7 @@ export function chosen(app, hit, close) {
       panel,
       h("div", { class: "head" }, glyph(node.status), h("h2", {}, node.node), shut),
       h("div", { class: "body" }, nodeFacts(app, node)),
-      buttons(app, ["drain", "undrain", "clear"], node, () => app.refresh()),
+      buttons(app, ["drain", "undrain", "clean"], node, () => app.refresh()),
     );
     return;
   }
@@ -549,8 +549,8 @@ function nodeFacts(app, node) {
       ? holder?.job
         ? app.nameOf(holder.job)
         : gpu.holder
-      : gpu.stain
-        ? `bytes of ${app.nameOf(gpu.stain)}`
+      : gpu.dirty_by
+        ? `bytes of ${app.nameOf(gpu.dirty_by)}`
         : "free";
     return `${gpu.gpu.split("/")[1]} ${who}${gpu.used_gb === null ? "" : ` ${number(gpu.used_gb, 1)} GB`}`;
   });
@@ -574,7 +574,7 @@ function nodeFacts(app, node) {
         h("div", {}, `${app.nameOf(key.split(" ")[0])} ${key.split(" ").slice(1).join(" ")}: ${status}`),
       ),
     ],
-    ["left over", node.leftover_gb ? `${number(node.leftover_gb, 1)} GB on each GPU` : undefined],
+    ["residual", node.residual_gb ? `${number(node.residual_gb, 1)} GB on each GPU` : undefined],
     [
       "placed",
       h(

@@ -24,7 +24,7 @@ export function reportView(app) {
   const head = h("div", { class: "buttons" }, choice, again);
   const report = app.report;
   if (app.reportError) return h("div", { class: "report" }, head, h("p", { class: "bad" }, app.reportError));
-  if (!report) return h("div", { class: "report" }, head, h("p", { class: "dim" }, "the books are being closed …"));
+  if (!report) return h("div", { class: "report" }, head, h("p", { class: "dim" }, "the usage is being added up …"));
   const { saving } = report;
   const share = saving.gpu_hours_alone ? saving.gpu_hours_saved / saving.gpu_hours_alone : null;
   const sentence = saving.gpu_hours_saved >= 0 ? "GPU-hours saved" : "GPU-hours lost to sharing";

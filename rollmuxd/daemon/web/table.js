@@ -82,7 +82,8 @@ export class Table {
     if (this.body.style.height !== tall) this.body.style.height = tall;
     set(this.element, "aria-rowcount", this.shown.length + 1);
     if (this.none.hidden !== this.shown.length > 0) this.none.hidden = this.shown.length > 0;
-    say(this.none, this.items.length ? "nothing fits the filter" : this.empty);
+    const empty = typeof this.empty === "function" ? this.empty() : this.empty;
+    say(this.none, this.items.length ? "nothing fits the filter" : empty);
     const height = this.element.clientHeight || 560;
     const first = Math.max(0, Math.floor(this.element.scrollTop / ROW) - BEYOND);
     const last = Math.min(this.shown.length, Math.ceil((this.element.scrollTop + height) / ROW) + BEYOND);

@@ -1,25 +1,25 @@
 """How a set of jobs shares nodes: the certified schedules of each set of profiles, and the best of them for some jobs.
 
 What rates a set of profiles can have on so many nodes depends on neither promises nor credit nor prices. So for each
-set the **frontier** is searched once: for each choice of rates and of nodes the shortest rotation that is certified
-(:mod:`~rollmuxd.policies.schedule`), where no other is as fast for all jobs on no more nodes. A plan for some jobs is
+set the **frontier** is searched once. For each choice of rates and nodes it has the shortest rotation that is certified
+(:mod:`~rollmuxd.policies.schedule`). No other entry is as fast for all jobs on as few nodes. A plan for some jobs is
 the cheapest entry that keeps the bounds that they have now. Rates of 4, 3, 2 and 1 are enough for 2, 3, 4 and 5 jobs
 (decision 0038).
 
 Nodes are numbers here, counted per pool: those that a group has (``seats``), then those that it would take. A job that
-is seated stays where it sits: then the frontier gives rates and nodes, and the seats are filled around it.
+is seated stays where it sits: the frontier gives rates and nodes, and the seats are filled around it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import product
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from itertools import permutations, product
 from math import ceil, gcd, inf
 from typing import Final, TypeAlias
 
 from msgspec import Struct
 
 from rollmuxd.core.ids import JobId, Millis, PoolName
-from rollmuxd.policies.schedule import Step, is_feasible, is_feasible_narrow, pipelined, spanning
+from rollmuxd.policies.schedule import Step, is_feasible, is_feasible_narrow, pipelined
 from rollmuxd.policies.thrift.credit import TIE
 from rollmuxd.policies.thrift.model import Assignment, JobDemand, Pins, Plan, PoolCapacity, Profile, numbered
 
@@ -27,20 +27,22 @@ from rollmuxd.policies.thrift.model import Assignment, JobDemand, Pins, Plan, Po
 RATES: Final[Mapping[int, int]] = {1: 1, 2: 4, 3: 3, 4: 2}
 #: no plan slows a job beyond this
 SLOWEST: Final = 8
-#: an entry that is as fast to this share, on no more nodes, takes another's place
+#: an entry that is as fast within this factor, on as few nodes, replaces another
 ALIKE: Final = 1.02
 #: rotations that are tried: the least that could be, so much more, and then closer to the shortest by halves
 STRETCHES: Final = (1.02, 1.1, 1.4)
 HALVINGS: Final = 3
 #: rotations after which a fixpoint that was not met is given up: those that exist are met in three
 ROTATIONS: Final = 3
-#: seatings of one frontier's entry that are tried beyond the fewest nodes
+#: nodes of a pool that are tried beyond the fewest, for jobs that sit somewhere
 EXTRA_NODES: Final = 2
-#: sets of profiles, and plans of jobs, that are remembered
-REMEMBERED, PLANS = 20_000, 50_000
+#: sets of profiles, and values of sets of jobs, that are remembered
+REMEMBERED, VALUES = 20_000, 50_000
 
 #: by pool: the numbers of each job's nodes
 Seats: TypeAlias = dict[PoolName, tuple[tuple[int, ...], ...]]
+#: the turns of a rotation: a job's place, and the number of a phase
+Order: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Entry(Struct, frozen=True):
@@ -48,9 +50,14 @@ class Entry(Struct, frozen=True):
 
     rates: tuple[int, ...]
     nodes: tuple[int, ...]
-    seats: Seats
-    order: tuple[tuple[int, int], ...]
     period_ms: Millis
+
+    def covers(self, other: "Entry", slack: float = 1.0) -> bool:
+        """Whether it does what the other does on as few nodes, at its pace or nearly."""
+        return all(a <= b for a, b in zip(self.nodes, other.nodes, strict=True)) and all(
+            self.period_ms * theirs <= slack * other.period_ms * mine
+            for mine, theirs in zip(self.rates, other.rates, strict=True)
+        )
 
 
 class Planner:
@@ -59,33 +66,27 @@ class Planner:
     Args:
         rooms: the pools.
         rates: iterations of one job in a rotation at most, by how many jobs share; beyond, 1: round robin.
-        dearest: of which pool a group has no more nodes than its widest member; default: the one that costs most.
+        dearest: the pool of which a group has as many nodes as its widest member; default: the one that costs most.
     """
 
     def __init__(
         self, rooms: Mapping[PoolName, PoolCapacity], *, rates: Mapping[int, int] = RATES, dearest: PoolName = ""
     ) -> None:
-        self._rooms, self.rates = rooms, rates
+        self.rooms, self.rates = rooms, rates
         self.dearest = dearest or max(rooms, key=lambda pool: rooms[pool].worth, default="")
-        self._frontiers: dict[tuple[Profile, ...], tuple[Entry, ...]] = {}
-        self._plans: dict[tuple[JobDemand, ...], Plan | None] = {}
-        self._least: dict[JobDemand, tuple[float, tuple[tuple[int, float], ...]]] = {}
-        #: frontiers that were searched: a measure of the planner's work, the same on every machine
+        #: what has been found so far, and the search for the rest
+        self._frontiers: dict[tuple[Profile, ...], tuple[list[Entry], Iterator[bool]]] = {}
+        self._values: dict[tuple[JobDemand, ...], float | None] = {}
+        #: choices of rates that were searched: a measure of the planner's work, the same on every machine
         self.searched = 0
-
-    @property
-    def rooms(self) -> Mapping[PoolName, PoolCapacity]:
-        """The pools, with the prices that they have now."""
-        return self._rooms
+        #: with so many searched, plans are made of what has been found by then
+        self.enough = inf
 
     def price(self, rooms: Mapping[PoolName, PoolCapacity]) -> None:
         """Prices have changed, and nothing else of the pools."""
-        if rooms != self._rooms:
-            self._rooms = rooms
-            self._plans.clear()
-            self._least.clear()
-
-    # ---- what is known without planning ------------------------------------------------------------------------------
+        if rooms != self.rooms:
+            self.rooms = rooms
+            self._values.clear()
 
     def alone_price(self, need: JobDemand) -> float:
         """What the job would cost per hour alone, on nodes that are bought."""
@@ -102,112 +103,57 @@ class Planner:
             value=sum(width * self.rooms[pool].price for pool, width in need.profile.widths) - need.worth,
         )
 
-    def least(self, needs: Iterable[JobDemand]) -> float:
-        """No partition of these jobs into groups has less value than this."""
-        value = worth = 0.0
-        work = [0.0] * len(self.rooms)
-        for need in needs:
-            known = self._least.get(need)
-            if known is None:
-                known = self._least[need] = self._least_of(need)
-            value += known[0]
-            worth += need.worth
-            for at, share in known[1]:
-                work[at] += share
-        price = 0.0
-        for share, room in zip(work, self._rooms.values(), strict=True):
-            price += ceil(share - 1e-6) * room.price
-        return max(value, price - worth)
-
-    def _least_of(self, need: JobDemand) -> tuple[float, tuple[tuple[int, float], ...]]:
-        """The job's least part of any group's value; by pool, its share of nodes at its bound."""
-        slow = inf if need.limit_ms is None else need.limit_ms
-        used, shares = 0.0, []
-        for at, (pool, room) in enumerate(self.rooms.items()):
-            busy = dict(need.profile.widths).get(pool, 0) * need.profile.busy_ms(pool)
-            used += busy * room.price
-            if busy:
-                shares.append((at, busy / slow))
-        gain = used - need.worth * need.solo_ms
-        return min(gain / (need.solo_ms or 1), gain / slow), tuple(shares)
-
     # ---- one group ---------------------------------------------------------------------------------------------------
 
-    def plan(self, needs: Sequence[JobDemand]) -> Plan | None:
-        """The plan of least value of some jobs, on any nodes; None: they cannot share."""
+    def value(self, needs: Sequence[JobDemand]) -> float | None:
+        """The least value of some jobs as a group, wherever they would sit; None: they cannot share."""
         if len(needs) == 1:
-            return self.alone(needs[0])
+            return self.alone(needs[0]).value
         key = tuple(needs)
-        if key not in self._plans:
-            if len(self._plans) >= PLANS:
-                self._plans.clear()
-            self._plans[key] = self._plan(needs)
-        return self._plans[key]
-
-    def _plan(self, needs: Sequence[JobDemand]) -> Plan | None:
-        found = min(self._within(needs), default=None, key=lambda it: it[0])
-        if found is None:
-            return None
-        value, entry, places = found
-        return Plan(
-            needs=tuple(needs[place] for place in places),
-            seats=tuple(
-                {pool: seats[place] for pool, seats in entry.seats.items() if seats[place]}
-                for place in range(len(needs))
-            ),
-            nodes=dict(zip(self.rooms, entry.nodes, strict=True)),
-            order=entry.order,
-            period_ms=entry.period_ms,
-            value=value,
-        )
+        if key not in self._values:
+            if len(self._values) >= VALUES:
+                self._values.clear()
+            self._values[key] = min((value for value, _, _ in self._within(needs)), default=None)
+        return self._values[key]
 
     def fit(
         self,
         needs: Sequence[JobDemand],
         seated: Mapping[int, Assignment] | None = None,
         rooms: Mapping[PoolName, PoolCapacity] | None = None,
-        closed: Mapping[PoolName, frozenset[int]] | None = None,
         below: float = inf,
     ) -> Plan | None:
-        """A certified plan in which the seated stay where they sit.
+        """The certified plan of least value in which the seated stay where they sit.
 
         Args:
             needs: the group's jobs.
             seated: by place among ``needs``: numbers of their nodes, which are counted from 0 in each pool.
             rooms: the pools, where they differ from the planner's.
-            closed: nodes that no other job is to be put on.
             below: plans of this value or more are of no use, and need not be found.
         """
+        if len(needs) == 1 and not seated:
+            return self.alone(needs[0])
         best: Plan | None = None
+        entries = sorted(self._within(needs), key=lambda it: it[0])
         tried: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
-        seating = _Seating([need.profile for need in needs], seated or {}, rooms or self.rooms, closed or {})
-        for value, entry, places in sorted(self._within(needs), key=lambda it: it[0]):
+        seating = _Seating([need.profile for need in needs], seated or {}, rooms or self.rooms)
+        for value, entry, places in entries:
             if value >= below - TIE:
                 break
-            rates = [0] * len(needs)
-            for place, rate in zip(places, entry.rates, strict=True):
-                rates[place] = rate
+            rates = tuple(entry.rates[places.index(at)] for at in range(len(needs)))
             for counts in seating.counts(entry.nodes, self.dearest):
-                key = tuple(rates), counts
-                if key in tried:
+                if (rates, counts) in tried:
                     continue
-                tried.add(key)
-                made = self._seated(needs, *key, seating, below)
-                if made is not None:
-                    break
-            else:
-                continue
-            best, below = made, made.value
+                tried.add((rates, counts))
+                made = self._seated(needs, rates, counts, seating, below)
+                if made is not None:  # the seated may leave too little of so few nodes, so more of them are tried
+                    best, below = made, made.value
         return best
 
     def fit_named(self, needs: Sequence[JobDemand], pins: Mapping[JobId, Pins]) -> Plan | None:
         """A certified plan of jobs, each of which sits on given nodes."""
         _, seats = numbered({need.job: pins[need.job] for need in needs})
         return self.fit(needs, dict(enumerate(seats.values())))
-
-    def may_share(self, needs: Sequence[JobDemand]) -> bool:
-        """Whether some entry keeps all bounds, wherever the jobs would sit."""
-        return bool(self._within(needs))
 
     def _within(self, needs: Sequence[JobDemand]) -> list[tuple[float, Entry, tuple[int, ...]]]:
         """Entries that keep the bounds: the value of each, and which job has which place of it."""
@@ -242,92 +188,70 @@ class Planner:
         seating: "_Seating",
         below: float,
     ) -> Plan | None:
-        """These rates on so many nodes of each pool, with seats around those that are taken."""
+        """These rates on so many nodes of each pool, with seats around those that are taken, if it is worth more."""
         turn = min(rate * (need.limit_ms or inf) for rate, need in zip(rates, needs, strict=True))
-        seats, busiest = seating.fill(rates, counts)
-        low = max(busiest, *(rate * need.profile.round_ms for rate, need in zip(rates, needs, strict=True)))
-        if seats is None or low > turn:
-            return None
-        nodes = dict(zip(self.rooms, counts, strict=True))
-        price = sum(count * self.rooms[pool].price for pool, count in nodes.items())
+        seats, low = seating.fill(rates, counts)
+        price = sum(count * room.price for count, room in zip(counts, self.rooms.values(), strict=True))
         worth = sum(rate * need.worth * need.solo_ms for rate, need in zip(rates, needs, strict=True))
-        if price - worth / (low or 1) >= below - TIE:
+        if seats is None or low > turn or price - worth / (low or 1) >= below - TIE:
             return None
-        found = _certify(seating.profiles, rates, seats, nodes, low, turn)
-        if found is None:
+        period, order = _certify(seating.profiles, rates, seats, counts, low, turn)
+        value = price - worth / (period or 1)
+        if not order or value >= below - TIE:
             return None
-        period, order = found
         return Plan(
             needs=tuple(needs),
             seats=tuple(
                 {pool: mine[place] for pool, mine in seats.items() if mine[place]} for place in range(len(needs))
             ),
-            nodes=nodes,
+            nodes=dict(zip(self.rooms, counts, strict=True)),
             order=order,
             period_ms=period,
-            value=price - worth / (period or 1),
+            value=value,
         )
 
     # ---- the catalogue -----------------------------------------------------------------------------------------------
 
-    def frontier(self, profiles: tuple[Profile, ...]) -> tuple[Entry, ...]:
+    def frontier(self, profiles: tuple[Profile, ...]) -> list[Entry]:
         """What these profiles (sorted) can do together, none of it in vain. Searched once, and remembered."""
-        known = self._frontiers.get(profiles)
-        if known is None:
-            for _ in self._search(profiles):
-                pass
-            known = self._frontiers[profiles]
-        return known
+        found, search = self._frontier(profiles)
+        while self.searched < self.enough and next(search, False):
+            pass
+        return found
 
     def prepare(self, needs: Sequence[JobDemand]) -> Iterator[None]:
         """Search the frontier of these jobs, in steps of a few milliseconds: to plan them takes little afterwards."""
-        profiles = tuple(sorted(need.profile for need in needs))
+        if len(needs) > 1:
+            for _ in self._frontier(tuple(sorted(need.profile for need in needs)))[1]:  # yield from would close it
+                yield
+
+    def _frontier(self, profiles: tuple[Profile, ...]) -> tuple[list[Entry], Iterator[bool]]:
         if profiles not in self._frontiers:
-            yield from self._search(profiles)
+            if len(self._frontiers) >= REMEMBERED:
+                self._frontiers.clear()
+            found: list[Entry] = []
+            self._frontiers[profiles] = found, self._search(profiles, found)
+        return self._frontiers[profiles]
 
-    def knows(self, needs: Sequence[JobDemand]) -> bool:
-        """Whether the frontier of these jobs is remembered: what it takes to plan them is then next to nothing."""
-        return tuple(sorted(need.profile for need in needs)) in self._frontiers
-
-    def _search(self, profiles: tuple[Profile, ...]) -> Iterator[None]:
-        kept: list[Entry] = []
-        seating = _Seating(profiles, {}, self.rooms, {})
-        fewest = tuple(max(dict(it.widths).get(pool, 0) for it in profiles) for pool in self.rooms)
+    def _search(self, profiles: tuple[Profile, ...], kept: list[Entry]) -> Iterator[bool]:
+        seating = _Seating(profiles, {}, self.rooms)
+        nodes = seating.counts((0,) * len(self.rooms), self.dearest, most=True)
         for rates in _rates(profiles, self.rates.get(len(profiles), 1)):
-            own = max(rate * it.round_ms for rate, it in zip(rates, profiles, strict=True))
+            self.searched += 1
             slow = SLOWEST * min(rate * it.round_ms for rate, it in zip(rates, profiles, strict=True))
-            for counts in seating.counts(fewest, self.dearest, most=True):
-                seats, busiest = seating.fill(rates, counts)
-                low = max(own, busiest)
-                if seats is None or low > slow or any(_covers(it, rates, counts, low) for it in kept):
+            for counts in nodes:
+                seats, low = seating.fill(rates, counts)
+                if seats is None or low > slow or any(it.covers(Entry(rates, counts, low), ALIKE) for it in kept):
                     continue
-                found = _certify(profiles, rates, seats, dict(zip(self.rooms, counts, strict=True)), low, inf)
-                if found is None:
+                period, order = _certify(profiles, rates, seats, counts, low, inf)
+                made = Entry(rates, counts, period)
+                if not order:
                     continue
-                period, order = found
-                if not any(_covers(it, rates, counts, period) for it in kept):
-                    kept = [it for it in kept if not _covers_entry(rates, counts, period, it)]
-                    kept.append(Entry(rates, counts, seats, order, period))
-                if period <= max(own, seating.load(self.dearest, rates)):
+                if not any(it.covers(made, ALIKE) for it in kept):
+                    kept[:] = [*(it for it in kept if not made.covers(it)), made]
+                if made.period_ms <= seating.least(self.dearest, rates):
                     break  # further nodes of other pools make it no faster
-            yield
-        if len(self._frontiers) >= REMEMBERED:
-            self._frontiers.clear()
-        self.searched += 1
-        self._frontiers[profiles] = tuple(kept)
-
-
-def _covers(it: Entry, rates: Sequence[int], nodes: Sequence[int], period: Millis) -> bool:
-    """Whether an entry does on no more nodes what these rates do, at nearly the pace."""
-    return all(a <= b for a, b in zip(it.nodes, nodes, strict=True)) and all(
-        it.period_ms * rate <= ALIKE * period * mine for rate, mine in zip(rates, it.rates, strict=True)
-    )
-
-
-def _covers_entry(rates: Sequence[int], nodes: Sequence[int], period: Millis, it: Entry) -> bool:
-    return all(a <= b for a, b in zip(nodes, it.nodes, strict=True)) and all(
-        period * rate <= it.period_ms * mine for rate, mine in zip(it.rates, rates, strict=True)
-    )
+            yield True
 
 
 def _rates(profiles: tuple[Profile, ...], most: int) -> Iterator[tuple[int, ...]]:
@@ -339,7 +263,7 @@ def _rates(profiles: tuple[Profile, ...], most: int) -> Iterator[tuple[int, ...]
             yield rates
 
 
-# ---- who sits where --------------------------------------------------------------------------------------------------
+# ---- jobs and their nodes --------------------------------------------------------------------------------------------
 
 
 class _Seating:
@@ -349,7 +273,6 @@ class _Seating:
         profiles: the jobs.
         seated: by place: numbers of the nodes of those that sit somewhere.
         rooms: what a node of each pool has, and how many further ones may be taken.
-        closed: nodes on which no other job is to be put.
     """
 
     def __init__(
@@ -357,9 +280,8 @@ class _Seating:
         profiles: Sequence[Profile],
         seated: Mapping[int, Assignment],
         rooms: Mapping[PoolName, PoolCapacity],
-        closed: Mapping[PoolName, frozenset[int]],
     ) -> None:
-        self.profiles, self.seated, self.rooms, self.closed = profiles, seated, rooms, closed
+        self.profiles, self.seated, self.rooms = profiles, seated, rooms
         self.wide = {pool: [dict(it.widths).get(pool, 0) for it in profiles] for pool in rooms}
         self.busy = {pool: [it.busy_ms(pool) for it in profiles] for pool in rooms}
         self.kept = {
@@ -371,148 +293,127 @@ class _Seating:
             for pool in rooms
         }
 
-    def load(self, pool: PoolName, rates: Sequence[int]) -> Millis:
-        """What a node of the pool is kept in a rotation, if each job is on all of them."""
-        return sum(
-            rate * busy for rate, busy, wide in zip(rates, self.busy[pool], self.wide[pool], strict=True) if wide
+    def least(self, pool: PoolName, rates: Sequence[int]) -> Millis:
+        """A rotation takes no less if each job is on all nodes of the pool."""
+        return max(
+            sum(rate * busy for rate, busy in zip(rates, self.busy[pool], strict=True)),
+            *(rate * it.round_ms for rate, it in zip(rates, self.profiles, strict=True)),
         )
 
     def counts(self, nodes: Sequence[int], dearest: PoolName, *, most: bool = False) -> list[tuple[int, ...]]:
         """How many nodes of each pool to try, the fewest first: so many, to a few more, or to as many as are of use.
 
-        Of the dearest pool no more than the widest job has, or than are there: two such groups are two.
+        Of the dearest pool at most what the widest job has, and what there is: wider would be two groups.
         """
         each = []
         for (pool, room), count in zip(self.rooms.items(), nodes, strict=True):
-            least = max(count, self.had[pool], *self.wide[pool])
-            top = sum(self.wide[pool]) if most else min(least + EXTRA_NODES, sum(self.wide[pool]))
-            if pool == dearest:
-                top = least = max(self.had[pool], *self.wide[pool])
+            widest = max(self.had[pool], *self.wide[pool])
+            least = widest if pool == dearest else max(count, widest)
             if least > self.had[pool] + room.spare:
                 return []
-            each.append(range(least, max(least, int(min(top, self.had[pool] + room.spare))) + 1))
+            more = 0 if pool == dearest else sum(self.wide[pool]) if most else EXTRA_NODES
+            top = min(least + more, sum(self.wide[pool]), self.had[pool] + room.spare)
+            each.append(range(least, max(least, int(top)) + 1))
         return sorted(product(*each), key=sum)
 
     def fill(self, rates: Sequence[int], counts: Sequence[int]) -> tuple[Seats | None, Millis]:
-        """Seats on so many nodes, the longest job on the least busy ones; and what keeps the busiest of all."""
+        """Seats on so many nodes, the longest job on the least busy ones; and the least that a rotation takes there."""
         found: Seats = {}
-        busiest = 0
+        low = max(rate * it.round_ms for rate, it in zip(rates, self.profiles, strict=True))
         for (pool, room), count in zip(self.rooms.items(), counts, strict=True):
             loads = [rate * busy for rate, busy in zip(rates, self.busy[pool], strict=True)]
-            nodes = _Nodes(room, count)
-            seats: list[tuple[int, ...]] = [()] * len(loads)
-            loose = []
-            for place, width in enumerate(self.wide[pool]):
-                if place in self.seated:
-                    seats[place] = tuple(self.seated[place].get(pool, ()))
-                    for node in seats[place]:
-                        nodes.put(node, loads[place], self.kept[pool][place])
-                elif width:
-                    loose.append(place)
-            closed = self.closed.get(pool, frozenset())
-            for place in sorted(loose, key=lambda at: (-self.wide[pool][at] * loads[at], at)):
-                width = self.wide[pool][place]
-                free = [n for n in range(count) if n not in closed and nodes.takes(n, self.kept[pool][place])]
-                if len(free) < width:
-                    return None, 0
-                free.sort(key=lambda n: (nodes.load[n], n))
-                seats[place] = tuple(sorted(free[:width]))
-                for node in seats[place]:
-                    nodes.put(node, loads[place], self.kept[pool][place])
-            if any(nodes.load[n] == 0 and not nodes.used[n] for n in range(count)) and count > self.had[pool]:
+            kept, wide = self.kept[pool], self.wide[pool]
+            seats = [tuple(self.seated[at].get(pool, ())) if at in self.seated else () for at in range(len(loads))]
+            on: list[list[int]] = [[] for _ in range(count)]
+            load = [0] * count
+            loose = [at for at, width in enumerate(wide) if width and at not in self.seated]
+            for at in (*self.seated, *sorted(loose, key=lambda at: (-wide[at] * loads[at], at))):
+                if at not in self.seated:
+                    free = [n for n in range(count) if _holds(room, [*on[n], at], kept)]
+                    seats[at] = tuple(sorted(sorted(free, key=lambda n: (load[n], n))[: wide[at]]))
+                    if len(seats[at]) < wide[at]:
+                        return None, 0
+                for node in seats[at]:
+                    on[node].append(at)
+                    load[node] += loads[at]
+            if count > self.had[pool] and not all(on):
                 return None, 0  # a node that no job is on: fewer will do
             found[pool] = tuple(seats)
-            busiest = max(busiest, *nodes.load, 0)
-        return found, busiest
+            low = max(low, *load, 0)
+        return found, low
 
 
-class _Nodes:
-    """Nodes of one pool while they are filled."""
-
-    def __init__(self, room: PoolCapacity, count: int) -> None:
-        self.room = room
-        self.load = [0] * count
-        self.used = [False] * count
-        self.ram = [0] * count
-        #: of each GPU: what the states there leave, and what the largest takes beyond
-        self.left, self.top = [0] * count, [0] * count
-
-    def takes(self, node: int, kept: tuple[int, int, int]) -> bool:
-        """Whether a job's states fit there."""
-        ram, left, top = kept
-        return (
-            self.ram[node] + ram <= self.room.ram_mb
-            and self.left[node] + left + max(self.top[node], top) <= self.room.gpu_mb
-        )
-
-    def put(self, node: int, load: Millis, kept: tuple[int, int, int]) -> None:
-        """Put a job there."""
-        ram, left, top = kept
-        self.load[node] += load
-        self.used[node] = True
-        self.ram[node] += ram
-        self.left[node] += left
-        self.top[node] = max(self.top[node], top)
+def _holds(room: PoolCapacity, jobs: Sequence[int], kept: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether a node holds what these jobs keep there: in RAM, and on each GPU beside the largest that is loaded."""
+    return (
+        sum(kept[at][0] for at in jobs) <= room.ram_mb
+        and sum(kept[at][1] for at in jobs) + max(kept[at][2] for at in jobs) <= room.gpu_mb
+    )
 
 
 # ---- in which order --------------------------------------------------------------------------------------------------
 
 
 def _certify(
-    profiles: Sequence[Profile],
-    rates: tuple[int, ...],
-    seats: Seats,
-    nodes: Mapping[PoolName, int],
-    low: Millis,
-    turn: float,
-) -> tuple[Millis, tuple[tuple[int, int], ...]] | None:
-    """The shortest rotation that is certified, and its order; None: none is that keeps within ``turn``."""
-    clocks = len(profiles)
-    first: dict[PoolName, int] = {}
-    for pool, count in nodes.items():
+    profiles: Sequence[Profile], rates: tuple[int, ...], seats: Seats, counts: Sequence[int], low: Millis, turn: float
+) -> tuple[Millis, Order]:
+    """The shortest rotation that is certified, and its order; no order: none is that keeps within ``turn``."""
+    first, clocks = {}, len(profiles)
+    for pool, count in zip(seats, counts, strict=True):
         first[pool] = clocks
         clocks += count
-    steps: list[list[Step]] = [
-        [
-            (place, tuple(first[pool] + n for pool in pools for n in seats[pool][place]), took, gap)
-            for pools, took, gap in it.phases
-        ]
+    steps: dict[tuple[int, int], Step] = {
+        (place, number): (place, tuple(first[pool] + n for pool in pools for n in seats[pool][place]), took, gap)
         for place, it in enumerate(profiles)
-    ]
-    narrow = all(len(claims) == 1 for mine in steps for _, claims, _, _ in mine)
-    most = turn if turn < inf else sum(rate * it.round_ms for rate, it in zip(rates, profiles, strict=True))
-    order = _spread(rates)
-    orders = [tuple((place, phase) for place in order for phase in range(len(steps[place])))]
-    if not narrow:
-        orders.append(tuple(pipelined(order, [spanning([pools for pools, _, _ in it.phases]) for it in profiles])))
-    compiled = []
-    for visits in filter(None, orders):
-        if narrow:
-            slim = [(at, claims[0], took, gap) for at, claims, took, gap in (steps[p][q] for p, q in visits)]
-            compiled.append((visits, partial(is_feasible_narrow, slim, clocks)))
-        else:
-            compiled.append((visits, partial(is_feasible, [steps[p][q] for p, q in visits], clocks)))
-    high, found, below = int(most), None, low
+        for number, (pools, took, gap) in enumerate(it.phases)
+    }
+    orders = _orders(rates, tuple(tuple(pools for pools, _, _ in it.phases) for it in profiles))
+    tests: list[Callable[[Millis, int], bool]]
+    if all(len(claims) == 1 for _, claims, _, _ in steps.values()):
+        slim = {turn: (at, claims[0], took, gap) for turn, (at, claims, took, gap) in steps.items()}
+        tests = [partial(is_feasible_narrow, list(map(slim.__getitem__, order)), clocks) for order in orders]
+    else:
+        tests = [partial(is_feasible, list(map(steps.__getitem__, order)), clocks) for order in orders]
+
+    def certain(period: Millis) -> Order:
+        return next((order for order, test in zip(orders, tests, strict=True) if test(period, ROTATIONS)), ())
+
+    # one after the other always is
+    high = int(turn if turn < inf else sum(rate * it.round_ms for rate, it in zip(rates, profiles, strict=True)))
+    below, found = low, Order()
     for period in (low, *(ceil(low * stretch) for stretch in STRETCHES), high):
         if low <= period <= high:
-            found = next((visits for visits, certain in compiled if certain(period, ROTATIONS)), None)
-            if found is not None:
+            if found := certain(period):
                 high = period
                 break
             below = period
-    if found is None:
-        return None
-    for _ in range(HALVINGS if high > below else 0):
+    for _ in range(HALVINGS if found and high > below else 0):
         middle = (below + high) // 2
-        better = next((visits for visits, certain in compiled if certain(middle, ROTATIONS)), None)
-        if better is None:
-            below = middle
-        else:
+        if better := certain(middle):
             high, found = middle, better
+        else:
+            below = middle
     return high, found
 
 
-def _spread(rates: tuple[int, ...]) -> tuple[int, ...]:
-    """A rotation in which the iterations of each job are spread evenly, as places."""
-    places = [((number + 0.5) / rate, -rate, place) for place, rate in enumerate(rates) for number in range(rate)]
-    return tuple(place for _, _, place in sorted(places)) if max(rates) > 1 else tuple(range(len(rates)))
+@cache
+def _orders(rates: tuple[int, ...], claims: tuple[tuple[tuple[PoolName, ...], ...], ...]) -> tuple[Order, ...]:
+    """Rotations in which the iterations of each job are spread evenly: by which job begins before which, and pipelined.
+
+    Args:
+        rates: iterations of each job.
+        claims: by job, the pools of each of its phases.
+    """
+    spread: dict[tuple[int, ...], None] = {}
+    for begins in permutations(range(len(rates))):
+        at = sorted(
+            ((number + (begins[place] + 0.5) / len(rates)) / rate, place)
+            for place, rate in enumerate(rates)
+            for number in range(rate)
+        )
+        order = tuple(place for _, place in at)
+        spread[min(order[turn:] + order[:turn] for turn in range(len(order)))] = None
+        if max(rates) == 1:
+            break  # round robin: in which order hardly matters
+    by_job = [tuple((at, number) for at in order for number in range(len(claims[at]))) for order in spread]
+    return (*by_job, *(tuple(made) for order in spread for made in pipelined(order, claims)))

@@ -2,8 +2,8 @@
 
 The promise is a mean over the job's life. So a job's **bound** is its limit, lifted by the credit that it can spare
 over the next :data:`SPEND_MS`. What plans ask of a job's pace is this bound. Nothing else of a plan knows of credit. A
-job with little credit earns it: its progress has a **price** beside that of the nodes (``cost`` only; the other
-objectives price all progress alike).
+job with little credit earns it: its progress has a **price** beside that of the nodes. That holds for ``cost`` only;
+the other objectives price all progress alike.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,11 @@
 """What plans are about: jobs as planning looks at them, pools, and plans."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
 
@@ -29,6 +30,11 @@ class Profile(Struct, frozen=True, cache_hash=True, order=True):
     def busy_ms(self, pool: PoolName) -> Millis:
         """How long an iteration keeps the job's nodes of a pool."""
         return sum(took for pools, took, _ in self.phases if pool in pools)
+
+    def one_in(self, iterations: float) -> "Profile":
+        """What an iteration of another job sees of it if it has one in so many."""
+        phases = tuple((pools, int(took / iterations), int(gap / iterations)) for pools, took, gap in self.phases)
+        return replace(self, phases=phases, round_ms=int(self.round_ms / iterations))
 
 
 class JobDemand(Struct, frozen=True, cache_hash=True):
@@ -69,6 +75,22 @@ class Plan(Struct, frozen=True):
     period_ms: Millis
     #: dollars per hour: what the nodes cost, less what the members' progress is worth. This is minimised
     value: float
+
+    def by_name(
+        self, had: Mapping[PoolName, Sequence[NodeId]], free: Mapping[PoolName, Sequence[NodeId]], taken: set[NodeId]
+    ) -> dict[JobId, dict[PoolName, tuple[NodeId, ...]]] | None:
+        """Each job's nodes: those that are had, then free ones that are not ``taken``; None: there are not so many."""
+        names: dict[PoolName, list[NodeId]] = {}
+        for pool, count in self.nodes.items():
+            mine = names[pool] = [*had.get(pool, ())]
+            mine += [node for node in free.get(pool, ()) if node not in taken][: max(0, count - len(mine))]
+            if len(mine) < count:
+                return None
+            taken.update(mine)
+        return {
+            need.job: {pool: tuple(names[pool][node] for node in nodes) for pool, nodes in seats.items()}
+            for need, seats in zip(self.needs, self.seats, strict=True)
+        }
 
 
 def numbered(

@@ -1,18 +1,22 @@
 """The state as planning looks at it: jobs, groups as they sit, and nodes that are free."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from operator import attrgetter
+from typing import TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Struct
 
+from rollmuxd.core.estimates import rollouts_rest_ms
 from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import Job, Node, NodeStatus
-from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import Shape
 from rollmuxd.policies.thrift.catalogue import Planner
-from rollmuxd.policies.thrift.model import JobDemand, Profile
+from rollmuxd.policies.thrift.model import JobDemand, Pins, PoolCapacity, Profile
+
+#: a job's profile, its solo iteration, and what its promise allows
+Known: TypeAlias = tuple[Profile, Millis, Millis | None]
 
 
 class GroupSnapshot(Struct, frozen=True):
@@ -20,10 +24,10 @@ class GroupSnapshot(Struct, frozen=True):
 
     version: int
     jobs: tuple[JobId, ...]
-    #: of each: its profile, its solo iteration, and what its promise allows
-    profiles: tuple[tuple[Profile, Millis, Millis | None], ...]
+    #: of each
+    profiles: tuple[Known, ...]
     #: by job: its nodes by pool
-    pins: tuple[dict[PoolName, tuple[NodeId, ...]], ...]
+    pinned: dict[JobId, Pins]
     #: the group's nodes by pool, and each job's by number
     names: dict[PoolName, tuple[NodeId, ...]]
     seats: tuple[dict[PoolName, tuple[int, ...]], ...]
@@ -32,19 +36,6 @@ class GroupSnapshot(Struct, frozen=True):
     period_ms: Millis
     #: by pool: how many nodes it has, and what share of nodes its jobs need at least
     room: dict[PoolName, tuple[int, float]]
-    #: whether newcomers may share at all, by what is asked of them: side phases, and none, a fair or a tight bound
-    takes: dict[tuple[tuple[PhaseSpec, ...], bool | None], bool] = field(default_factory=dict)
-
-
-class Pool(Struct, frozen=True):
-    """A pool as planning looks at it, whoever is there."""
-
-    nodes: int
-    #: a node's price per hour, in the mean
-    worth: float
-    #: of the best of its nodes
-    ram_mb: float
-    gpu_mb: float
 
 
 class Inventory(Struct, frozen=True):
@@ -52,7 +43,8 @@ class Inventory(Struct, frozen=True):
 
     nodes: list[Node]
     hosts_mb: list[int]
-    pools: dict[PoolName, Pool]
+    #: a node's price in the mean, what the best of its nodes have, and how many there are
+    pools: dict[PoolName, PoolCapacity]
 
     @classmethod
     def of(cls, state: State, known: "Inventory | None") -> "Inventory":
@@ -62,21 +54,20 @@ class Inventory(Struct, frozen=True):
         if known is not None and known.nodes == nodes and known.hosts_mb == hosts_mb:
             return known
         ram_mb = [state.hosts[node.host].ram_mb for node in nodes]
-        priced = any(node.price_per_gpu_hour for node in nodes)
+        priced = any(node.price_per_gpu_hour for node in nodes)  # else each GPU is as dear as another
         members: dict[PoolName, list[int]] = {}
         for number, node in enumerate(nodes):
             for pool in node.pools:
                 members.setdefault(pool, []).append(number)
         pools = {}
         for pool, mine in sorted(members.items()):
-            # where nobody has said what anything costs, each GPU is as dear as another
-            prices = [price_of(nodes[at]) if priced else len(nodes[at].gpus) for at in mine]
+            worth = sum(price_of(nodes[at]) if priced else len(nodes[at].gpus) for at in mine) / len(mine)
             most_gpu_mb = max(nodes[at].gpu_mb or inf for at in mine)
-            pools[pool] = Pool(len(mine), sum(prices) / len(mine), max(ram_mb[at] for at in mine), most_gpu_mb)
+            pools[pool] = PoolCapacity(worth, worth, max(ram_mb[at] for at in mine), most_gpu_mb, len(mine))
         return cls(nodes, hosts_mb, pools)
 
 
-def profile_of(job: Job) -> tuple[Profile, Millis, Millis | None] | None:
+def profile_of(job: Job) -> Known | None:
     """The job's profile, its solo iteration, and what its promise allows; None: a plan cannot say it."""
     spec = job.spec
     if spec.colocate or any(want.gpus or want.named for want in spec.wants):
@@ -87,10 +78,12 @@ def profile_of(job: Job) -> tuple[Profile, Millis, Millis | None] | None:
     kept: dict[PoolName, tuple[int, int, int]] = {}
     for one in spec.states:
         ram, left, top = kept.get(one.pool, (0, 0, 0))
-        more = max(top, one.gpu_mb - one.leftover_mb)
-        kept[one.pool] = (ram + one.ram_mb, left + one.leftover_mb, more)
+        more = max(top, one.gpu_mb - one.residual_mb)
+        kept[one.pool] = (ram + one.ram_mb, left + one.residual_mb, more)
     profile = Profile(
-        phases=tuple((phase.pools, took + moves, phase.gap_ms) for phase, (took, moves) in shape.busy),
+        phases=tuple(
+            (phase.pools, took + moves, phase.gap_ms + rollouts_rest_ms(job)) for phase, (took, moves) in shape.busy
+        ),
         widths=tuple((want.pool, want.nodes) for want in spec.wants),
         round_ms=shape.shared_ms,
         kept=tuple((pool, *sizes) for pool, sizes in kept.items()),
@@ -98,13 +91,12 @@ def profile_of(job: Job) -> tuple[Profile, Millis, Millis | None] | None:
     return profile, shape.solo_ms, shape.limit_ms
 
 
-def used_by(needs: Sequence[JobDemand]) -> dict[PoolName, float]:
+def used_by(jobs: Iterable[tuple[Profile, Millis | None]]) -> dict[PoolName, float]:
     """What share of nodes some jobs need at least, to be within their bounds, by pool."""
     used: dict[PoolName, float] = {}
-    for need in needs:
-        for pool, width in need.profile.widths:
-            if need.limit_ms:
-                used[pool] = used.get(pool, 0.0) + width * need.profile.busy_ms(pool) / need.limit_ms
+    for profile, limit in jobs:
+        for pool, width in profile.widths if limit else ():
+            used[pool] = used.get(pool, 0.0) + width * profile.busy_ms(pool) / (limit or 1)
     return used
 
 

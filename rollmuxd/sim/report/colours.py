@@ -1,4 +1,4 @@
-"""Who has which colour: the same in every report, legible on white and on black, and not told by colour alone."""
+"""Which policy has which colour: the same in every report, legible on white and on black, never by colour alone."""
 
 from typing import Final, NamedTuple
 from zlib import crc32

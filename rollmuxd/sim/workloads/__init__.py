@@ -6,8 +6,8 @@ like :data:`_OURS`.
 A recipe is read once, from data and options, and drawn again for each seed: equal seeds give equal workloads, in every
 process. Randomness is one ``random.Random`` per purpose and seed, seeded with a string of both.
 
-What cannot be read says so: ``Malformed`` names file, line and column; ``FileNotFoundError`` says which data set is
-missing and how to get it; ``ValueError`` says which option makes no sense.
+Errors: ``Malformed`` names file, line and column. ``FileNotFoundError`` says which data set is missing and how to get
+it. ``ValueError`` says which option makes no sense.
 """
 
 from collections.abc import Callable, Mapping

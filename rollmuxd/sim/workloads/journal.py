@@ -1,27 +1,25 @@
 """A daemon's own journal as a workload: what would another policy have done with these jobs on these nodes?
 
-``file=PATH`` is what ``rollmuxd facts --json`` printed (as an operator, without ``--job``: the nodes must be in it),
-the daemon's ``journal.sqlite3``, or its state directory. What is taken from it:
+``file=PATH`` is what ``rollmuxd facts --json`` printed (as an operator, without ``--job``: the nodes must be in it).
+What is taken from it:
 
-- A job is one *run*: it arrives when it registered, and in paper accounting ends when it was lost or over (or when the
+- A job is one *run*. It arrives when it registered; in paper accounting it ends when it was lost or over (or when the
   journal ends). Its work is the iterations that it finished. Runs that finished no phase are left out, and counted.
 - Its iterations are the recorded ones: each phase from its grant to its release. One that was broken off counts for
   nothing. Its own gaps are the median of what lay between a release and its next request, pauses left out.
 - It registers as it did, with the means of its iterations as the planned times. Nodes that it wanted by name are so
   many nodes; GPUs that it wanted are as many nodes as hold them.
 - Pools have the most nodes that were in them at once, and are fixed: nothing is bought. A host's RAM is divided among
-  its nodes. Prices are the configuration's; a price given by GPU type goes before, and where none was configured the
-  named price list (``artifact``) is asked.
+  its nodes. Prices are the configuration's. A price given by GPU type has precedence; where none was configured the
+  named price list (``artifact``) is used.
 - ``switch=table`` takes the times of loads, parks and ``init`` that were measured; ``none`` and a number are as always.
 - SLOs are the jobs' own: ``slo`` is ignored, and so is ``ram_gb`` where hosts have a budget.
 
-Every seed gives the same, but for who stays if fewer jobs are wanted. How far tails had shrunk is not used. Where
+Every seed gives the same, but for which jobs stay if fewer jobs are wanted. How far tails had shrunk is not used. Where
 single responses were done is not in a journal: no tail is released.
 """
 
-import contextlib
 import math
-import sqlite3
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,8 +39,7 @@ from rollmuxd.sim.workload import Durations, Malformed, Options, Pool, SimJob, S
 from rollmuxd.sim.workloads.options import PRICES, check, nearest, thinned
 
 INIT: Final = "init"
-SQLITE: Final = b"SQLite format 3\0"
-EXPECTED: Final = "expected what `rollmuxd facts --json` prints, or a daemon's journal.sqlite3"
+EXPECTED: Final = "expected what `rollmuxd facts --json` prints"
 
 
 class Run(Struct):
@@ -155,7 +152,7 @@ class Reading:
             run.ended = at
 
     def finish(self) -> None:
-        """The journal is over, and who still runs is over with it."""
+        """The journal is over, and what still runs is over with it."""
         for job in list(self._run_of):
             self._over(job, self.last)
 
@@ -212,9 +209,7 @@ class Reading:
 
 def read_facts(path: Path) -> Iterator[AnyFact]:
     """Every fact of a file, in order. Raises ``Malformed`` for what is none."""
-    with path.open("rb") as file:
-        binary = file.read(len(SQLITE)) == SQLITE
-    for line, body in _rows(path) if binary else _lines(path):
+    for line, body in _lines(path):
         try:
             yield f.decode(body)
         except msgspec.ValidationError as error:
@@ -230,24 +225,11 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def _rows(path: Path) -> Iterator[tuple[int, str]]:
-    """Rows of a daemon's database, which may be in use: it is opened for reading only."""
-    row = 0
-    try:
-        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            for row, body in database.execute("SELECT seq, body FROM facts ORDER BY seq"):
-                yield row, body
-    except sqlite3.Error as error:
-        raise Malformed(str(path), row + 1, "facts", f"SQLite says: {error}; {EXPECTED}") from None
-
-
 def _path(options: Options) -> Path:
     given = options.more.get("file", "")
     if not given:
         raise ValueError(f"a journal is needed: file=PATH, {EXPECTED}")
     path = Path(given).expanduser()
-    if (path / "journal.sqlite3").is_file():
-        return path / "journal.sqlite3"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file; {EXPECTED}")
     return path
@@ -285,7 +267,7 @@ class Journal:
         self._source = f"{path}: {len(ran)} runs{left_out}"
 
     def draw(self, seed: int) -> Workload:
-        """The journal's runs; a seed draws who stays."""
+        """The journal's runs; a seed draws which jobs stay."""
         jobs = tuple(thinned(self._jobs, self._options.jobs, seed))
         return Workload(self.name, jobs, self._pools, self._source)
 

@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from rollmuxd.core.ids import Millis, PoolName
+from rollmuxd.fabric.sync import WAYS
 from rollmuxd.sim.workload import Options
 
 T = TypeVar("T")
 
 #: every node is simulated, used or not
 MOST_NODES: Final = 100_000
-#: how new weights may be handed on, beside ``none``
-SYNCS: Final = ("table", "flat")
+#: how new weights may be handed on
+SYNCS: Final[tuple[str, ...]] = ("none", "table", *WAYS)
+#: and what is held meanwhile
+SYNC_PLACES: Final[tuple[str, ...]] = ("within", "phase", "between")
 
 #: $ per GPU-hour. The artifact counts an H20 node as a third of an H800 node; table 1 is what the paper prints.
 PRICES: Final[Mapping[str, Mapping[str, float]]] = {
@@ -40,8 +43,9 @@ def check(options: Options, more: Sequence[str], pools: Sequence[PoolName]) -> N
     """Raise ``ValueError`` for the first option that makes no sense."""
     _check_slo(options.slo)
     _check_switch(options.switch)
-    if options.sync not in ("none", *SYNCS):
-        raise ValueError(f"sync is {options.sync!r}{nearest(options.sync, SYNCS)} (none, {', '.join(SYNCS)})")
+    for name, word, words in (("sync", options.sync, SYNCS), ("sync_place", options.sync_place, SYNC_PLACES)):
+        if word not in words:
+            raise ValueError(f"{name} is {word!r}{nearest(word, words)} ({', '.join(words)})")
     if not 0 < options.ram_gb < math.inf:
         raise ValueError(f"ram_gb is {options.ram_gb:g}: a node has more than 0 GB of host RAM, and a finite amount")
     if options.jobs < 0:
@@ -64,7 +68,7 @@ def _check_slo(slo: tuple[float, float] | None) -> None:
         return
     low, high = slo
     if not 1 <= low < math.inf:
-        raise ValueError(f"slo begins at {low:g}: nobody is faster shared than alone, so it is at least 1, and finite")
+        raise ValueError(f"slo begins at {low:g}: no job is faster shared than alone, so it is at least 1, and finite")
     if not low <= high < math.inf:
         raise ValueError(f"slo is {low:g}:{high:g}: LO:HI, where HI is finite and no less than LO")
 

@@ -120,7 +120,7 @@ class Commands(GivenBackend):
 
     @staticmethod
     def _lasting(mark: str) -> tuple[str, ...]:
-        """A command that goes on, and starts another; their process ids are in ``<mark>.there``."""
+        """A command that keeps running, and starts another; their process ids are in ``<mark>.there``."""
         return ("sh", "-c", f"sleep 600 & echo $$ $! >{mark}; mv {mark} {mark}.there; wait; sleep 600")
 
     async def _is_ended(self, runner: RunsCommands, mark: str) -> None:

@@ -65,7 +65,7 @@ class Connections(GivenBackend):
     async def test_a_connection_to_where_nobody_listens_is_not_done(self) -> None:
         backend, opener, runner = await self._opener()
         async with self._echo(runner) as port:
-            pass  # there is nobody any more
+            pass  # the listener is gone
         with anyio.fail_after(self.patience_s), pytest.raises(NotDone, match=str(port)):
             await opener.connect(self.host, "127.0.0.1", port)
         await backend.close()
@@ -75,7 +75,7 @@ class Connections(GivenBackend):
         if not isinstance(backend, OpensConnections):
             pytest.skip("the backend opens no connections")
         if not isinstance(backend, RunsCommands):
-            pytest.skip("the backend runs no commands: nobody starts something there to be connected to")
+            pytest.skip("the backend runs no commands: nothing can be started there to connect to")
         return backend, backend, backend
 
     @contextlib.asynccontextmanager

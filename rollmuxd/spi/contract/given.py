@@ -19,7 +19,7 @@ class GivenBackend(Cancelling):
 
     #: a host that the backend is made for, and that is there
     host: ClassVar[HostId] = "host1"
-    #: a job's owner for whom processes of :meth:`start_process` are: most backends know one by the name of a login
+    #: a job's owner whose processes of :meth:`start_process` are: most backends know one by the name of a login
     owner: ClassVar[str] = pwd.getpwuid(os.getuid()).pw_name
     #: seconds after which a call on a healthy host, or a cancelled one, counts as hung
     patience_s: ClassVar[float] = 300.0
@@ -65,18 +65,18 @@ class GivenBackend(Cancelling):
     # ---- how it is checked --------------------------------------------------------------------------------------
 
     async def _see(self, backend: Backend) -> Observation:
-        """A sight that holds to the contract."""
+        """An observation that holds to the contract."""
         with anyio.fail_after(self.patience_s):
             inventory = await backend.inventory(self.host)
-            sight = await backend.observe(self.host)
-        seen = sorted(gpu.gpu for gpu in sight.gpus)
+            observation = await backend.observe(self.host)
+        seen = sorted(gpu.gpu for gpu in observation.gpus)
         there = sorted(info.gpu for info in inventory.gpus)
         assert there, f"host {self.host} has no GPUs; the contract needs one that has"
         assert len(set(there)) == len(there), f"the inventory has a GPU twice: {there}"
         assert seen == there, f"observed were {seen}, and the host has {there}"
         assert all(gpu.startswith(f"{self.host}/") for gpu in there), f"a GPU is named host/gpuN, and these are {there}"
-        assert sight.boot_id, "a sight needs a boot id"
-        return sight
+        assert observation.boot_id, "an observation needs a boot id"
+        return observation
 
     async def _is_lost(self, backend: Backend, host: HostId) -> None:
         for call in (backend.observe, backend.inventory):

@@ -39,16 +39,16 @@ class Hosts(GivenBackend):
     @pytest.mark.asyncio
     async def test_it_may_be_called_concurrently(self) -> None:
         backend = await self.make()
-        sights: list[Observation] = []
+        observations: list[Observation] = []
 
         async def look() -> None:
-            sights.append(await self._see(backend))
+            observations.append(await self._see(backend))
 
         with anyio.fail_after(self.patience_s):
             async with anyio.create_task_group() as group:
                 for _ in range(8):
                     group.start_soon(look)
-        assert len({sight.boot_id for sight in sights}) == 1
+        assert len({observation.boot_id for observation in observations}) == 1
         await backend.close()
 
     @pytest.mark.asyncio

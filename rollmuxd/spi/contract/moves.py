@@ -1,6 +1,7 @@
-"""Orders: what is on the GPUs after a load, a park and a discard; told twice, cut short, too late, to nobody."""
+"""Orders: what is on the GPUs after a load, a park and a discard; sent twice, cut short, too late, to no process."""
 
 import contextlib
+import gc
 
 import anyio
 import pytest
@@ -23,7 +24,7 @@ class Moves(GivenDriver):
             await self._tell(rig, self.order(rig, OrderKind.LOAD, warm=warm))
             await self._is_loaded(rig)
             await self._tell(rig, self.order(rig, OrderKind.PARK))
-            await self._is_clear(rig)
+            await self._is_clean(rig)
         await self._end(rig)
 
     @pytest.mark.asyncio
@@ -31,7 +32,7 @@ class Moves(GivenDriver):
         rig = await self.make()
         await self._tell(rig, self.order(rig, OrderKind.LOAD))
         await self._tell(rig, self.order(rig, OrderKind.DISCARD))
-        await self._is_clear(rig, leftover_mb=0)
+        await self._is_clean(rig, residual_mb=0)
         await self._end(rig)
 
     @pytest.mark.asyncio
@@ -40,7 +41,7 @@ class Moves(GivenDriver):
         await self._tell(rig, self.order(rig, OrderKind.LOAD))
         await self._tell(rig, self.order(rig, OrderKind.PARK))
         await self._tell(rig, self.order(rig, OrderKind.DISCARD))
-        await self._is_clear(rig, leftover_mb=0)
+        await self._is_clean(rig, residual_mb=0)
         await self._end(rig)
 
     @pytest.mark.asyncio
@@ -48,7 +49,7 @@ class Moves(GivenDriver):
         rig = await self.make()
         await self._tell(rig, self.order(rig, OrderKind.DISCARD))
         await self._tell(rig, self.order(rig, OrderKind.DISCARD))
-        await self._is_clear(rig, leftover_mb=0)
+        await self._is_clean(rig, residual_mb=0)
         await self._end(rig)
 
     @pytest.mark.asyncio
@@ -65,7 +66,7 @@ class Moves(GivenDriver):
         rig = await self.make()
         with contextlib.suppress(NotDone, ContactLost):  # both are honest
             await self._tell(rig, self.order(rig, OrderKind.PARK))
-        await self._is_clear(rig)
+        await self._is_clean(rig)
         await self._end(rig)
 
     @pytest.mark.asyncio
@@ -94,9 +95,11 @@ class Moves(GivenDriver):
         async with anyio.create_task_group() as group:
             group.start_soon(go, "a", rig.gpus[0])
             group.start_soon(go, "b", rig.gpus[1])
-        await self._is_clear(rig, leftover_mb=0)
+        await self._is_clean(rig, residual_mb=0)
         await self._end(rig)
 
+    # A library may leave a connection that is cut short while it is made to the garbage collector.
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     @pytest.mark.asyncio
     async def test_an_order_cancelled_at_any_await_ends_and_the_state_is_not_out_of_reach(self) -> None:
         """Afterwards the daemon tells it again (idempotent), or has the state discarded."""
@@ -106,14 +109,15 @@ class Moves(GivenDriver):
             if rig.residency.traits.idempotent:
                 await self._is_loaded(rig)
                 parked = await self._cut_short(rig, self.order(rig, OrderKind.PARK), moment)
-                await self._is_clear(rig)
+                await self._is_clean(rig)
             else:
                 parked = True
             await self._tell(rig, self.order(rig, OrderKind.DISCARD))
-            await self._is_clear(rig, leftover_mb=0)
+            await self._is_clean(rig, residual_mb=0)
             if loaded and parked:
                 break
         await self._end(rig)
+        gc.collect()
 
     @pytest.mark.asyncio
     async def test_an_order_that_comes_late_is_refused_and_changes_nothing(self) -> None:

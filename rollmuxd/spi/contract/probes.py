@@ -1,4 +1,4 @@
-"""Probes: what may be said of an order that nobody has the answer to."""
+"""Probes: what may be said of an order without a known answer."""
 
 import pytest
 
@@ -42,7 +42,7 @@ class Probes(GivenDriver):
             if await cancelled(lambda order=order: rig.residency.park(order), moment):  # type: ignore[misc]
                 break
             if (await rig.residency.probe(order)).done:
-                await self._is_clear(rig)
+                await self._is_clean(rig)
         await self._tell(rig, self.order(rig, OrderKind.DISCARD))
         await self._end(rig)
 
@@ -59,7 +59,7 @@ class Probes(GivenDriver):
             if probed.known and not probed.done and not probed.begun:
                 await self._is_loaded(rig)
                 await self._tell(rig, order)
-                await self._is_clear(rig)
+                await self._is_clean(rig)
                 assert (await rig.residency.probe(order)).begun, "it was done, and a probe says that it was not begun"
                 await self._tell(rig, self.order(rig, OrderKind.LOAD))
             elif moment is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from rollmuxd.spi.backend import Backend, KeepsOutput, ProcessOrder, StartsProcesses
+from rollmuxd.spi.backend import Backend, KeepsOutput, Output, ProcessOrder, StartsProcesses
 from rollmuxd.spi.contract.given import GivenBackend
 from rollmuxd.spi.errors import NotDone
 
@@ -64,6 +64,8 @@ class Processes(GivenBackend):
                 await anyio.sleep(0.01)
         assert printed == b"123456789"
         assert (await backend.output(self.host, order.launch, at, 4)).data == b""
+        assert await backend.output(self.host, order.launch, -2, 4) == Output(data=b"89", next=9)
+        assert await backend.output(self.host, order.launch, -100, 4) == Output(data=b"1234", next=4)
         await backend.close()
 
     @pytest.mark.asyncio

@@ -23,7 +23,7 @@ class Rig(Struct):
     #: reaches the host, and sees what the driver does
     backend: Backend
     host: HostId
-    #: GPUs of the host that nobody else uses; with two or more, two jobs are moved at a time
+    #: GPUs of the host that nothing else uses; with two or more, two jobs are moved at a time
     gpus: tuple[GpuId, ...]
     #: what is moved: it must fit onto each of the GPUs, and (twice) into host RAM
     state: StateSpec
@@ -38,7 +38,7 @@ class GivenDriver(Cancelling):
 
     #: seconds after which an order counts as hung
     patience_s: ClassVar[float] = 300.0
-    #: used memory above what was agreed that still counts as clear
+    #: used memory above what was agreed that still counts as clean
     tolerance_mb: ClassVar[int] = 300
     #: whether the rig's backend sees what the driver moves (turn off only where nothing real is moved)
     sees_memory: ClassVar[bool] = True
@@ -104,8 +104,8 @@ class GivenDriver(Cancelling):
                     await rig.residency.discard(order)
 
     async def _used(self, rig: Rig) -> dict[GpuId, int]:
-        sight = await rig.backend.observe(rig.host)
-        return {seen.gpu: seen.used_mb for seen in sight.gpus if seen.gpu in rig.gpus}
+        observation = await rig.backend.observe(rig.host)
+        return {seen.gpu: seen.used_mb for seen in observation.gpus if seen.gpu in rig.gpus}
 
     async def _is_loaded(self, rig: Rig) -> None:
         if self.sees_memory:
@@ -114,10 +114,10 @@ class GivenDriver(Cancelling):
                     f"{gpu} should have {rig.state.gpu_mb} MB, and has {mb}"
                 )
 
-    async def _is_clear(self, rig: Rig, leftover_mb: int | None = None) -> None:
-        agreed = rig.state.leftover_mb if leftover_mb is None else leftover_mb
+    async def _is_clean(self, rig: Rig, residual_mb: int | None = None) -> None:
+        agreed = rig.state.residual_mb if residual_mb is None else residual_mb
         for gpu, mb in (await self._used(rig)).items():
-            assert mb <= agreed + self.tolerance_mb, f"{gpu} should be clear but for {agreed} MB, and has {mb}"
+            assert mb <= agreed + self.tolerance_mb, f"{gpu} should be clean but for {agreed} MB, and has {mb}"
 
     async def _end(self, rig: Rig) -> None:
         await rig.residency.close()

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch.distributed as dist
 
 import rollmuxd
 import rollmuxd.client.transport
+from rollmuxd_backend_local.testing import free_port
 from rollmuxd_channel.torch_state import TorchState
 
 WIDTH = 64
@@ -112,9 +112,7 @@ def be(rank: int, name: str, ranks: int, timeout_s: float, stop: Path, port: int
 
 def main() -> int:
     name, ranks, timeout_s, stop = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     there = {}
     for rank in range(ranks):
         pid = os.fork()

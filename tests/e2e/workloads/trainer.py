@@ -89,6 +89,20 @@ class Trainer:
         tell(event="shrinking", slot=self.slot.id, gone=gone)
         self.slot.shrink(keep)
 
+    def interrupt(self, path: str, times: int, heard: bool) -> None:
+        """Interrupt the next calls of a path, as Ctrl-C does: before they are sent, or before they are answered."""
+        kind = rollmuxd.client.transport.SyncTransport
+        send, left = kind.send, [KeyboardInterrupt("Ctrl-C")] * times
+
+        def interrupted(transport: Any, call: Any) -> Any:
+            if not left or not call.path.endswith(path):
+                return send(transport, call)
+            if heard:
+                send(transport, call)
+            raise left.pop()
+
+        kind.send = interrupted  # type: ignore[method-assign]
+
     def end(self) -> None:
         self.job.end()
 
@@ -100,7 +114,7 @@ def main() -> None:
         do, number = told.pop("do"), told.pop("number")
         try:
             answer = getattr(trainer, do)(**told) or {}
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             kind = type(error).__name__
             data = getattr(error, "data", {})
             tell(number=number, error=kind, text=str(error), status=getattr(error, "status", 0), data=data)

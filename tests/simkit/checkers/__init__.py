@@ -8,7 +8,7 @@ reads the scheduler's state, so it also finds a fact that the state's own code m
 What it costs grows with what changes, not with what there is. Promises that something happens *in the end* are checked
 every :data:`SWEEP_EVERY` inputs, and by :meth:`Checker.end`.
 
-There is a module for each kind of promise, and :mod:`~simkit.checkers.books` has what they all write down.
+There is a module for each kind of promise, and :mod:`~simkit.checkers.records` has what they all write down.
 """
 
 from typing import Final
@@ -19,10 +19,10 @@ from rollmuxd.core.decision import Decision
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
 from rollmuxd.sim.world import Listener
-from simkit.checkers.books import SWEEP_EVERY, Asked
 from simkit.checkers.liveness import Liveness
 from simkit.checkers.moves import Moving
 from simkit.checkers.orders import Orders
+from simkit.checkers.records import SWEEP_EVERY, Asked
 from simkit.checkers.slots import Slots
 
 __all__ = ["OF_NO_CONSEQUENCE", "SWEEP_EVERY", "Asked", "Checker"]
@@ -31,13 +31,14 @@ __all__ = ["OF_NO_CONSEQUENCE", "SWEEP_EVERY", "Asked", "Checker"]
 OF_NO_CONSEQUENCE: Final = frozenset(
     {
         "Audited",
+        "HostEndObserved",
         "HostRemoved",
         "LoopStalled",
         "NextAnswered",
         "ProcessLaunched",
         "ProcessStarted",
         "RelaunchPlanned",
-        "SlotOverstays",
+        "SlotOverran",
         "SlotReclaiming",
     }
 )

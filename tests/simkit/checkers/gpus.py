@@ -1,4 +1,4 @@
-"""What is on GPUs, who holds them, and when they are clear; hosts and nodes."""
+"""What is on GPUs, who holds them, and when they are clean; hosts and nodes."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
@@ -8,12 +8,12 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.ids import GpuId, JobId, NodeId, SlotId
 from rollmuxd.core.model import OrderKind
 from rollmuxd.core.state import state_key
-from simkit.checkers.books import Asked, Books, Heeded, Member, Place, Stay
+from simkit.checkers.records import Asked, Heeded, Member, Place, Records, Stay
 
 _SEEN_IN: Final = (i.OrderDone, i.ReleaseSlot, i.ShrinkSlot)
 
 
-class Gpus(Books):
+class Gpus(Records):
     """Promises of GPUs, and what is heard of hosts and nodes."""
 
     def a_gpu_is_held_by_one_slot(self, name: SlotId, gpus: tuple[GpuId, ...]) -> None:
@@ -25,17 +25,17 @@ class Gpus(Books):
             if gpu in held:
                 self._broken("a_gpu_is_held_by_one_slot", f"{gpu} is held by slot {held[gpu]}, and {name} claims it")
 
-    def a_gpu_is_given_on_only_when_seen_clear(self, name: SlotId, job: JobId, gpus: tuple[GpuId, ...]) -> None:
+    def a_gpu_is_given_on_only_when_verified_clean(self, name: SlotId, job: JobId, gpus: tuple[GpuId, ...]) -> None:
         """Nobody claims a GPU that another job's bytes may be on."""
-        stain = self.dirty_by
-        if stain.keys().isdisjoint(gpus):
+        dirty_by = self.dirty_by
+        if dirty_by.keys().isdisjoint(gpus):
             return
         for gpu in gpus:
-            whose = stain.get(gpu)
+            whose = dirty_by.get(gpu)
             if whose is not None and whose != job:
                 self._broken(
-                    "a_gpu_is_given_on_only_when_seen_clear",
-                    f"slot {name} of {job} claims {gpu}, not seen clear since {whose} was there",
+                    "a_gpu_is_given_on_only_when_verified_clean",
+                    f"slot {name} of {job} claims {gpu}, not verified clean since {whose} was there",
                 )
 
     def a_slot_holds_what_its_phase_claims(self, name: SlotId, stay: Stay, gpus: tuple[GpuId, ...]) -> None:
@@ -51,27 +51,27 @@ class Gpus(Books):
                 if node in self.out:
                     self._broken("a_slot_holds_what_its_phase_claims", f"slot {name} claims {node}: {self.out[node]}")
 
-    def clear_is_what_was_seen_clear(self, fact: f.GpusVerifiedClean) -> None:
-        """GPUs are clear because an input said so, of a time at which nothing was on its way there."""
+    def clean_is_what_was_verified(self, fact: f.GpusVerifiedClean) -> None:
+        """GPUs are clean because an input said so, of a time at which nothing was on its way there."""
         place, given = self.places[fact.node], self.given
         if not self.held.keys().isdisjoint(fact.gpus):
             for gpu in fact.gpus:
                 holder = self.held.get(gpu)
                 if holder is not None and self.slots[holder].status not in ("taken", "released"):
-                    self._broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and slot {holder} holds it")
+                    self._broken("clean_is_what_was_verified", f"{gpu} is called clean, and slot {holder} holds it")
         if fact.by:
             if not isinstance(given, i.DeclareClean) or given.node != fact.node:
-                self._broken("clear_is_what_was_seen_clear", f"nobody declared {fact.node} clear")
+                self._broken("clean_is_what_was_verified", f"nobody declared {fact.node} clean")
             return
         seen = self._sights(fact.node)
-        limit = self.config.clear_tolerance_mb
+        limit = self.config.clean_tolerance_mb
         for gpu in fact.gpus:
             used = seen.get(gpu)
             if used is not None and used > limit:
                 left = (mb for key, mb in place.left.items() if self._may_leave(key, fact.node))
-                limit = self.config.clear_tolerance_mb + sum(left)
+                limit = self.config.clean_tolerance_mb + sum(left)
             if used is None or used > limit:
-                self._broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and was seen with {used} MB")
+                self._broken("clean_is_what_was_verified", f"{gpu} is called clean, and was seen with {used} MB")
         for job in dict.fromkeys(map(self.dirty_by.get, fact.gpus)):
             if job is not None:
                 self._nothing_is_on_its_way(fact.node, job)
@@ -84,16 +84,16 @@ class Gpus(Books):
         status = member.resume_to if member.status == "paused" else member.status
         return status in ("placed", "moving") and node not in member.kept.left and member.session in self.heard
 
-    def what_may_be_left_was_seen_of_a_parked_state(self, fact: f.ResidualMemorySeen) -> None:
+    def what_may_be_left_was_seen_of_a_parked_state(self, fact: f.ResidualMemoryObserved) -> None:
         """No more than the input at hand shows on a GPU of the node on which nobody else's bytes may be, nor anybody's
         slot is; and of a state that is parked there.
         """
         given: Any = self.given
-        sights: Sequence[i.GpuObservation] = (
+        observations: Sequence[i.GpuObservation] = (
             given.gpus if isinstance(given, i.HostObserved) else getattr(given, "seen", ())
         )
         free = [gpu for gpu in self.places[fact.node].gpus if self._is_nobodys_but(gpu, fact.job)]
-        most = max((sight.used_mb for sight in sights if sight.gpu in free), default=0)
+        most = max((observation.used_mb for observation in observations if observation.gpu in free), default=0)
         where = self.kept.get(state_key(fact.job, fact.pool, fact.node), "gone")
         if where != "parked" or fact.mb > most:
             self._broken(
@@ -109,14 +109,14 @@ class Gpus(Books):
 
     def _sights(self, node: NodeId) -> dict[GpuId, int]:
         given = self.given
-        sights: Sequence[i.GpuObservation] = ()
+        observations: Sequence[i.GpuObservation] = ()
         if isinstance(given, _SEEN_IN):
-            sights = given.seen
+            observations = given.seen
         elif isinstance(given, i.HostObserved):
             if node in self.stale:
-                self._broken("clear_is_what_was_seen_clear", f"{node} was looked at before it was last touched")
-            sights = given.gpus
-        return {sight.gpu: sight.used_mb for sight in sights}
+                self._broken("clean_is_what_was_verified", f"{node} was looked at before it was last touched")
+            observations = given.gpus
+        return {observation.gpu: observation.used_mb for observation in observations}
 
     def _nothing_is_on_its_way(self, node: NodeId, job: JobId) -> None:
         member = self.members.get(job)
@@ -131,15 +131,16 @@ class Gpus(Books):
             told = self.orders.get(self.order_of.get(key, ""))
             coming = told is not None and told.kind is OrderKind.LOAD and told.run == member.run
             if where in ("loading", "loaded", "parking") or (coming and member.session in self.heard):
-                self._broken("clear_is_what_was_seen_clear", f"{node} is called clear of {job}, whose state is {where}")
+                self._broken("clean_is_what_was_verified", f"{node} is called clean of {job}, whose state is {where}")
 
-    def what_was_taken_away_is_held_until_seen_clear(self, name: SlotId, asked: Asked) -> None:
-        """The GPUs of a slot that ended without its holder's word stay held until they were seen clear."""
+    def what_was_taken_away_is_held_until_verified_clean(self, name: SlotId, asked: Asked) -> None:
+        """The GPUs of a slot that ended without its holder's word stay held until they were verified clean."""
         if asked.status == "taken" and not self.dirty_by.keys().isdisjoint(asked.gpus):
             for gpu in asked.gpus:
                 if self.dirty_by.get(gpu) == asked.job and self.held.get(gpu) == name:
                     self._broken(
-                        "what_was_taken_away_is_held_until_seen_clear", f"slot {name} is over, and {gpu} is not clear"
+                        "what_was_taken_away_is_held_until_verified_clean",
+                        f"slot {name} is over, and {gpu} is not clean",
                     )
 
     def a_placement_ends_when_nothing_is_left(self, job: JobId, member: Member) -> None:
@@ -149,7 +150,7 @@ class Gpus(Books):
                 holder = self.slots.get(self.held.get(gpu, ""))
                 if self.dirty_by.get(gpu) == job or (holder is not None and holder.job == job):
                     self._broken(
-                        "a_placement_ends_when_nothing_is_left", f"{job} leaves {node}, and {gpu} is not clear"
+                        "a_placement_ends_when_nothing_is_left", f"{job} leaves {node}, and {gpu} is not clean"
                     )
             for pool in dict.fromkeys(spec.pool for spec in member.spec.states):
                 where = self.kept.get(state_key(job, pool, node), "gone")
@@ -162,7 +163,7 @@ class Gpus(Books):
         since = self.now + 1 if given.since is None else given.since
         nodes = self.host_nodes.get(given.host, ())
         self.stale = tuple(node for node in nodes if self.places[node].touched_at >= since)
-        if any(sight.used_mb > self.config.clear_tolerance_mb for sight in given.gpus):
+        if any(observation.used_mb > self.config.clean_tolerance_mb for observation in given.gpus):
             self.trouble_at[given.host] = self.now
 
     def _misses(self, given: i.HostUnreachable) -> None:
@@ -181,7 +182,7 @@ class Gpus(Books):
     def _host_booted(self, fact: f.HostBooted) -> None:
         given = self.given
         if not isinstance(given, i.HostObserved) or given.boot_id != fact.boot_id:
-            self._broken("clear_is_what_was_seen_clear", f"{fact.host} booted, by nobody's word")
+            self._broken("clean_is_what_was_verified", f"{fact.host} booted, by nobody's word")
         if fact.host in self.boots:  # nobody can rely on what is there: it was there before, or has come since
             nodes = self.host_nodes[fact.host]
             for member in self.members.values():
@@ -217,24 +218,24 @@ class Gpus(Books):
         self.out[fact.node] = f"it is {f.name(fact)}"
         self._disturbed(fact.node)
 
-    def _cleared(self, fact: f.GpusVerifiedClean) -> None:
-        self.clear_is_what_was_seen_clear(fact)
-        stain = self.dirty_by
+    def _verified_clean(self, fact: f.GpusVerifiedClean) -> None:
+        self.clean_is_what_was_verified(fact)
+        dirty_by = self.dirty_by
         for gpu in fact.gpus:
-            if gpu in stain:
-                del stain[gpu]
+            if gpu in dirty_by:
+                del dirty_by[gpu]
         place = self.places[fact.node]
-        if place.unclear:
-            place.unclear = not stain.keys().isdisjoint(place.gpus)
+        if place.not_clean:
+            place.not_clean = not dirty_by.keys().isdisjoint(place.gpus)
             self._disturbed(fact.node)
 
-    def _left_over_seen(self, fact: f.ResidualMemorySeen) -> None:
+    def _residual_memory_observed(self, fact: f.ResidualMemoryObserved) -> None:
         self.what_may_be_left_was_seen_of_a_parked_state(fact)
         left, key = self.places[fact.node].left, state_key(fact.job, fact.pool, fact.node)
         left[key] = max(fact.mb, left.get(key, 0))
 
     def _unclear(self, fact: f.GpusNotClean) -> None:
-        self.places[fact.node].unclear = True
+        self.places[fact.node].not_clean = True
         self._disturbed(fact.node)
 
     # ---- what it listens for -----------------------------------------------------------------------------------------
@@ -251,13 +252,13 @@ class Gpus(Books):
         f.NodeRemoved: _node_removed,
         f.NodeUp: _node_up,
         f.NodeOccupied: _node_out,
-        f.NodeUnseen: _node_out,
+        f.NodeUnknown: _node_out,
         f.NodeLost: _node_out,
         f.NodeQuarantined: _node_out,
         f.NodeDraining: _node_out,
         f.NodeDrained: _node_out,
         f.NodeUndrained: _node_out,
-        f.GpusVerifiedClean: _cleared,
+        f.GpusVerifiedClean: _verified_clean,
         f.GpusNotClean: _unclear,
-        f.ResidualMemorySeen: _left_over_seen,
+        f.ResidualMemoryObserved: _residual_memory_observed,
     }

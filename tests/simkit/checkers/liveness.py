@@ -4,13 +4,15 @@ from typing import ClassVar, Final, NoReturn
 
 from rollmuxd.core import inputs as i
 from rollmuxd.core.ids import Millis, OrderId, SlotId
-from simkit.checkers.books import Asked, Books, Heeded, Member, Party, Told
+from simkit.checkers.records import Asked, Heeded, Member, Party, Records, Told
 
 #: what any wait may take beside the work that it waits for: a look, a grace, a re-attachment, a node in quarantine
 SLACK_MS: Final = 900_000
+#: iterations of its own for which a job leaves its nodes to a promised one that is short of credit, at most
+YIELDS: Final = 9
 
 
-class Liveness(Books):
+class Liveness(Records):
     """Promises that something happens in a bounded time, and who was heard of last when."""
 
     def sweep(self) -> None:
@@ -20,9 +22,16 @@ class Liveness(Books):
             if asked.status == "queued":
                 self.who_waits_has_his_turn(name, asked)
             elif asked.status in ("released", "taken"):
-                self.what_is_given_back_comes_clear(name, asked)
+                self.what_is_given_back_becomes_clean(name, asked)
+            elif asked.yield_by is not None:
+                self.a_filler_gives_way_in_time(name, asked.yield_by)
         for name, told in self.orders.items():
             self.every_order_comes_to_an_end(name, told)
+
+    def a_filler_gives_way_in_time(self, name: SlotId, due: Millis) -> None:
+        """A filler that was asked back runs no longer than it said, but while the daemon is not there."""
+        if self.now > max(due, self.started_at) + self.excused_ms:
+            self._broken("a_filler_gives_way_in_time", f"slot {name} runs, and was due at {due}")
 
     def the_death_of_a_job_is_recorded_within_its_lease(self) -> None:
         """A session that was silent for more than its lease is not taken to live."""
@@ -54,7 +63,7 @@ class Liveness(Books):
         if name in self.detached or member.status != "placed" or stay is None:
             return True
         for node in stay.nodes:
-            if node in self.out or self.places[node].unclear:
+            if node in self.out or self.places[node].not_clean:
                 return True
             for gpu in self.places[node].gpus:
                 holder = self.held.get(gpu)
@@ -67,7 +76,7 @@ class Liveness(Books):
 
     def _bound_ms(self, party: Party) -> Millis:
         """Every member once for each member, by the longest that each phase and each move was seen to take."""
-        total = 0
+        total = yields = 0
         for job in party.jobs:
             member = self.members[job]
             longest = {name: stay.longest_ms for name, stay in member.stays.items()}
@@ -76,16 +85,19 @@ class Liveness(Books):
                 longest[asked.phase] = max(longest.get(asked.phase, 0), self.now - asked.granted_at)
             moves = max((spec.load_ms + spec.park_ms for spec in member.spec.states), default=0)
             gaps = sum(phase.gap_ms for phase in member.spec.phases)
-            total += sum(longest.values()) + gaps + len(longest) * (moves + member.order_ms)
-        return (len(party.jobs) + 1) * total + SLACK_MS + self.excused_ms
+            takes = sum(longest.values()) + gaps + len(longest) * (moves + member.order_ms)
+            total, yields = total + takes, max(yields, YIELDS * takes)
+        if party.dispatch != "credit":
+            yields = 0
+        return (len(party.jobs) + 1) * total + yields + SLACK_MS + self.excused_ms
 
-    def what_is_given_back_comes_clear(self, name: SlotId, asked: Asked) -> None:
+    def what_is_given_back_becomes_clean(self, name: SlotId, asked: Asked) -> None:
         """A slot that has ended holds its GPUs no longer than their hosts are silent, or are seen with its bytes."""
         hosts = dict.fromkeys(self.places[node].host for node in self.members[asked.job].nodes)
         since = max([asked.since, self.started_at, *(self.trouble_at.get(host, 0) for host in hosts)])
         if self.now - since > SLACK_MS + self.excused_ms + self.members[asked.job].order_ms:
             self._broken(
-                "what_is_given_back_comes_clear", f"slot {name} of {asked.job} is {asked.status} since {since}"
+                "what_is_given_back_becomes_clean", f"slot {name} of {asked.job} is {asked.status} since {since}"
             )
 
     def every_order_comes_to_an_end(self, name: OrderId, told: Told) -> None:
@@ -114,7 +126,7 @@ class Liveness(Books):
         for gpu, slot in self.held.items():
             self._left("every_gpu_comes_back", f"{gpu} is held by slot {slot}")
         for gpu, job in self.dirty_by.items():
-            self._left("every_gpu_comes_back", f"{gpu} was not seen clear since {job} was there")
+            self._left("every_gpu_comes_back", f"{gpu} was not verified clean since {job} was there")
         for node, place in self.places.items():
             if place.group is not None:
                 self._left("every_node_leaves_its_group", f"{node} is in group {place.group}")

@@ -6,8 +6,8 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.config import Moves
 from rollmuxd.core.ids import JobId, NodeId
 from rollmuxd.core.spec import Movable
-from simkit.checkers.books import Going, Heeded, Member, Party, Stay, Turn
 from simkit.checkers.placements import Placements, merged
+from simkit.checkers.records import Going, Heeded, Member, Party, Stay, Turn
 
 
 class Moving(Placements):
@@ -21,14 +21,14 @@ class Moving(Placements):
             why = "it is not to be moved"
         elif member.status != "placed" or kept.going is not None:
             why = f"it is {member.status}, and goes to {kept.going}"
-        elif kept.moved_at is not None and fact.at < kept.moved_at + config.move_every_ms:
+        elif kept.moved_at is not None and fact.at < kept.moved_at + config.move_interval_ms:
             why = f"it was moved at {kept.moved_at}"
         under_way = {name: other for name, other in self.members.items() if other.kept.going is not None}
         for name, other in under_way.items():
             assert other.kept.going is not None
             if {other.group, other.kept.going.group} & {member.group, fact.group}:
                 why = why or f"{name} is moving there"
-        if len(under_way) >= config.moves_at_a_time:
+        if len(under_way) >= config.max_concurrent_moves:
             why = why or f"{len(under_way)} jobs are moving"
         if why:
             self._broken("moves_keep_to_their_limits", f"{fact.job} is to move, and {why}")
@@ -66,10 +66,10 @@ class Moving(Placements):
                 for gpu in self.places[node].gpus
                 if self.held.get(gpu) is not None and self.slots[self.held[gpu]].job == job
             ]
-            stained = [gpu for gpu in self.places[node].gpus if again and self.dirty_by.get(gpu) == job]
-            if held or stained or any(where != "gone" and (again or where != "parked") for where in states.values()):
+            dirty = [gpu for gpu in self.places[node].gpus if again and self.dirty_by.get(gpu) == job]
+            if held or dirty or any(where != "gone" and (again or where != "parked") for where in states.values()):
                 self._broken(
-                    "nothing_is_in_use_where_a_job_moves_away", f"{job} leaves {node}: {states}, {held}, {stained}"
+                    "nothing_is_in_use_where_a_job_moves_away", f"{job} leaves {node}: {states}, {held}, {dirty}"
                 )
 
     def plans_are_made_anew_only_so_often(self, fact: f.TimesDrifted, member: Member) -> None:
@@ -78,22 +78,29 @@ class Moving(Placements):
         why = ""
         if member.status != "placed" or not config.drift:
             why = f"it is {member.status}"
+        elif not fact.times:
+            if not fact.moves or not kept.moves_seen.isdisjoint(fact.moves):
+                why = f"of its loads and parks {fact.moves} those of {kept.moves_seen} were in plans already"
         elif kept.drifted_at is not None and fact.at < kept.drifted_at + config.replan_every_ms:
             why = f"they were at {kept.drifted_at}"
-        elif all(abs(took - fact.was[name]) <= config.drift * fact.was[name] for name, took in fact.times.items()):
+        elif (
+            not fact.moves
+            and not fact.means
+            and all(abs(took - fact.was[name]) <= config.drift * fact.was[name] for name, took in fact.times.items())
+        ):
             why = f"none is off by more than {config.drift:g}"
-        elif any(count < config.drift_enough for count in fact.seen.values()):
-            why = f"they are means of {fact.seen}"
+        elif any(count < config.min_samples for count in fact.samples.values()):
+            why = f"they are means of {fact.samples}"
         if why:
             self._broken("plans_are_made_anew_only_so_often", f"{fact.job} has times of {fact.times}, and {why}")
 
-    def a_group_planned_anew_has_the_same_visitors(self, fact: f.GroupReplanned, party: Party) -> None:
-        """A wheel in another order, or with more or fewer rounds; and only members' promises are at risk."""
-        had = {(visit.job, visit.phase) for visit in party.schedule if not visit.once}
-        has = {(visit.job, visit.phase) for visit in fact.schedule}
+    def a_group_planned_anew_has_the_same_members(self, fact: f.GroupReplanned, party: Party) -> None:
+        """A schedule in another order, or with more or fewer rounds; and only members' promises are at risk."""
+        had = {(turn.job, turn.phase) for turn in party.schedule if not turn.once}
+        has = {(turn.job, turn.phase) for turn in fact.schedule}
         if (fact.schedule and (had != has or party.coming)) or not set(fact.at_risk) <= set(party.jobs):
             self._broken(
-                "a_group_planned_anew_has_the_same_visitors", f"{fact} is of {party.jobs}, and {party.coming} come"
+                "a_group_planned_anew_has_the_same_members", f"{fact} is of {party.jobs}, and {party.coming} come"
             )
 
     # ---- what facts tell ---------------------------------------------------------------------------------------------
@@ -140,7 +147,7 @@ class Moving(Placements):
         assert member.group is not None
         old, new = self.groups[member.group], self.groups[going.group]
         if going.schedule is None:
-            old.schedule = [visit for visit in old.schedule if visit.job != fact.job]
+            old.schedule = [turn for turn in old.schedule if turn.job != fact.job]
             old.jobs.remove(fact.job)
             del new.coming[fact.job]
             new.jobs.append(fact.job)
@@ -164,11 +171,11 @@ class Moving(Placements):
         if member.queued is not None:
             self.slots[member.queued].since = self.now
 
-    def _rewound(self, jobs: list[JobId], wheel: list[Turn], plan: tuple[f.PlannedTurn, ...]) -> list[Turn]:
-        made = merged(wheel, tuple(visit for visit in plan if visit.job in jobs and not visit.once))
-        for once in [visit for visit in wheel if visit.once]:
-            turn, index = min((visit.turn, at) for at, visit in enumerate(made) if visit.job == once.job)
-            once.turn = turn
+    def _rewound(self, jobs: list[JobId], schedule: list[Turn], plan: tuple[f.PlannedTurn, ...]) -> list[Turn]:
+        made = merged(schedule, tuple(turn for turn in plan if turn.job in jobs and not turn.once))
+        for once in [turn for turn in schedule if turn.once]:
+            rotation, index = min((turn.rotation, at) for at, turn in enumerate(made) if turn.job == once.job)
+            once.rotation = rotation
             made.insert(index, once)
         return made
 
@@ -186,7 +193,7 @@ class Moving(Placements):
         self._leave(fact.job, member, tuple(node for node in going.nodes if node not in member.nodes))
         if going.schedule is None:
             del party.coming[fact.job]
-            party.schedule = [visit for visit in party.schedule if visit.job != fact.job]
+            party.schedule = [turn for turn in party.schedule if turn.job != fact.job]
             party.on = None
             if not party.jobs and not party.coming:
                 del self.groups[going.group]
@@ -198,11 +205,9 @@ class Moving(Placements):
         """Nothing of the job is left on a node that it moved away from."""
         member = self.members[fact.job]
         states = {key: self.kept.get(key, "gone") for key in self._keys_on(member, fact.node)}
-        stained = [gpu for gpu in self.places[fact.node].gpus if self.dirty_by.get(gpu) == fact.job]
-        if stained or any(where != "gone" for where in states.values()) or fact.node not in member.kept.left:
-            self._broken(
-                "a_placement_ends_when_nothing_is_left", f"{fact.job} has left {fact.node}: {states}, {stained}"
-            )
+        dirty = [gpu for gpu in self.places[fact.node].gpus if self.dirty_by.get(gpu) == fact.job]
+        if dirty or any(where != "gone" for where in states.values()) or fact.node not in member.kept.left:
+            self._broken("a_placement_ends_when_nothing_is_left", f"{fact.job} has left {fact.node}: {states}, {dirty}")
         for key in states:
             self._give_back(member, key)
         del member.kept.left[fact.node]
@@ -211,12 +216,14 @@ class Moving(Placements):
     def _drifted(self, fact: f.TimesDrifted) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, "has other times")
         self.plans_are_made_anew_only_so_often(fact, member)
-        member.kept.drifted_at = fact.at
+        member.kept.moves_seen.update(fact.moves)
+        if fact.times:
+            member.kept.drifted_at = fact.at
 
     def _replanned(self, fact: f.GroupReplanned) -> None:
         """Everybody stays on his nodes, in another order perhaps."""
         party = self.groups[fact.group]
-        self.a_group_planned_anew_has_the_same_visitors(fact, party)
+        self.a_group_planned_anew_has_the_same_members(fact, party)
         if fact.schedule:
             party.schedule = self._rewound(party.jobs, party.schedule, fact.schedule)
             party.on, party.disturbed_at = None, fact.at

@@ -9,8 +9,8 @@ from rollmuxd.core.effects import Effect, Kill, Perform, Probe
 from rollmuxd.core.ids import LaunchId, Millis, OrderId
 from rollmuxd.core.model import OrderKind, StateStatus
 from rollmuxd.core.state import state_key
-from simkit.checkers.books import Heeded, Member, Told
 from simkit.checkers.placements import Placements
+from simkit.checkers.records import Heeded, Member, Told
 
 #: of a job of which the process may be ended
 _PROCESS_GOES: Final = ("lost", "ended", "moving", "quarantined")
@@ -64,13 +64,24 @@ class Orders(Placements):
         return told
 
     def nobody_moves_a_state_in_use(self, fact: f.OrderIssued, key: str, member: Member) -> None:
-        """One order at a time for each state; a load only for the slot at hand; a park never under a running slot."""
+        """One order at a time for each state; a load only for the slot at hand, and onto GPUs that it holds, or ahead
+        of it onto GPUs that no slot holds and nothing else is on; a park never under a running slot.
+        """
         if key in self.order_of:
             self._broken("nobody_moves_a_state_in_use", f"{key} is to {fact.kind}, and {self.order_of[key]} is open")
         slot = self.slots.get(member.holding or "")
-        if fact.kind is OrderKind.LOAD:
-            if slot is None or slot.status != "loading" or member.holding != fact.slot:
+        if fact.kind is OrderKind.LOAD and fact.slot is None:
+            gpus = self.places[fact.node].gpus
+            if not self.held.keys().isdisjoint(gpus) or {self.dirty_by.get(gpu, fact.job) for gpu in gpus} != {
+                fact.job
+            }:
+                self._broken("nobody_moves_a_state_in_use", f"{key} is to load ahead, and {fact.node} is not free")
+        elif fact.kind is OrderKind.LOAD:
+            if slot is None or member.holding != fact.slot or slot.status != ("running" if fact.gpus else "loading"):
                 self._broken("nobody_moves_a_state_in_use", f"{key} is to load, and no slot of {fact.job} is loading")
+            strange = [gpu for gpu in fact.gpus if self.held.get(gpu) != fact.slot]
+            if strange:
+                self._broken("nobody_moves_a_state_in_use", f"{key} is to load onto {strange}, which no slot of it has")
         elif slot is not None and fact.pool in member.stays[slot.phase].pools:
             if any(self.held.get(gpu) == member.holding for gpu in self.places[fact.node].gpus):
                 self._broken("nobody_moves_a_state_in_use", f"{key} is to {fact.kind} under slot {member.holding}")
@@ -154,7 +165,11 @@ class Orders(Placements):
         self.untold[fact.order] = None
         if kind is OrderKind.LOAD:
             self.kept[key] = "loading"
-            self.loaded_on[key] = self.slots[fact.slot or ""].gpus
+            place = self.places[node]
+            self.loaded_on[key] = place.gpus if fact.slot is None else self.slots[fact.slot].gpus
+            if fact.slot is None:
+                self.dirty_by.update(dict.fromkeys(place.gpus, job))
+                place.touched_at = self.now
         else:
             self.kept[key] = "parking" if kind is OrderKind.PARK else "discarding"
 
@@ -172,7 +187,7 @@ class Orders(Placements):
             member.kept.used[key] = member.kept.used[source]
             member.kept.gone_on[source] = None  # a process may have it in one place only
         if self.kept.get(key) == "unknown":
-            return  # a late word: StateSeen says what it means
+            return  # a late word: StateObserved says what it means
         if told.kind is OrderKind.LOAD:
             self.kept[key] = "loaded"
         elif told.kind is OrderKind.PARK:
@@ -202,7 +217,7 @@ class Orders(Placements):
     def _state_unknown(self, fact: f.StateUnknown) -> None:
         self.kept[state_key(fact.job, fact.pool, fact.node)] = "unknown"
 
-    def _state_seen(self, fact: f.StateSeen) -> None:
+    def _state_observed(self, fact: f.StateObserved) -> None:
         key = state_key(fact.job, fact.pool, fact.node)
         order = self.order_of.pop(key, None)
         if order is not None:
@@ -227,5 +242,5 @@ class Orders(Placements):
         f.OrderFaulted: _order_faulted,
         f.OrderContactLost: _contact_lost,
         f.StateUnknown: _state_unknown,
-        f.StateSeen: _state_seen,
+        f.StateObserved: _state_observed,
     }

@@ -6,8 +6,8 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.ids import GroupId, HostId, JobId, NodeId, PoolName, SlotId
 from rollmuxd.core.spec import JobSpec, PhaseSpec
 from rollmuxd.core.state import state_key
-from simkit.checkers.books import Heeded, Member, Party, Stay, Turn
 from simkit.checkers.gpus import Gpus
+from simkit.checkers.records import Heeded, Member, Party, Stay, Turn
 
 
 class Placements(Gpus):
@@ -84,6 +84,16 @@ class Placements(Gpus):
         if member.queued is not None:
             self.slots[member.queued].since = self.now
 
+    def _filler_placed(self, fact: f.FillerPlaced) -> None:
+        """It has a node of its pool, of which no RAM and no turn is its own."""
+        member = self.who_has_ended_gets_nothing_more(fact.job, "is placed")
+        if member.status != "waiting" or member.nodes or member.spec.filler is None:
+            self._broken("a_node_is_in_one_group", f"{fact.job} is {member.status} on {member.nodes}, and is placed")
+        self.a_job_has_nodes_of_the_pools_that_it_wants(fact.job, fact.pool, (fact.node,))
+        member.nodes = (fact.node,)
+        member.stays = self._stays(fact.job, member, {fact.pool: member.nodes})
+        self._set(member, "placed")
+
     def _party(self, group: GroupId) -> Party:
         """The group; a new one where there is none."""
         return self.groups.setdefault(group, Party())
@@ -105,7 +115,7 @@ class Placements(Gpus):
         )
 
     def _reserve(self, job: JobId, member: Member, pins: dict[PoolName, tuple[NodeId, ...]]) -> None:
-        """RAM, and room for left-overs, are the job's on these nodes."""
+        """RAM, and room for residual memory, are the job's on these nodes."""
         specs = {spec.pool: spec for spec in reversed(member.spec.states)}
         for pool, nodes in pins.items():
             spec = specs.get(pool)
@@ -117,8 +127,8 @@ class Placements(Gpus):
                     continue
                 member.kept.ram[key] = (place.host, spec.ram_mb)
                 self.ram[place.host][0] += spec.ram_mb
-                if spec.leftover_mb:
-                    place.left[key] = spec.leftover_mb
+                if spec.residual_mb:
+                    place.left[key] = spec.residual_mb
                 self.parked_states_fit_their_hosts(job, place.host)
 
     @staticmethod
@@ -148,26 +158,32 @@ class Placements(Gpus):
     def _placement_ended(self, fact: f.PlacementEnded) -> None:
         member = self.members[fact.job]
         self.a_placement_ends_when_nothing_is_left(fact.job, member)
-        self._leave_wheel(fact.job, member)
-        assert member.group is not None
-        party = self.groups[member.group]
-        party.jobs.remove(fact.job)
-        party.disturbed_at = self.now
-        self._leave(fact.job, member, member.nodes)
-        if not party.jobs and not party.coming:
-            del self.groups[member.group]
+        self._leave_schedule(fact.job, member)
+        if member.group is not None:  # a filler is in none
+            party = self.groups[member.group]
+            party.jobs.remove(fact.job)
+            party.disturbed_at = self.now
+            self._leave(fact.job, member, member.nodes)
+            if not party.jobs and not party.coming:
+                del self.groups[member.group]
         member.group, member.nodes, member.stays = None, (), {}
         self._forget_if_over(fact.job, member)
 
     def _forget_if_over(self, job: JobId, member: Member) -> None:
         """Of a job that has ended and has nothing left anywhere nothing more is to be said."""
-        if member.status == "ended" and member.group is None and not member.holding and not member.kept.left:
+        if (
+            member.status == "ended"
+            and member.group is None
+            and not member.nodes
+            and not member.holding
+            and not member.kept.left
+        ):
             del self.members[job]
 
-    def _leave_wheel(self, job: JobId, member: Member) -> None:
+    def _leave_schedule(self, job: JobId, member: Member) -> None:
         party = self.groups.get(member.group or "")
         if party is not None:
-            party.schedule = [visit for visit in party.schedule if visit.job != job]
+            party.schedule = [turn for turn in party.schedule if turn.job != job]
             party.on, party.disturbed_at = None, self.now
 
     # ---- what facts tell of jobs -------------------------------------------------------------------------------------
@@ -181,7 +197,7 @@ class Placements(Gpus):
             self.members[fact.job] = Member(fact.spec, fact.run, status_since=fact.at)
             return
         if known.status not in ("lost", "ended"):
-            self._broken("who_has_ended_gets_nothing_more", f"{fact.job} is {known.status}, and registered anew")
+            self._broken("who_has_ended_gets_nothing_more", f"{fact.job} is {known.status}, and registered again")
         known.spec, known.run, known.session = fact.spec, fact.run, None
         known.kept.falls_back, known.kept.moved_at, known.kept.seat, known.kept.used = False, None, {}, {}
         self._set(known, "waiting")
@@ -200,7 +216,7 @@ class Placements(Gpus):
             member.resume_to = "waiting"
         else:
             self._set(member, "waiting")
-        self._leave_wheel(fact.job, member)
+        self._leave_schedule(fact.job, member)
 
     def _paused(self, fact: f.JobPaused) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, "is paused")
@@ -215,7 +231,7 @@ class Placements(Gpus):
 
     def _quarantined(self, fact: f.JobQuarantined) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, "is quarantined")
-        self._leave_wheel(fact.job, member)
+        self._leave_schedule(fact.job, member)
         member.kept.falls_back, member.kept.used = False, {}
         self._set(member, "quarantined")
 
@@ -225,13 +241,13 @@ class Placements(Gpus):
     def _lost(self, fact: f.JobLost) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, "is lost")
         self.a_job_holds_one_slot_and_waits_with_one(fact.job, member.queued, member.holding)
-        self._leave_wheel(fact.job, member)
+        self._leave_schedule(fact.job, member)
         self._set(member, "lost")
 
     def _ended(self, fact: f.JobEnded) -> None:
         member = self.who_has_ended_gets_nothing_more_but_its_end(fact.job)
         self.a_job_holds_one_slot_and_waits_with_one(fact.job, member.queued, member.holding)
-        self._leave_wheel(fact.job, member)
+        self._leave_schedule(fact.job, member)
         self._set(member, "ended")
         self._forget_if_over(fact.job, member)
 
@@ -260,6 +276,7 @@ class Placements(Gpus):
     _facts: ClassVar[Heeded] = {
         f.JobRegistered: _registered,
         f.JobPlaced: _placed,
+        f.FillerPlaced: _filler_placed,
         f.PlacementEnded: _placement_ended,
         f.JobUnplaced: _unplaced,
         f.JobPaused: _paused,
@@ -280,13 +297,13 @@ def _phases(spec: JobSpec) -> tuple[PhaseSpec, ...]:
 
 
 def merged(old: list[Turn], planned: tuple[f.PlannedTurn, ...]) -> list[Turn]:
-    """A wheel into which a job has come: who was there stays in his turn, who is new joins the present one."""
+    """A schedule into which a job has come: who was there stays in its rotation, a new job joins the present one."""
     known: dict[tuple[JobId, str], list[int]] = {}
-    for visit in old:
-        known.setdefault((visit.job, visit.phase), []).append(visit.turn)
-    joins = min((visit.turn for visit in old), default=0)
+    for turn in old:
+        known.setdefault((turn.job, turn.phase), []).append(turn.rotation)
+    joins = min((turn.rotation for turn in old), default=0)
     made = []
     for plan in planned:
-        turns = known.get((plan.job, plan.phase))
-        made.append(Turn(plan.job, plan.phase, turns.pop(0) if turns else joins, plan.once))
+        rotations = known.get((plan.job, plan.phase))
+        made.append(Turn(plan.job, plan.phase, rotations.pop(0) if rotations else joins, plan.once))
     return made

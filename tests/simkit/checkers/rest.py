@@ -1,7 +1,7 @@
 """The rest check: after every input the state is at rest.
 
 Between two inputs each step of the core is asked, on the state as it is and at the time of the next input: *would you
-record a fact now?* Where one would, a continuation was forgotten, or nothing plans a deadline for that moment. Asking
+record a fact now?* Where one would, a mark is missing, or nothing plans a deadline for that moment. Asking
 changes nothing: the cycle that asks raises instead of applying the fact.
 
 Unlike the checker of promises this reads the state. It knows no promise, only that nothing is left to be done.
@@ -24,8 +24,8 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.core.steps import move
 from rollmuxd.core.steps.admit import admit
-from rollmuxd.core.steps.dispatch import dispatch, grant_if_loaded
-from rollmuxd.core.steps.reclaim import drained_if_empty, end_placement_if_empty, end_reclaims, finish_release, park_own
+from rollmuxd.core.steps.dispatch import grant_if_loaded, take_turns
+from rollmuxd.core.steps.reclaim import drained_if_empty, end_if_clean, end_placement_if_empty
 from rollmuxd.core.timers import Timers
 from rollmuxd.sim.world import Listener
 
@@ -79,16 +79,7 @@ def _grants(c: Context) -> Iterator[Question]:
 def _releases(c: Context) -> Iterator[Question]:
     for job in c.state.jobs.values():
         for name in job.closing:
-            yield name, partial(finish_release, c, c.state.slots[name])
-
-
-def _reclaims(c: Context) -> Iterator[Question]:
-    for node in c.state.nodes.values():
-        yield node.id, partial(end_reclaims, c, node)
-    for job in c.state.jobs.values():
-        for slot in (c.state.slots[name] for name in job.closing if job.has_place):
-            if slot.status is SlotStatus.RECLAIMING:
-                yield slot.id, partial(park_own, c, job, slot)
+            yield name, partial(end_if_clean, c, job, c.state.slots[name])
 
 
 def _settles(c: Context) -> Iterator[Question]:
@@ -111,20 +102,19 @@ def _moves(c: Context) -> Iterator[Question]:
 
 
 def _dispatches(c: Context) -> Iterator[Question]:
-    for group in c.state.groups:
-        yield group, partial(dispatch, c, group)
+    for group in c.state.groups.values():
+        yield group.id, partial(take_turns, c, group)
 
 
 def _admits(c: Context) -> Iterator[Question]:
     if c.state.waiting:
-        c.timers.round = None
+        c.timers.round, c.dirty.room = None, True
         yield "", partial(admit, c)
 
 
 STEPS: Final[dict[str, Callable[[Context], Iterator[Question]]]] = {
     "grant": _grants,
     "release": _releases,
-    "reclaim": _reclaims,
     "settle": _settles,
     "drain": _drains,
     "move": _moves,
@@ -146,31 +136,13 @@ class Known(NamedTuple):
 
 KNOWN: Final = (
     Known(
-        "1: of the nodes that the end of a slot frees, only that of the last order is asked whether it is empty",
-        "drain",
-        f.NodeDrained,
-        frozenset({f.SlotOver}),
-    ),
-    Known(
-        "2: what a slot has loaded on a node is not parked when its load on another node fails",
-        "reclaim",
-        f.OrderIssued,
-        frozenset({f.OrderFaulted, f.OrderContactLost}),
-    ),
-    Known(
-        "3: waiting jobs are tried when the GPUs of a job that has left are clear, and not when it leaves",
-        "admit",
-        f.JobPlaced,
-        frozenset({f.JobEnded, f.JobLost, f.JobQuarantined, f.JobUnplaced, f.NodeLost, f.MoveAbandoned, f.SlotOver}),
-    ),
-    Known(
         "room that comes with measured times and earned credit is not looked for",
         "admit",
         f.JobPlaced,
         frozenset({f.SlotReleased, f.SlotQueued}),
     ),
     Known(
-        "room that comes with another wheel, of a job that joins a group or is to move there, is not looked for",
+        "room that comes with another schedule, of a job that joins a group or is to move there, is not looked for",
         "admit",
         f.JobPlaced,
         frozenset({f.JobPlaced, f.MovePlanned}),

@@ -6,9 +6,9 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.ids import Fence, GpuId, SlotId
 from rollmuxd.core.model import Dispatch
-from simkit.checkers.books import Asked, Heeded, Member, Stay, Turn
 from simkit.checkers.credit import Credit
 from simkit.checkers.placements import Placements
+from simkit.checkers.records import Asked, Heeded, Member, Stay, Turn
 from simkit.checkers.turns import Turns
 
 #: the slots that will never be granted any more, of which this many are remembered with the reason
@@ -72,8 +72,17 @@ class Slots(Placements, Turns, Credit):
 
     def a_tail_takes_back_what_it_gave(self, name: SlotId, asked: Asked, gpus: tuple[GpuId, ...]) -> None:
         """All that its slot claimed, and nothing that it never had."""
-        if set(gpus) != set(asked.claimed):
+        if asked.status == "tail" and set(gpus) != set(asked.claimed):
             self._broken("a_tail_takes_back_what_it_gave", f"slot {name} claimed {asked.claimed}, and grows to {gpus}")
+
+    def who_runs_on_a_part_grows_within_its_phase(self, name: SlotId, asked: Asked, gpus: tuple[GpuId, ...]) -> None:
+        """It keeps what it has, and gets no GPU of a node that its phase is not on."""
+        stay = self.members[asked.job].stays[asked.phase]
+        if not set(asked.gpus) < set(gpus) or not set(gpus) <= set(stay.gpus):
+            self._broken(
+                "who_runs_on_a_part_grows_within_its_phase",
+                f"slot {name} of {asked.gpus} grows to {gpus}, and its phase is on {stay.gpus}",
+            )
 
     def fences_only_grow(self, name: SlotId, fence: Fence) -> None:
         """One for each grant, each greater than every one before."""
@@ -128,53 +137,76 @@ class Slots(Placements, Turns, Credit):
             party.schedule = [it for it in party.schedule if not (it.once and (it.job, it.phase) == mine)]
             party.on = None
 
-    def _visit_added(self, fact: f.TurnAdded) -> None:
+    def _turn_added(self, fact: f.TurnAdded) -> None:
         party = self.groups[fact.group]
-        turn, index = min((it.turn, at) for at, it in enumerate(party.schedule) if it.job == fact.job)
-        party.schedule.insert(index, Turn(fact.job, fact.phase, turn, once=True))
+        rotation, index = min((it.rotation, at) for at, it in enumerate(party.schedule) if it.job == fact.job)
+        party.schedule.insert(index, Turn(fact.job, fact.phase, rotation, once=True))
         party.on = None
 
     def _skipped(self, fact: f.TurnSkipped) -> None:
-        visit = self.groups[fact.group].schedule[fact.visit]
-        self.nobody_is_passed_over_who_could_go(fact, visit)
-        visit.turn += 1
+        turn = self.groups[fact.group].schedule[fact.turn]
+        self.nobody_is_passed_over_who_could_go(fact, turn)
+        turn.rotation += 1
 
-    def _claimed(self, fact: f.SlotClaimed) -> None:
-        name, gpus = fact.slot, fact.gpus
+    def _may_claim(self, name: SlotId, gpus: tuple[GpuId, ...]) -> Asked:
+        """What holds of every slot that claims GPUs."""
         asked = self.who_may_not_be_granted_is_not(name)
-        job = asked.job
-        member = self.members[job]
+        member = self.members[asked.job]
         if asked.status != "queued":
             self._broken("who_may_not_be_granted_is_not", f"slot {name} is {asked.status}, and claims GPUs")
         if self.detached:
             self.a_request_that_nobody_attends_does_not_go_ahead(name)
         self.only_a_placed_job_goes_ahead(name, member)
-        self.a_job_holds_one_slot_and_waits_with_one(job, member.holding)
-        stay = member.stays[asked.phase]
-        self.a_slot_holds_what_its_phase_claims(name, stay, gpus)
+        self.a_job_holds_one_slot_and_waits_with_one(asked.job, member.holding)
+        self.a_slot_holds_what_its_phase_claims(name, member.stays[asked.phase], gpus)
         self.a_gpu_is_held_by_one_slot(name, gpus)
-        self.a_gpu_is_given_on_only_when_seen_clear(name, job, gpus)
+        self.a_gpu_is_given_on_only_when_verified_clean(name, asked.job, gpus)
+        return asked
+
+    def _lent(self, fact: f.NodeLent) -> None:
+        """A filler claims its node."""
+        self._hold(fact.slot, self._may_claim(fact.slot, fact.gpus), fact.gpus)
+
+    def _asked_back(self, fact: f.YieldAsked) -> None:
+        self.slots[fact.slot].yield_by = fact.due
+
+    def a_loan_ends_when_nothing_is_left(self, fact: f.LoanEnded) -> None:
+        """No byte of the filler is on the node, and its slot is over."""
+        for gpu in self.places[fact.node].gpus:
+            if fact.slot in self.slots or self.dirty_by.get(gpu) == fact.job:
+                self._broken("a_loan_ends_when_nothing_is_left", f"loan {fact.slot} is over, and {gpu} is not clean")
+
+    def _claimed(self, fact: f.SlotClaimed) -> None:
+        name, gpus = fact.slot, fact.gpus
+        asked = self._may_claim(name, gpus)
+        job = asked.job
+        member = self.members[job]
+        stay = member.stays[asked.phase]
         assert member.group is not None
         party = self.groups[member.group]
-        visit = party.schedule[fact.visit]
-        if (visit.job, visit.phase) != (job, asked.phase):
-            self._broken("visits_come_in_the_order_of_the_wheel", f"slot {name} takes {visit.job}'s {visit.phase}")
+        turn = party.schedule[fact.turn]
+        if (turn.job, turn.phase) != (job, asked.phase):
+            self._broken("turns_come_in_the_order_of_the_schedule", f"slot {name} takes {turn.job}'s {turn.phase}")
         if party.dispatch is Dispatch.SCHEDULE:
-            self.visits_come_in_the_order_of_the_wheel(name, party, fact.visit, stay)
+            self.turns_come_in_the_order_of_the_schedule(name, party, fact.turn, stay)
         elif party.dispatch is Dispatch.READY:
             self.first_come_first_served(name, asked, party, stay)
         else:
             self.who_is_least_ahead_goes_first(name, asked, party, stay)
-        if visit.once:
-            del party.schedule[fact.visit]
+        if turn.once:
+            del party.schedule[fact.turn]
             party.on = None
         else:
-            visit.turn += 1
+            turn.rotation += 1
+        self._hold(name, asked, gpus)
+
+    def _hold(self, name: SlotId, asked: Asked, gpus: tuple[GpuId, ...]) -> None:
+        member = self.members[asked.job]
         asked.status, asked.gpus, asked.claimed = "loading", gpus, gpus
         member.queued, member.holding = None, name
         self.held.update(dict.fromkeys(gpus, name))
-        self.dirty_by.update(dict.fromkeys(gpus, job))
-        self._touch(stay, gpus)
+        self.dirty_by.update(dict.fromkeys(gpus, asked.job))
+        self._touch(member.stays[asked.phase], gpus)
 
     def _granted(self, fact: f.SlotGranted) -> None:
         name = fact.slot
@@ -201,15 +233,6 @@ class Slots(Placements, Turns, Credit):
         asked.status, asked.gpus, asked.since = "queued", (), fact.at
         member.holding, member.queued = None, fact.slot
 
-    def _taken_over(self, fact: f.SlotTakenOver) -> None:
-        asked = self.slots[fact.slot]
-        if (fact.fence is not None) != (asked.fence is not None):
-            self._broken("fences_only_grow", f"slot {fact.slot} is taken over under {fact.fence}, was {asked.fence}")
-        if fact.fence is not None:
-            self.fences_only_grow(fact.slot, fact.fence)
-            asked.fence = fact.fence
-        asked.session = fact.session
-
     def _shrunk(self, fact: f.SlotShrunk) -> None:
         asked = self.slots[fact.slot]
         self.only_its_holder_releases_a_slot(fact.slot, asked)
@@ -226,11 +249,16 @@ class Slots(Placements, Turns, Credit):
         more = tuple(gpu for gpu in fact.gpus if gpu not in asked.gpus)
         self.a_tail_takes_back_what_it_gave(fact.slot, asked, fact.gpus)
         self.a_gpu_is_held_by_one_slot(fact.slot, more)
-        self.a_gpu_is_given_on_only_when_seen_clear(fact.slot, asked.job, more)
-        self.who_grows_finds_its_state_loaded(fact.slot, more, self.members[asked.job].stays[asked.phase])
+        self.a_gpu_is_given_on_only_when_verified_clean(fact.slot, asked.job, more)
+        stay = self.members[asked.job].stays[asked.phase]
+        if asked.status == "running":
+            self.who_runs_on_a_part_grows_within_its_phase(fact.slot, asked, fact.gpus)
+            self._touch(stay, more)
+        else:
+            self.who_grows_finds_its_state_loaded(fact.slot, more, stay)
         self.held.update(dict.fromkeys(more, fact.slot))
         self.dirty_by.update(dict.fromkeys(more, asked.job))
-        asked.status, asked.gpus = "running", fact.gpus
+        asked.status, asked.gpus, asked.claimed = "running", fact.gpus, fact.gpus
 
     def _released(self, fact: f.SlotReleased) -> None:
         asked = self.slots[fact.slot]
@@ -260,7 +288,7 @@ class Slots(Placements, Turns, Credit):
     def _over(self, fact: f.SlotOver) -> None:
         asked = self.slots.pop(fact.slot)
         if asked.status == "taken":
-            self.what_was_taken_away_is_held_until_seen_clear(fact.slot, asked)
+            self.what_was_taken_away_is_held_until_verified_clean(fact.slot, asked)
         elif asked.status != "released":
             self._broken("only_its_holder_releases_a_slot", f"slot {fact.slot} is {asked.status}, and is over")
         held = self.held
@@ -280,11 +308,13 @@ class Slots(Placements, Turns, Credit):
         f.SlotRequeued: _requeued,
         f.SlotQueued: _queued,
         f.SlotWithdrawn: _withdrawn,
-        f.TurnAdded: _visit_added,
+        f.TurnAdded: _turn_added,
         f.TurnSkipped: _skipped,
         f.SlotClaimed: _claimed,
+        f.NodeLent: _lent,
+        f.YieldAsked: _asked_back,
+        f.LoanEnded: a_loan_ends_when_nothing_is_left,
         f.SlotGranted: _granted,
-        f.SlotTakenOver: _taken_over,
         f.SlotShrunk: _shrunk,
         f.SlotGrown: _grown,
         f.SlotReleased: _released,

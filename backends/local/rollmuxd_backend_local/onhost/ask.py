@@ -1,6 +1,6 @@
 """What a host can be asked: a table of questions, each answered from what is on the machine now.
 
-An answer is ``{"said": ...}``; ``{"refused": why}``: for certain not done; or ``{"unknown": why}``: nobody can tell.
+An answer is ``{"said": ...}``; ``{"refused": why}``: for certain not done; or ``{"unknown": why}``: it is not known.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _about(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _start(question: dict[str, Any]) -> Any:
-    from . import processes  # imported by those who need it: a look has no time to lose
+    from . import processes  # imported where it is needed: a look has no time to lose
 
     return processes.start(question["owner"], question["order"])
 
@@ -72,13 +72,19 @@ def _kill(question: dict[str, Any]) -> Any:
     )
 
 
-def _output(question: dict[str, Any]) -> str:
+def _output(question: dict[str, Any]) -> dict[str, Any]:
+    after = question["after"]
     path = os.path.expanduser(question["log"])
-    if not os.path.exists(path):
-        return ""
-    with open(path, "rb") as file:
-        file.seek(question["after"])
-        return base64.b64encode(file.read(question["limit"])).decode()
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)  # the job can put a link there
+    except OSError:
+        return {"data": "", "next": max(0, after)}
+    with open(opened, "rb") as file:
+        if after < 0:
+            after = max(0, os.fstat(opened).st_size + after)
+        file.seek(after)
+        data = file.read(question["limit"])
+    return {"data": base64.b64encode(data).decode(), "next": after + len(data)}
 
 
 _ASKS: dict[str, Callable[[dict[str, Any]], Any]] = {

@@ -118,7 +118,7 @@ def _is_split(nvml: Any, handle: Any) -> bool:
 
 
 def _processes(nvml: Any, handle: Any, used_mb: int) -> list[str]:
-    """Who is on the GPU, for people: what counts is the memory. Processes of other namespaces may be none of these."""
+    """Processes on the GPU, for people: what counts is the memory. Those of other namespaces may be none of these."""
     found: dict[int, int | None] = {}
     told = True
     for listing in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
@@ -132,7 +132,7 @@ def _processes(nvml: Any, handle: Any, used_mb: int) -> list[str]:
     said = [_said(pid, mb) for pid, mb in sorted(found.items())]
     known_mb = sum(mb or 0 for mb in found.values())
     rest_mb = used_mb - known_mb
-    # Of a process whose memory is not told, the rest is its; without one, somebody is not to be seen from here.
+    # Of a process whose memory is not known, the rest is its; without one, a process is not visible from here.
     if rest_mb > _UNEXPLAINED_MB and None not in found.values():
         reason = "in another PID namespace" if machine.in_a_pid_namespace() else "not listed by the driver"
         said.append(f"{_gb(rest_mb)} of processes {reason if told else 'that may not be listed'}")

@@ -1,4 +1,4 @@
-"""This machine: which boot it is, its RAM, limits and clock; who a process is."""
+"""This machine: which boot it is, its RAM, limits and clock; which process a pid is."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@
      "errors": {"nvmlInit": 9}}
 
 ``errors`` are NVML's numbers, by function. ``mb: null`` is memory that NVML does not tell; ``more_mb`` is used by
-nobody that is listed. A process with ``started`` (its start time, as the kernel gives it) counts while it lives. The
-file is read anew at each look. MB are 10^6 bytes.
+no process that is listed. A process with ``started`` (its start time, as the kernel gives it) counts while it lives.
+The file is read again at each look. MB are 10^6 bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Processes of jobs on this machine: starting them, knowing them again, ending all of them.
 
 A started process, and all that it starts in turn, carries a mark in its environment: no file could get lost. Where this
-user may make cgroups (root may), a launch has one as well, which also holds those that threw the mark away. A pid alone
-names nobody: it may be another process's by now. Pid and start time together are the process.
+user may make cgroups (root may), a launch has one as well. It also holds processes that removed the mark. A mark is
+sealed with the daemon's name, which no job learns. So no other login can make the mark of a launch that is not its own.
+A pid alone names no process: it may be another process's by now. Pid and start time together are the process.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from urllib.parse import quote, unquote
 
 from . import machine
 
-#: the variable with the mark: owner, job, number and launch
+#: the variable with the mark: its seal, job, number and launch
 MARK = "ROLLMUX_LAUNCH"
 #: how long those that are asked to end may take before they are made to; and those that are made to, all together
 LEAVES_S = 2.0
 GONE_S = 20.0
 _LOOK_S = 0.02
-#: how long a start waits for those before it: less than its asker waits, who so hears why
+#: how long a start waits for those before it: less than its caller waits, so that it hears why
 _TURN_S = 20.0
 _PLACE = "/tmp"  # see _turnstiles
 
@@ -98,8 +99,8 @@ def alive(owner: str, launch: str) -> bool:
 def kill(owner: str, pid: int, started: str, *, job: str, login: str) -> bool:
     """SIGKILL a process and what descends from it, if it was started then and is the job's. Whether it was.
 
-    Only the job's client has said that it is. So of those that we started it has to be one of this job's; of all
-    others it has to be one of ``login`` (empty: none is).
+    Only the job's client has said that it is. So of those that we started it has to be one of this job's. Of all others
+    it has to be one of ``login`` (empty: none is).
     """
     if pid <= 1 or not started or pid in _ancestors() or _start_time(pid) != started:
         return False
@@ -121,7 +122,7 @@ def kill(owner: str, pid: int, started: str, *, job: str, login: str) -> bool:
 def launched(owner: str) -> list[Launched]:
     """All living processes that this owner (a daemon) has started here, and what they started, the oldest first."""
     stats = {pid: fields for pid in _pids() if (fields := _stat(pid)) is not None and fields[0] not in "ZX"}
-    marks: dict[int, tuple[str, ...]] = {pid: mark for pid in stats if (mark := _mark_of(pid))[0] == owner}
+    marks: dict[int, tuple[str, ...]] = {pid: mark for pid in stats if _is_ours(owner, mark := _mark_of(pid))}
     for folder, whose in _cgroups(owner):
         for line in machine.read(f"{folder}/cgroup.procs").split():
             if int(line) in stats:
@@ -156,10 +157,9 @@ def _one_at_a_time() -> Iterator[None]:
 def _turnstiles() -> list[str]:
     """The folders, one as a rule, that all starts of this user lock, in this order; one is made where there is none.
 
-    In a folder that all may write, since that is the one that all logins of a user have on a host: a home may be
-    missing, or on many hosts. So nothing there counts by its name: only what is this user's, and open to nobody else,
-    is nothing that anybody else can make, lock or move. Of two that are made at once each start locks at least the one
-    that was made first.
+    In a folder that all may write, since all logins of a user have that one on a host. A home may be missing, or on
+    many hosts. So nothing there counts by its name. Only what is this user's, and open to no other, cannot be made,
+    locked or moved by another user. If two are made at once, each start locks at least the one that was made first.
     """
     found = _own_folders()
     if not found:
@@ -200,7 +200,7 @@ def _lock(lock: int, path: str, give_up: float) -> None:
 
 
 def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
-    mark = (owner, str(order["job"]), str(order["number"]), str(order["launch"]))
+    mark = mark_of(owner, str(order["job"]), str(order["number"]), str(order["launch"]))
     plain = _inherited(order["inherits"])
     become, about_them = _identity(order["user"])
     env = {**plain, **about_them, **order["env"], MARK: "|".join(mark)}
@@ -223,11 +223,12 @@ def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
 
     with contextlib.ExitStack() as files:
         out: Any = subprocess.DEVNULL
-        if order["log"]:
-            log = os.path.expanduser(order["log"])
-            os.makedirs(os.path.dirname(log), mode=0o700, exist_ok=True)
-            out = files.enter_context(open(log, "ab"))
         try:
+            if order["log"]:
+                log = os.path.expanduser(order["log"])
+                os.makedirs(os.path.dirname(log), mode=0o700, exist_ok=True)
+                opened = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+                out = files.enter_context(open(opened, "ab"))
             child = subprocess.Popen(
                 argv,
                 executable=program,
@@ -243,10 +244,10 @@ def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
             _sweep(owner, order["launch"])
             raise machine.Refused(f"{argv[0]}: {error}") from error
     started = _start_time(child.pid) or ""
-    # The kernel shows a program's environment a moment after it has begun, and until then nobody would find it.
-    while child.poll() is None and _mark_of(child.pid)[0] != owner:
+    # The kernel shows a program's environment a moment after it has begun, and until then it could not be found.
+    while child.poll() is None and _mark_of(child.pid) != mark:
         time.sleep(0.001)
-    child.returncode = 0  # it is left to itself, and nobody is to be warned of it
+    child.returncode = 0  # it is left to itself, and no warning is wanted of it
     return {"pid": child.pid, "started": started}
 
 
@@ -274,7 +275,7 @@ def _identity(name: str) -> tuple[Callable[[], None], dict[str, str]]:
         return (lambda: None), {}
     if os.geteuid() != 0:
         raise machine.Refused(
-            f"it is to run as {name}, and {machine.user_name(os.geteuid())} may not become anybody else"
+            f"it is to run as {name}, and {machine.user_name(os.geteuid())} may not become another user"
         )
     try:
         user = pwd.getpwnam(name)
@@ -323,14 +324,14 @@ def _cgroups(owner: str) -> list[tuple[str, tuple[str, ...]]]:
     except OSError:
         return []
     marked = [(f"{top}/{name}", tuple(unquote(part) for part in name.split("."))) for name in names]
-    return [(folder, mark) for folder, mark in marked if len(mark) == 4 and mark[0] == owner]
+    return [(folder, mark) for folder, mark in marked if _is_ours(owner, mark)]
 
 
 def _sweep(owner: str, launch: str = "") -> None:
-    """Remove the cgroups that nobody is in: of one launch, or, where no other can be starting, of all of an owner's."""
+    """Remove the cgroups that are empty: of one launch, or, where no other can be starting, of all of an owner's."""
     for folder, whose in _cgroups(owner):
         if launch in ("", whose[3]):
-            with contextlib.suppress(OSError):  # somebody is in it
+            with contextlib.suppress(OSError):  # a process is in it
                 os.rmdir(folder)
 
 
@@ -348,7 +349,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _user_of(pid: int) -> int | None:
-    """The real uid of a process: whose it is, and who may end it."""
+    """The real uid of a process: whose it is, and which login may end it."""
     for line in machine.read(f"/proc/{pid}/status").splitlines():
         if line.startswith("Uid:"):
             return int(line.split()[1])
@@ -369,20 +370,31 @@ def _start_time(pid: int) -> str | None:
     return fields[19] if fields is not None and fields[0] not in "ZX" else None
 
 
-def _mark_of(pid: int) -> tuple[str, str, str, str]:
-    """The mark that a process carries; empty: none, or it is somebody else's process."""
+def mark_of(owner: str, job: str, number: str, launch: str) -> tuple[str, str, str, str]:
+    """The mark of a launch of this owner's."""
+    import hashlib
+    import hmac
+
+    sealed = f"{job}|{number}|{launch}".encode()
+    return (hmac.new(owner.encode(), sealed, hashlib.sha256).hexdigest()[:32], job, number, launch)
+
+
+def _is_ours(owner: str, mark: tuple[str, ...]) -> bool:
+    return len(mark) == 4 and mark[2].isdecimal() and mark == mark_of(owner, *mark[1:])
+
+
+def _mark_of(pid: int) -> tuple[str, ...]:
+    """What a process carries as its mark; empty: nothing, or it is another user's process."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             env = file.read()
     except OSError:
-        return ("", "", "", "")
+        return ()
     wanted = f"{MARK}=".encode()
     for part in env.split(b"\0"):
         if part.startswith(wanted):
-            mark = part[len(wanted) :].decode(errors="replace").split("|")
-            if len(mark) == 4 and mark[2].isdecimal():
-                return (mark[0], mark[1], mark[2], mark[3])
-    return ("", "", "", "")
+            return tuple(part[len(wanted) :].decode(errors="replace").split("|"))
+    return ()
 
 
 def _descendants(pid: int) -> list[int]:

@@ -1,8 +1,8 @@
 """Each fake GPU is a real CPU core: a process that holds a slot computes on the cores of its GPUs.
 
-GPU number i is the i-th core this process was allowed at its start, counted round.  So two jobs whose
-slots are on different GPUs run side by side, and two jobs on one GPU would slow each other, as they
-would on a real one.  Without GPUs (no daemon), or where the system cannot pin, nothing happens.
+GPU number i is the i-th core this process was allowed at its start, counted round. So two jobs whose slots are on
+different GPUs run side by side. Two jobs on one GPU would slow each other, as on a real one. Without GPUs (no
+daemon), or where the system cannot pin, nothing happens.
 """
 
 import os

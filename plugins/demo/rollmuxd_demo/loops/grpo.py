@@ -2,15 +2,15 @@
 
 What to know before reading:
 
-- Each answer is really sampled token by token, each gradient is written out by hand, and nothing is
-  looked up: at the first step the policy knows nothing about its task.
-- The run is a function of (task, work, seed, scale).  One seeded generator is read in program order and
-  BLAS has one thread, so the weights come out bit for bit the same in any process, however its phases
-  interleave with those of other processes.
+- Each answer is really sampled token by token, and each gradient is written out by hand. Nothing is looked up: at the
+  first step the policy knows nothing about its task.
+- The run is a function of (task, work, seed, scale). One seeded generator is read in program order and BLAS has one
+  thread. So the weights are the same bit for bit in any process, however its phases interleave with those of other
+  processes.
 - The amount of work per phase is fixed: answers have a fixed length, and a fixed number of groups is
   trained on.  A phase takes as long in the last iteration as in the first.
-- Work goes through in blocks whose activations stay within a core's L2 cache (2 MB), so two jobs on two
-  cores do not contend for memory.
+- Work is done in blocks whose activations stay within a core's L2 cache (2 MB). So two jobs on two cores do not contend
+  for memory.
 """
 
 from __future__ import annotations
@@ -234,8 +234,8 @@ class Learner:
     def rollout(self, progress: Callable[[int, int], object]) -> float:
         """Sample and check groups of answers, keep the most telling groups; the mean reward of all of them.
 
-        More is sampled than trained on, and the groups whose answers differ most in reward are kept
-        (as in DAPO): where all answers are equally good there is nothing to compare.
+        More is sampled than trained on, and the groups whose answers differ most in reward are kept (as in DAPO). Where
+        all answers are equally good there is nothing to compare.
         """
         groups, task = self.work.sampled_groups, self.task
         prompts = task.draw_prompts(self.rng, groups)

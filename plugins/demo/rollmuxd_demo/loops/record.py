@@ -1,9 +1,9 @@
 """What the three jobs share around their loop: settings from the command line, and the record of a run.
 
-A run leaves two files: ``OUT/NAME.npz``, the weights, and ``OUT/NAME.json``, with the rewards, the checksum
-of the weights, and when each phase began and ended.  Those times are taken inside the slot, so they hold
-the computing alone and none of the waiting, and by the monotonic clock, which all processes of one machine
-share: from the records of several jobs one can compute how fast any schedule of them could have been.
+A run leaves two files: ``OUT/NAME.npz``, the weights, and ``OUT/NAME.json``, with the rewards, the checksum of the
+weights, and when each phase began and ended. Those times are taken inside the slot, so they hold the computing and
+none of the waiting. They are of the monotonic clock, which all processes of one machine share. So the records of
+several jobs give the time of any schedule of them.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from typing import Final
 
 from rollmuxd.sim.workloads import Catalogue
+from rollmuxd_evaluation.workloads.across_racks import AcrossRacks
+from rollmuxd_evaluation.workloads.asynchronous import AsynchronousRuns
 from rollmuxd_evaluation.workloads.classes import CLASSES, Classes
 from rollmuxd_evaluation.workloads.generated import Generated
 from rollmuxd_evaluation.workloads.micro import MULTIPLEXING, TAILS, Multiplexing, Tails
@@ -37,6 +39,14 @@ WORKLOADS: Final[Catalogue] = {
     "real-logs": ("the production trace's jobs, every iteration a logged step of a public training run", RealLogs),
     "generated": ("the production trace's jobs with generated iterations (noise, spikes, drift) and tails", Generated),
     **{name: (_multiplexing_summary(name), Multiplexing) for name in MULTIPLEXING},
+    "across-racks": (
+        "made: two jobs of 72B and two of 235B-A22B, on 8 H20 and 16 H800 hosts each; for fidelity network",
+        AcrossRacks,
+    ),
+    "async": (
+        "made: equal asynchronous runs that share one train node (jobs, share, ahead, noise, switch)",
+        AsynchronousRuns,
+    ),
     **{
         name: (f"the paper's tail migration: {' and '.join(both)} on 8 H20 + 16 H800", Tails)
         for name, both in TAILS.items()

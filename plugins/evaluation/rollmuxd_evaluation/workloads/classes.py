@@ -1,16 +1,16 @@
 """The paper's simulation study: nine classes of jobs, 300 jobs over 580 hours.
 
 RollMux (arXiv 2512.11306), table 6: balanced (BL), rollout-heavy (RH) and train-heavy (TH) jobs, each small, medium and
-large; phase times are drawn uniformly for each job, and stay. A kind (``BL``) draws one of its three sizes for each
+large. Phase times are drawn uniformly for each job, and stay. A kind (``BL``) draws one of its three sizes for each
 job, ``mixed`` one of the nine.
 
 Where the paper is silent, or what it used was not found:
 
-- Arrivals and durations are those of a segment of Philly that nobody could find again (300 jobs, 580 h, mean 14.4 h,
-  longest 142.9 h). Durations here are log-normal (from the fit to Philly jobs of an hour and longer), stretched and
-  scaled in each draw so that their mean and their longest are the paper's.
-- ``arrivals=uniform`` (the default, so that figures compare with our earlier studies) or ``arrivals=weibull``: gaps of
-  Weibull shape 0.4, as bursty as Philly's, faster by day than by night by 2.8 times.
+- The paper's arrivals and durations are of a segment of Philly that is not identified (300 jobs, 580 h, mean 14.4 h,
+  longest 142.9 h). Durations here are log-normal (from the fit to Philly jobs of an hour and longer). Each draw is
+  stretched and scaled so that mean and longest are the paper's.
+- ``arrivals=uniform`` is the default, so that figures compare with our earlier studies. ``arrivals=weibull`` has gaps
+  of Weibull shape 0.4, as bursty as Philly's, 2.8 times faster by day than by night.
 - Models are not named: all are taken as 7B, the most frequent of production (``model=14`` for another, in billions of
   parameters). It decides RAM and starts only.
 - Every job is one node wide on each pool. No co-located times are published for these: there are none.

@@ -1,22 +1,22 @@
 """Jobs with generated series: noise, spikes and drift as fitted to 23 public training logs.
 
-Arrivals, durations and types are the production trace's; each job has as many iterations as fit into its duration, all
-different, scaled so that their means are its type's. With x the ln of the mean response length relative to the start, T
+Arrivals, durations and types are the production trace's. Each job has as many iterations as fit into its duration, all
+different, scaled so that their means are its type's. x is the ln of the mean response length relative to the start, T
 the number of iterations:
 
 - ``x_t = d t/T + u_t``, ``u_t = phi u_(t-1) + s N(0,1)``, ``d ~ N(d_mean, d_sd)``
 - ``rollout_t ~ exp(e x_t + r_t)``, times a spike now and then; r is AR(1) with correlation rho and deviation g
 - ``train_t ~ exp(e_train x_t + 0.02 N(0,1))``
 
-s and g are drawn once per job, log-normal around their medians. ``turns`` says which of the fits a job has: ``single``
-(single-turn: short answers, little noise), ``multi`` (multi-turn agents: five times the noise), ``growing`` (multi-turn
-whose answers grow about threefold), or ``by-type`` (the default): Qwen3 models (4B and 8B) multi-turn and the others
-single-turn, as in the production workloads of the paper's figure 2.
+s and g are drawn once per job, log-normal around their medians. ``turns`` says which of the fits a job has. ``single``
+is single-turn: short answers, little noise. ``multi`` is multi-turn agents, with five times the noise. ``growing`` is
+multi-turn with answers that grow about threefold. The default is ``by-type``: Qwen3 models (4B and 8B) are multi-turn
+and the others single-turn, as in the production workloads of the paper's figure 2.
 
-Responses inside a rollout are drawn by ``lengths`` (:mod:`.lengths`) up to the type's token
-limit: they decide after what share of it 80 % are done. They do not decide its time, which is the fit's.
+Responses inside a rollout are drawn by ``lengths`` (:mod:`.lengths`) up to the type's token limit. They decide after
+what share of it 80 % are done. They do not decide its time, which is the fit's.
 
-A rollout may start on the GPUs that a tail has left; a tail keeps as many GPUs as its job has rollout nodes (one in
+A rollout may start on the GPUs that a tail has left. A tail keeps as many GPUs as its job has rollout nodes (one in
 eight, as in the artifact).
 """
 

@@ -1,17 +1,17 @@
 """The paper's production trace: 200 jobs of two weeks, with the measured profiles of their types.
 
-RollMux (arXiv 2512.11306), as published with its artifact: 370.16 h, mean duration 27.95 h, at most 38 jobs
-at once, half of them 7B with 8k tokens. Profiles are means, not worst cases.
+RollMux (arXiv 2512.11306), as published with its artifact. It has 370.16 h, a mean duration of 27.95 h, and at most 38
+jobs at once, half of them 7B with 8k tokens. Profiles are means, not worst cases.
 
 A 32B job takes two nodes of each pool by the paper's rule. The artifact counts it so where it is alone, and with *one*
-training node where it shares (its phases take the same all the same): that is ``weave-production``, whose figures
+training node where it shares (in both, its phases take the same time). That is ``weave-production``, whose figures
 compare with the published ones. In ``weave-production-honest`` it wants two training nodes wherever it is.
 """
 
 from typing import NamedTuple
 
 from rollmuxd.sim.workload import Options, Workload, by_arrival
-from rollmuxd_evaluation.workloads.shapes import Shape, Terms, ms
+from rollmuxd_evaluation.workloads.shapes import Shape, Terms, inside, ms
 from rollmuxd_evaluation.workloads.tables import shipped
 
 SOURCE = "wutianyuan1/ROLL, trace/wild.trace and trace/profile.json (Apache-2.0)"
@@ -31,6 +31,7 @@ def profiles(*, honest: bool = False) -> dict[str, Shape]:
     needs = (
         "type",
         "model_b",
+        "max_tokens_k",
         "rollout_s",
         "train_s",
         "colocated_rollout_s",
@@ -48,6 +49,7 @@ def profiles(*, honest: bool = False) -> dict[str, Shape]:
             planned=(ms(row.number("rollout_s", above=True)), ms(row.number("train_s", above=True))),
             nodes=(rollout, train if honest else 1),
             footprint=(rollout, train),
+            inside=inside(row.number("model_b"), 1024 * row.count("max_tokens_k", 1)),
             colocated=(
                 ms(row.number("colocated_rollout_s", above=True)),
                 ms(row.number("colocated_train_s", above=True)),
@@ -71,7 +73,7 @@ def arrivals(kinds: list[str]) -> list[Arrival]:
 
 
 class Production:
-    """The trace. A seed draws the SLOs, and who stays if fewer jobs are wanted."""
+    """The trace. A seed draws the SLOs, and which jobs stay if fewer are wanted."""
 
     def __init__(self, name: str, summary: str, options: Options) -> None:
         self.name, self.summary = name, summary

@@ -1,11 +1,11 @@
 """Jobs whose every iteration is a logged step of a real RL run.
 
 Arrivals, durations and types are the production trace's. Each job replays one public log, drawn by seed: first a family
-(runs of one code base), then one of its runs, so that the family with eleven runs counts no more than the one with one.
-A log's first step is dropped (it includes warm-up); rollout is its generation time, train is whatever would occupy the
+(runs of one code base), then one of its runs. So the family with eleven runs counts as much as the one with one. A
+log's first step is dropped (it includes warm-up). Rollout is its generation time. Train is all that would occupy the
 training pool: actor update, old log-probabilities, reference, values, critic, advantages. Each phase is scaled so that
-its mean over the log is the mean of the job's type; what is kept is the shape: noise, spikes, drift. When a log is over
-it begins again.
+its mean over the log is the mean of the job's type. The shape stays: noise, spikes, drift. When a log is over it begins
+again.
 
 The logs are of small co-located runs (0.5B to 7.6B parameters): shape and variance are real, absolute times are not.
 How long single responses took is not in them, so no tail is released.
@@ -17,10 +17,10 @@ import random
 from pathlib import Path
 from typing import Final
 
-from rollmuxd.sim.workload import Options
+from rollmuxd.sim.workload import Options, find
 from rollmuxd_evaluation.workloads.series import Drawn, Iterated, Series, Step, scaled
 from rollmuxd_evaluation.workloads.shapes import Shape
-from rollmuxd_evaluation.workloads.tables import find, opened
+from rollmuxd_evaluation.workloads.tables import opened
 
 FOLDER: Final = "rl_steps"
 ORIGIN: Final = (

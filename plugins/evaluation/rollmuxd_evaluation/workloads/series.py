@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+from rollmuxd.core.config import PlanWith
 from rollmuxd.sim.workload import Durations, Options, SimJob, Workload
 from rollmuxd_evaluation.workloads import production
 from rollmuxd_evaluation.workloads.shapes import Shape, Terms, ms
@@ -10,7 +11,7 @@ from rollmuxd_evaluation.workloads.shapes import Shape, Terms, ms
 #: rollout and train of one iteration, in whatever unit
 Step: TypeAlias = tuple[float, float]
 #: what a job registers as its phases' times: see :func:`planned`
-PLANS: Final = ("mean", "first10", "max")
+PLANS: Final = ("mean", "first10", "max", "p90", "worst")
 
 
 def scaled(steps: Sequence[Step], means: Durations) -> tuple[Durations, ...]:
@@ -24,9 +25,10 @@ def planned(series: Sequence[Durations], shape: Shape, plan: str) -> Durations:
     """What a job registers.
 
     ``mean``: of the whole series, as if the future were known. ``first10``: of the first ten iterations, which is what
-    a short profile sees. ``max``: the longest of each phase, the paper's worst case.
+    a short profile sees. ``max``: the longest of each phase, the paper's worst case. ``p90`` and ``worst``: the mean;
+    it is the policy that plans with a quantile of what it sees, if it follows that.
     """
-    if plan == "mean":
+    if plan in ("mean", "p90", "worst"):
         return shape.planned
     seen = series[:10] if plan == "first10" else series
     if plan == "first10":
@@ -48,19 +50,20 @@ Drawn: TypeAlias = Callable[[Shape, int], Series]
 class Iterated:
     """Arrivals, durations and types of the production trace, each job with iterations of its own.
 
-    A seed draws those, the SLOs, and who stays if fewer jobs are wanted.
+    A seed draws those, the SLOs, and which jobs stay if fewer are wanted.
     """
 
     def __init__(self, name: str, summary: str, options: Options, settings: Sequence[str] = ()) -> None:
         self.name, self.summary = name, summary
         self._terms = Terms(options, (*settings, "plan"))
         self._plan = self._terms.choice("plan", PLANS)
+        self._sees = PlanWith(self._plan) if self._plan in ("p90", "worst") else PlanWith.MEAN
         self._profiles = production.profiles()
         self._arrivals = production.arrivals(list(self._profiles))
 
     def draw(self, seed: int) -> Workload:
         """The workload of one seed."""
-        return Workload(self.name, tuple(self._jobs(seed)), self._terms.pools(), self._source())
+        return Workload(self.name, tuple(self._jobs(seed)), self._terms.pools(), self._source(), self._sees)
 
     def _source(self) -> str:
         raise NotImplementedError

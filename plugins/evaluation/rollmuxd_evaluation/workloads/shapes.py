@@ -8,14 +8,17 @@ else; 1 GB is 1000 MB.
 import itertools
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Final, NamedTuple, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from rollmuxd.core.ids import Millis, PoolName
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
+from rollmuxd.fabric.sync import Links, Way, seconds
+from rollmuxd.sim.inside import Inside, drawn
 from rollmuxd.sim.workload import Alone, Durations, Options, Pool, SimJob, Starts
 from rollmuxd.sim.workloads.options import PRICES, check, nearest, thinned
 
@@ -48,33 +51,51 @@ MODELS: Final[Mapping[float, Model]] = {
 }
 
 
-#: seconds to hand weights on between the pools, by billions of parameters: on one node of each pool, and on more
-#: (research 1.12). ``table``: scattered over all links, and broadcast behind them; ``flat``: gathered by every replica
-SYNCS: Final[Mapping[str, Mapping[float, tuple[float, float]]]] = {
-    "table": {7: (0.9, 3.1), 14: (1.7, 5.8), 32: (3.9, 12.3)},
-    "flat": {7: (7.5, 8.2), 14: (13.8, 15.2), 32: (30.7, 33.8)},
-}
+#: seconds to send weights from pool to pool as the paper does, by billions of parameters: on one node of each pool, and
+#: on more
+TABLE: Final[Mapping[float, tuple[float, float]]] = {7: (0.9, 3.1), 14: (1.7, 5.8), 32: (3.9, 12.3)}
+#: billions of parameters that the models really have, of Qwen2.5 by what they are called; two bytes each
+PARAMETERS: Final[Mapping[float, float]] = {3: 3.09, 7: 7.62, 14: 14.77, 32: 32.76}
+#: the paper's links, a card per GPU: 20 Gbit/s between the clusters, and 400 within. What a flat all-gather reaches of
+#: them, and the broadcast on one node (NVLink) and across nodes, are fitted to its table: all within 6 %
+ONE_NODE: Final = Links(
+    slow=(2.5e9,) * 8, hosts=1, fabric=4e11, broadcast=1.9e11, inside=1.9e11, flat_share=0.82, start_s=0.05
+)
+MORE_NODES: Final = Links(
+    slow=(2.5e9,) * 16, hosts=2, fabric=4e11, broadcast=5.9e9, inside=1.9e11, flat_share=0.75, start_s=0.05
+)
+#: what a host receives before it hands it on
+CHUNK: Final = 4 << 20
 #: co-located there is nowhere to hand them to
 AT_ONCE: Final = 1
 
 
 def sync_ms(how: str, size_b: float, nodes: int) -> Millis:
-    """What handing on the weights takes: between two rows linear in the parameters, outside of them in proportion."""
-    rows, wide = SYNCS[how], nodes > 1
+    """What handing on the weights takes. ``table``: as the paper measured; else computed for the paper's links."""
+    if how == "table":
+        column = int(nodes > 1)
+        return ms(_between({size: row[column] for size, row in TABLE.items()}, size_b))
+    links = MORE_NODES if nodes > 1 else ONE_NODE
+    # (A flat all-gather was measured from start to end; there is nothing to add.)
+    links = replace(links, start_s=0.0) if how == "flat" else links
+    return ms(seconds(cast("Way", how), 2e9 * _between(PARAMETERS, size_b), links, CHUNK))
+
+
+def _between(rows: Mapping[float, float], size_b: float) -> float:
+    """Between two rows linear in the parameters, outside of them in proportion."""
     sizes = list(rows)
     for low, high in itertools.pairwise(sizes):
         if low <= size_b <= high:
-            share = (size_b - low) / (high - low)
-            return ms(rows[low][wide] + share * (rows[high][wide] - rows[low][wide]))
+            return rows[low] + (size_b - low) / (high - low) * (rows[high] - rows[low])
     nearest_b = sizes[0] if size_b < sizes[0] else sizes[-1]
-    return ms(rows[nearest_b][wide] * size_b / nearest_b)
+    return rows[nearest_b] * size_b / nearest_b
 
 
 def model(size_b: float) -> Model:
     """The row of a model size, in billions of parameters.
 
     Sizes between two rows (4B and 8B) are interpolated linearly in the number of parameters. Smaller than the smallest
-    is as the smallest; larger than the largest is as the largest, since it is spread over more nodes (the OSDI text
+    is as the smallest. Larger than the largest is as the largest, since it is spread over more nodes (the OSDI text
     says so of 70B).
     """
     sizes = list(MODELS)
@@ -103,6 +124,28 @@ class Shape(Struct, frozen=True):
     colocated: Durations | None = None
     #: the fewest GPUs that a rollout starts on, and that its tail keeps; 0: all
     min_gpus: int = 0
+    #: for fidelity ``engine``: the inside of its rollouts; None: not known
+    inside: Inside | None = None
+
+
+#: for fidelity ``engine``: the single-turn models (research 1.6). What 4B and 8B wait for is mostly an environment
+SINGLE_TURN: Final[Mapping[float, str]] = {7: "qwen2.5-7b", 14: "qwen2.5-14b", 32: "qwen2.5-32b"}
+#: what a rollout takes beside its requests, by the profiles (``sim validate``, V6)
+FIXED_MS: Final[Millis] = 12_500
+
+
+@cache
+def inside(model_b: float, limit: int, responses: int = 1024, tp: int = 2, step_ms: float = 2.0) -> Inside | None:
+    """The inside of a type's rollouts; None: not known.
+
+    The paper publishes neither responses per step nor the degree nor the engine's own time. With these the profiles of
+    7B, 14B and 32B are met within 10 % in the mean.
+    """
+    name = SINGLE_TURN.get(model_b)
+    if name is None:
+        return None
+    made = drawn(name, GPU_TYPES[ROLLOUT].lower(), tp, limit, responses)
+    return replace(made, step_ms=step_ms, fixed_ms=FIXED_MS)
 
 
 def ms(seconds: float) -> Millis:
@@ -120,7 +163,11 @@ class Terms:
     def __init__(self, options: Options, more: Sequence[str] = ()) -> None:
         check(options, more, tuple(GPU_TYPES))
         self.options = options
-        self._prices = prices(options.prices)
+        given = options.prices
+        if isinstance(given, dict):  # prices of other GPUs are for those that take the place of ours
+            others = {*options.gpus.values()} - {*GPU_TYPES.values()}
+            given = {name: price for name, price in given.items() if name not in others}
+        self._prices = prices(given)
         self._states: dict[float, tuple[StateSpec, ...]] = {}
 
     # ---- what a workload has of its own ------------------------------------------------------------------------------
@@ -192,7 +239,7 @@ class Terms:
     def states(self, size_b: float) -> tuple[StateSpec, ...]:
         """What a job keeps, per pool.
 
-        Parking takes as long as a warm start where starts are by table: the paper publishes no time for the way from
+        Parking takes as long as a warm start where starts are by table. The paper publishes no time for the way from
         GPU to host RAM, which is as wide. A number of milliseconds is the load of every switch, and parking is free.
         """
         known = self._states.get(size_b)
@@ -232,11 +279,16 @@ class Terms:
             PhaseSpec(TRAIN, (TRAIN,), planned_ms=times[1]),
         ]
         if self.options.sync != "none":
-            apart = self._sync_apart(shape)
-            took = tuple(map(apart, took))
-            phases[1] = replace(phases[1], planned_ms=apart(times)[1])
-            phases.append(PhaseSpec(SYNC, (ROLLOUT, TRAIN), planned_ms=apart(times)[2]))
-            alone = None if alone is None else (*alone, AT_ONCE)
+            within, takes = (sync_ms(how, shape.model_b, max(shape.nodes)) for how in ("table", self.options.sync))
+            place = self.options.sync_place
+            took = tuple(_handed_on(each, within, takes, place) for each in took)
+            times = _handed_on(times, within, takes, place)
+            phases[1] = replace(phases[1], planned_ms=times[1])
+            if place == "between":  # no GPU is held: it is the job's own time before it asks for the rollout
+                phases[0] = replace(phases[0], gap_ms=takes)
+            elif place == "phase":
+                phases.append(PhaseSpec(SYNC, (ROLLOUT, TRAIN), planned_ms=takes))
+                alone = None if alone is None else (*alone, AT_ONCE)
         return SimJob(
             name=name,
             kind=shape.kind,
@@ -257,13 +309,16 @@ class Terms:
             starts=starts,
             tail_from=tail_from,
             iterations=iterations,
+            inside=shape.inside,
         )
 
-    def _sync_apart(self, shape: Shape) -> Callable[[Durations], Durations]:
-        """From rollout and training to rollout, training without what the weights take in it, and the weights."""
-        nodes = max(shape.nodes)
-        within, takes = (sync_ms(how, shape.model_b, nodes) for how in ("table", self.options.sync))
-        return lambda took: (took[0], max(1, took[1] - within), takes)
+
+def _handed_on(took: Durations, within: Millis, takes: Millis, place: str) -> Durations:
+    """Rollout, and training without what the weights took in it; and what they take now, where that is a slot's."""
+    rollout, trains = took[0], max(1, took[1] - within)
+    if place == "phase":
+        return (rollout, trains, takes)
+    return (rollout, trains + takes if place == "within" else trains)
 
 
 def prices(given: str | dict[str, float]) -> Mapping[str, float]:

@@ -1,13 +1,12 @@
 """CSV tables of other people's numbers: read by column, and never believed.
 
 Whatever cannot be read raises :class:`~rollmuxd.sim.workload.Malformed`: file, line, column, what is there, what was
-expected. Files that are not there raise ``FileNotFoundError`` saying where was looked, and how to get them.
+expected.
 """
 
 import csv
 import difflib
 import math
-import os
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
@@ -125,16 +124,3 @@ def shipped(name: str, needs: Sequence[str]) -> Table:
 def opened(path: Path, needs: Sequence[str]) -> Table:
     """A table of the user's."""
     return Table(str(path), path.read_bytes(), needs)
-
-
-def find(relative: str, data: str, origin: str) -> Path:
-    """A file or folder of the data sets that do not come with the package.
-
-    Looked for under ``data`` if given, else under ``$ROLLMUX_DATA``. ``origin`` says how to get it.
-    """
-    folder = data or os.environ.get("ROLLMUX_DATA", "")
-    wanted = Path(folder).expanduser() / relative
-    if folder and wanted.exists():
-        return wanted
-    looked = f"looked for {wanted}" if folder else "neither --data nor $ROLLMUX_DATA names a data folder"
-    raise FileNotFoundError(f"{relative} is not there: {looked}. It does not come with rollmuxd: {origin}")

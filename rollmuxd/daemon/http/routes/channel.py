@@ -14,7 +14,7 @@ from rollmuxd.spi.residency import RankResult
 from rollmuxd.wire.answers import ChannelOrder, ChannelView
 from rollmuxd.wire.requests import RankBody, ResultBody
 
-routes = Routes("channel")
+routes = Routes("channel", charged=False)
 
 Rank = Annotated[int, Meta(ge=0, lt=10_000)]
 

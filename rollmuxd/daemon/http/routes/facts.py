@@ -1,6 +1,5 @@
 """The journal as a feed."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -9,7 +8,9 @@ import anyio
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.errors import TooMany
+from rollmuxd.core.facts import Fact
 from rollmuxd.daemon.access.audience import wanted
 from rollmuxd.daemon.access.gate import find_job
 from rollmuxd.daemon.access.visibility import Visibility
@@ -28,8 +29,8 @@ BATCH = 100
 MOST_UNREADABLE = 1_000
 #: what a call may take beyond its ``wait_ms``, reading
 READ_S = 60.0
-#: fields of facts that hold sentences
-_SENTENCES = ("reason", "why")
+#: fields of facts that say why something happened
+_CAUSES = ("reason", "why", "error")
 
 
 class FactsQuery(Query, frozen=True):
@@ -49,9 +50,9 @@ class FactsQuery(Query, frozen=True):
 async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     """Facts with numbers above ``after``. Where there are none, waits up to ``wait_ms`` for some (a long poll).
 
-    Ask next with ``after=last``. Admins see all; others what is about their owner's jobs and about the inventory.
-    ``job``: only what is about this job, named by its id or its name. ``audit``: only what operators did and who could
-    not log in, which admins are shown, and which is kept for longer.
+    Ask next with ``after=last``. Admins see all facts; other callers see those about their owner's jobs and about the
+    inventory. ``job``: only what is about this job, named by its id or its name. ``audit``: only what operators did and
+    logins that failed; admins see these, and they are kept for longer.
 
     A page has fewer than ``limit`` facts where they are large: it ends after 2 MB.
 
@@ -76,7 +77,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
         raise Refusal(
             problems.GONE,
             f"the last fact is {driver.durable_seq}, and you know of {last}: the journal was restored from a backup, "
-            f"lost its end, or is another one; go on after {driver.durable_seq}, or begin anew",
+            f"lost its end, or is another one; continue after {driver.durable_seq}, or begin again",
             data={"first": journal.first, "last": driver.durable_seq},
         )
     if query.audit and last < journal.first - 1:
@@ -95,23 +96,29 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     until = query.until or 2**63
 
     def is_full() -> bool:
+        if (found or unreadable) and last < journal.first - 1:
+            return True  # the facts that follow are compacted away by now: the next call is 410
         return len(found) >= query.limit or len(unreadable) >= MOST_UNREADABLE or size >= limits.PAGE or last >= until
 
     async def take(wait_ms: int) -> None:
         """Take in the facts that follow, with a pause wherever that has held the loop up."""
         nonlocal last, size
         batch, following = await driver.facts_after(last, wait_ms, min(BATCH, until - last), topics)
-        _there(journal.first, last)
-        shown, began = call.told(driver.scheduler), time.perf_counter()
+        if last < journal.first - 1:
+            if not is_full():
+                if query.after:
+                    _there(journal.first, last)
+                last = journal.first - 1
+            return
+        slices, shown = limits.Slices(), call.visibility(driver.scheduler)
         for seq, fact in batch:
-            if (held_s := time.perf_counter() - began) > limits.PAGE_HELD_S:
-                await anyio.sleep(limits.PAGE_PAUSE * held_s)
-                shown, began = call.told(driver.scheduler), time.perf_counter()
+            if await slices.pause():
+                shown = call.visibility(driver.scheduler)
             last = seq
             if isinstance(fact, Unreadable):  # it may be about anything
                 unreadable.append(UnreadableFact(seq, fact.reason))
             elif not topics.isdisjoint(driver.belongs.topics(fact, driver.scheduler.state)):
-                text = msgspec.json.encode({"seq": seq, **_told(msgspec.to_builtins(fact), shown)})
+                text = msgspec.json.encode({"seq": seq, **_told(fact, shown)})
                 found.append(msgspec.Raw(text))
                 size += len(text)
             if is_full():
@@ -119,7 +126,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
         else:
             last = max(last, following)
         if batch:
-            await anyio.sleep(limits.PAGE_PAUSE * (time.perf_counter() - began))
+            await slices.pause(0.0)
 
     async def collect() -> None:
         while not is_full():
@@ -141,9 +148,14 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     return FactsPage(facts=found, last=last, first=journal.first, unreadable=unreadable)
 
 
-def _told(fact: dict[str, Any], told: Visibility) -> dict[str, Any]:
-    """A fact whose sentence names no job that the caller may not know of."""
-    return {name: told.text(value) if name in _SENTENCES else value for name, value in fact.items()}
+def _told(fact: Fact, visibility: Visibility) -> dict[str, Any]:
+    """A fact as the journal has it, and its causes in words, too, for this caller."""
+    told: dict[str, Any] = msgspec.to_builtins(fact)
+    for name in _CAUSES:
+        cause = getattr(fact, name, None)
+        if isinstance(cause, Cause):
+            told[name]["text"] = visibility.sentence(cause)
+    return told
 
 
 @contextmanager
@@ -152,27 +164,22 @@ def _one_of(call: Call, wait_ms: int) -> Iterator[None]:
     if wait_ms == 0:
         yield
         return
-    waiting, owner = call.shared.facts_waiting, call.caller.owner
-    most, number = call.services.settings.limits.max_facts_waiting, waiting.get(owner, 0)
+    owner = call.caller.owner
+    most, number = call.services.settings.limits.max_facts_waiting, call.shared.facts_waiting.get(owner, 0)
     if number >= most:
         raise TooMany(
             f"{number} calls of owner {owner} wait for facts, which is the limit (limits.max_facts_waiting); follow "
             "with fewer, ask with wait_ms=0, or have the limit raised"
         )
-    waiting[owner] = number + 1
-    try:
+    with call.waiting():
         yield
-    finally:
-        waiting[owner] -= 1
-        if not waiting[owner]:
-            del waiting[owner]
 
 
 def _there(first: int, after: int) -> None:
-    """Refuse if the fact that comes next was compacted away: nobody is to miss some and not know it."""
+    """Refuse if the fact that comes next was compacted away: no reader may miss facts without knowing it."""
     if after < first - 1:
         raise Refusal(
             problems.GONE,
-            f"facts {after + 1} to {first - 1} were compacted away; go on after {first - 1}",
+            f"facts {after + 1} to {first - 1} were compacted away; continue after {first - 1}",
             data={"first": first},
         )

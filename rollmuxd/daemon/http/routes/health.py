@@ -12,13 +12,13 @@ from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routing import Call, Plain, Routes
 from rollmuxd.wire.answers import Health
 
-routes = Routes("daemon")
+routes = Routes("daemon", charged=False)
 
 #: read once: probes come every second
 VERSION: Final = version("rollmuxd")
 
-#: no more than that, since anybody may ask
-UNTENDED = "it could not be looked after: see `rollmuxd journal check`, and journal_not_tended in the log"
+#: just that, since any caller may ask
+RETENTION_FAILED = "it could not be looked after: see `rollmuxd journal check`, and journal_retention_failed in the log"
 
 
 @routes.get("/healthz", needs=None)
@@ -36,10 +36,10 @@ async def readyz(call: Call) -> Health:
     if call.services.driver.draining.is_set():
         raise Refusal(problems.DRAINING, "the daemon is being stopped")
     await call.read(lambda core, now: None)
-    return Health(status="ready", version=VERSION, reason=UNTENDED if _untended(call) else "")
+    return Health(status="ready", version=VERSION, reason=RETENTION_FAILED if _retention_failed(call) else "")
 
 
-def _untended(call: Call) -> bool:
+def _retention_failed(call: Call) -> bool:
     return call.services.keeper is not None and bool(call.services.keeper.trouble)
 
 
@@ -47,13 +47,13 @@ def _untended(call: Call) -> bool:
 async def metrics(call: Call) -> Plain:
     """Figures for Prometheus. Series of single jobs, and of owners, are those that the caller may see.
 
-    The key of a viewer whose owner has no jobs, and is not among the configured ``owners``, is a monitor's: it sees
-    the series of every owner, and of no single job.
+    A viewer's key is a monitor's if its owner has no jobs and is not among the configured ``owners``. It sees the
+    series of every owner, and of no single job.
     """
     accept = call.header(b"accept") or ""
     configured = call.services.settings.owners
     call.shared.services.driver.tell_sinks()
-    caller, path, untended = call.caller, getattr(call.services.journal, "path", None), _untended(call)
+    caller, path, retention_failed = call.caller, getattr(call.services.journal, "path", None), _retention_failed(call)
     body, media_type = await call.read(
         lambda core, now: call.shared.metrics.expose(
             core.state,
@@ -62,14 +62,14 @@ async def metrics(call: Call) -> Plain:
             may_read=caller.may_read,
             owner=None if _sees_all_owners(core.state, caller, configured) else caller.owner,
             journal=path,
-            untended=untended,
+            retention_failed=retention_failed,
         )
     )
     return Plain(body, media_type)
 
 
 def _sees_all_owners(state: State, caller: Caller, configured: Container[str]) -> bool:
-    """Whether it is an operator, or a monitor: who may only look, for an owner that shares in nothing here."""
+    """Whether the caller is an operator or a monitor. A monitor may only look, for an owner without jobs here."""
     if caller.admin or caller.role is not Role.VIEWER:
         return caller.admin
     return caller.owner not in configured and all(job.owner != caller.owner for job in state.jobs.values())
@@ -78,4 +78,4 @@ def _sees_all_owners(state: State, caller: Caller, configured: Container[str]) -
 @routes.get("/v1/openapi.json", needs=None)
 async def openapi(call: Call) -> dict[str, Any]:
     """This interface, described in OpenAPI 3.1."""
-    return Plain(call.shared.openapi, "application/json")  # type: ignore[return-value]  # encoded once, at the start
+    return Plain(call.shared.openapi(), "application/json")  # type: ignore[return-value]  # encoded once

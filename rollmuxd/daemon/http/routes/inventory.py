@@ -16,7 +16,7 @@ from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.models import HostPage, HostView, NodePage, NodeView
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.http.routing import Call, Query, Routes
-from rollmuxd.wire.answers import GroupPage, GroupView, PoolPage, PoolView
+from rollmuxd.wire.answers import GroupPage, GroupView, PoolPage
 from rollmuxd.wire.requests import DrainBody, ReasonBody
 
 routes = Routes("inventory")
@@ -61,8 +61,8 @@ async def list_nodes(call: Call, query: NodesQuery) -> NodePage:
     def look(core: Scheduler, now: Millis) -> NodePage:
         nodes = filter(wanted, core.state.nodes.values())
         found, following = views.page(nodes, lambda node: node.id, query.limit, query.after)
-        told = call.told(core)
-        return NodePage(items=[_view(call, told, node) for node in found], next=following)
+        visibility = call.visibility(core)
+        return NodePage(items=[_view(call, visibility, node) for node in found], next=following)
 
     return await call.read(look)
 
@@ -70,7 +70,7 @@ async def list_nodes(call: Call, query: NodesQuery) -> NodePage:
 # A node's id has a slash in it, so these three come before the node itself, which would match them too.
 @routes.post("/v1/nodes/{node:path}/drain", needs=Role.ADMIN, problems=(*BODY, 404, 409))
 async def drain_node(call: Call, node: str, body: DrainBody) -> NodeView:
-    """Nothing new on it; drained when its slots have ended and its GPUs are clear. ``evict``: end its jobs.
+    """Nothing new on it; drained when its slots have ended and its GPUs are clean. ``evict``: end its jobs.
 
     Without, ``jobs`` in the answer has those that stay placed on it and wait.
     """
@@ -86,8 +86,8 @@ async def undrain_node(call: Call, node: str) -> NodeView:
     return await _node(call, node)
 
 
-@routes.post("/v1/nodes/{node:path}/declare-clear", needs=Role.ADMIN, problems=(*BODY, 404, 409))
-async def declare_node_clear(call: Call, node: str, body: ReasonBody) -> NodeView:
+@routes.post("/v1/nodes/{node:path}/declare-clean", needs=Role.ADMIN, problems=(*BODY, 404, 409))
+async def declare_node_clean(call: Call, node: str, body: ReasonBody) -> NodeView:
     """Declare that nothing of any job is left on its GPUs. Audited."""
     given = DeclareClean(node=node, by=call.caller.name, reason=body.reason)
     await call.operate(given, node, _status_of(node), reason=body.reason)
@@ -107,19 +107,19 @@ def _status_of(node: NodeId) -> Callable[[State], str]:
         known = state.nodes.get(node)
         if known is None:
             return ""
-        unclear = [name for name, gpu in known.gpus.items() if gpu.dirty_by or gpu.holder]
+        not_clean = [name for name, gpu in known.gpus.items() if gpu.dirty_by or gpu.holder]
         jobs = f", of {len(known.pinned)} jobs" if known.pinned else ""
-        return f"{known.status}{jobs}{', with something on ' + ', '.join(unclear) if unclear else ''}"
+        return f"{known.status}{jobs}{', with something on ' + ', '.join(not_clean) if not_clean else ''}"
 
     return status
 
 
 async def _node(call: Call, node: NodeId) -> NodeView:
-    return await call.read(lambda core, now: _view(call, call.told(core), core.state.node(node)))
+    return await call.read(lambda core, now: _view(call, call.visibility(core), core.state.node(node)))
 
 
-def _view(call: Call, told: Visibility, node: Node) -> NodeView:
-    return views.node_view(told, node, call.services.actuator.seen)
+def _view(call: Call, visibility: Visibility, node: Node) -> NodeView:
+    return views.node_view(visibility, node, call.services.actuator.seen)
 
 
 # ---- hosts -----------------------------------------------------------------------------------------------------------
@@ -131,8 +131,10 @@ async def list_hosts(call: Call, query: PageQuery) -> HostPage:
 
     def look(core: Scheduler, now: Millis) -> HostPage:
         found, following = views.page(core.state.hosts.values(), lambda host: host.id, query.limit, query.after)
-        told = call.told(core)
-        return HostPage(items=[views.host_view(told, host) for host in found], next=following)
+        visibility = call.visibility(core)
+        return HostPage(
+            items=[views.host_view(visibility, host, call.services.endings) for host in found], next=following
+        )
 
     return await call.read(look)
 
@@ -145,7 +147,7 @@ async def get_host(call: Call, host: str) -> HostView:
         found = core.state.hosts.get(host)
         if found is None:
             raise UnknownThing("host", host)
-        return views.host_view(call.told(core), found)
+        return views.host_view(call.visibility(core), found, call.services.endings)
 
     return await call.read(look)
 
@@ -163,8 +165,8 @@ async def undrain_host(call: Call, host: str) -> HostView:
     return await _each_node(call, host, lambda node: UndrainNode(node=node, by=call.caller.name))
 
 
-@routes.post("/v1/hosts/{host}/declare-clear", needs=Role.ADMIN, problems=(*BODY, 404, 409))
-async def declare_host_clear(call: Call, host: str, body: ReasonBody) -> HostView:
+@routes.post("/v1/hosts/{host}/declare-clean", needs=Role.ADMIN, problems=(*BODY, 404, 409))
+async def declare_host_clean(call: Call, host: str, body: ReasonBody) -> HostView:
     """Declare that nothing of any job is left on its GPUs. Audited."""
     by = call.caller.name
     return await _each_node(call, host, lambda node: DeclareClean(node=node, by=by, reason=body.reason), body.reason)
@@ -198,19 +200,6 @@ async def list_pools(call: Call, query: PageQuery) -> PoolPage:
     return await call.read(look)
 
 
-@routes.get("/v1/pools/{pool}", problems=(404,))
-async def get_pool(call: Call, pool: str) -> PoolView:
-    """One pool."""
-
-    def look(core: Scheduler, now: Millis) -> PoolView:
-        found = next((view for view in views.pool_views(core) if view.pool == pool), None)
-        if found is None:
-            raise UnknownThing("pool", pool)
-        return found
-
-    return await call.read(look)
-
-
 @routes.get("/v1/groups")
 async def list_groups(call: Call, query: GroupsQuery) -> GroupPage:
     """All groups. Jobs of other owners appear by their ids."""
@@ -229,8 +218,8 @@ async def list_groups(call: Call, query: GroupsQuery) -> GroupPage:
             and (query.owner is UNSET or any(visible(job, query.owner) for job in group.jobs))
         ]
         found, following = views.page(groups, lambda group: group.id, query.limit, query.after)
-        told = call.told(core)
-        return GroupPage(items=[views.group_view(told, group) for group in found], next=following)
+        visibility = call.visibility(core)
+        return GroupPage(items=[views.group_view(visibility, group) for group in found], next=following)
 
     return await call.read(look)
 
@@ -243,6 +232,6 @@ async def get_group(call: Call, group: str) -> GroupView:
         found = core.state.groups.get(group)
         if found is None:
             raise UnknownThing("group", group)
-        return views.group_view(call.told(core), found)
+        return views.group_view(call.visibility(core), found)
 
     return await call.read(look)

@@ -10,15 +10,29 @@ from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.inputs import EndJob, PauseJob, RegisterJob, ReinstateJob, ResumeJob
 from rollmuxd.core.model import Job, JobStatus
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.core.spec import IfUnmet, JobSpec, LaunchSpec, Movable, OnLoss, Park, PhaseSpec, StateSpec, Want
+from rollmuxd.core.spec import (
+    Asynchronous,
+    Filler,
+    IfUnmet,
+    JobSpec,
+    LaunchSpec,
+    Movable,
+    OnLoss,
+    Park,
+    PhaseSpec,
+    StateSpec,
+    Want,
+)
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import Caller, Forbidden, check_act, find_job
 from rollmuxd.daemon.access.keys import Role
+from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.background import ask, copy_of
-from rollmuxd.daemon.http.limits import REGISTRATION, fitting
+from rollmuxd.daemon.http.limits import REGISTRATION
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.http.routing import Call, Query, Routes, status_of_job
+from rollmuxd.daemon.http.wait_reasons import THOUGHTS
 from rollmuxd.daemon.settings import DefaultsTable
 from rollmuxd.spi import Residency, TakesOptions
 from rollmuxd.wire.answers import Explanation, JobPage, JobView, RegisteredView
@@ -46,14 +60,9 @@ async def register_job(call: Call, body: RegisterBody) -> RegisteredView:
     The body has at most 32,000 bytes: the daemon keeps it in memory and in the journal.
     """
     caller = call.caller
-    if body.launch is not None and caller.role is not Role.ADMIN:
-        raise Forbidden(
-            f"launch: {caller.name} may not have processes started (they run as the daemon's user, so that takes role "
-            "admin); start the process yourself, and leave launch out"
-        )
     await call.act_on(_may_register, body.name)
     spec = job_spec(body, call.services.settings.defaults)
-    runs = ", ".join(check_options(spec, call.services.drivers, caller))
+    runs = ", ".join(check_spec(spec, call.services.drivers, caller))
     # From that look to the decision no other input comes in between: ``submit`` decides in this turn of the loop.
     given = RegisterJob(
         owner=caller.owner,
@@ -67,7 +76,7 @@ async def register_job(call: Call, body: RegisterBody) -> RegisteredView:
     anothers = known is not None and known.status is not JobStatus.ENDED and not caller.owns(known)
     try:
         if anothers or body.launch is not None or runs:  # a lead takes another's place, or an admin has something run
-            what = "to be started" if body.launch is not None else f"has {runs} run" if runs else "registered anew"
+            what = "to be started" if body.launch is not None else f"has {runs} run" if runs else "registered again"
             answer = await call.operate(given, body.name, _status_named(caller.owner, body.name), reason=what)
         else:
             answer = await call.services.driver.submit(given)
@@ -81,12 +90,14 @@ async def register_job(call: Call, body: RegisterBody) -> RegisteredView:
     return RegisteredView(**structs.asdict(view), journal=call.services.journal.id)
 
 
-@routes.get("/v1/jobs")
+@routes.get("/v1/jobs", problems=(429,))
 async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
     """The jobs that the caller may see; ended ones too, while the daemon remembers them.
 
-    The ``reason`` of one that waits (for a placement, or for its turn) is the first of all its reasons; of a page with
+    The ``reason`` of a job that waits (for a placement, or for its turn) is the first of its reasons. On a page with
     many kinds of jobs, the first 50 kinds have one. ``explain`` has all.
+
+    A page ends after 2 MB. More than 100 pages of one owner at a time are 429.
     """
     return await page_of_jobs(call, query)
 
@@ -103,19 +114,25 @@ async def page_of_jobs(call: Call, query: JobsQuery, *, turns: bool = True) -> J
             and (query.pool is UNSET or any(want.pool == query.pool for want in job.spec.wants))
         )
 
-    def look(core: Scheduler, now: Millis) -> JobPage:
-        jobs = filter(wanted, core.state.jobs.values())
-        found, following = views.page(jobs, lambda job: job.id, query.limit, query.after)
-        told = call.told(core)
-        why = call.shared.why.first(told, found, call.services.driver.last_seq, now, turns=turns)
+    def find(core: Scheduler) -> tuple[list[JobId], str | None]:
+        jobs, following = views.page(
+            filter(wanted, core.state.jobs.values()), lambda job: job.id, query.limit, query.after
+        )
+        return [job.id for job in jobs], following
 
-        def view(job: Job) -> JobView:
-            return views.job_view(told, job, now, waiting=False, reason=why.get(job.id))
+    why, thoughts = call.shared.why, THOUGHTS
 
-        items, following = fitting(found, view, lambda job: job.id, following)
-        return JobPage(items=items, next=following)
+    def view(visibility: Visibility, name: JobId, now: Millis) -> JobView | None:
+        nonlocal thoughts
+        if (job := visibility.core.state.jobs.get(name)) is None:
+            return None
+        seq = call.services.driver.last_seq
+        reason, thought = why.first(visibility, job, seq, now, turns=turns, may_think=thoughts > 0)
+        thoughts -= thought
+        return views.job_view(visibility, job, now, waiting=False, reason=reason)
 
-    return await call.read(look)
+    items, following = await call.page(find, view)
+    return JobPage(items=items, next=following)
 
 
 @routes.get("/v1/jobs/{job}", problems=(404,))
@@ -133,11 +150,14 @@ async def explain_job(call: Call, job: str) -> Explanation:
 
     def look(core: Scheduler, now: Millis) -> Explanation | None:
         known = find_job(core.state, call.caller, job)
-        return None if known.status is JobStatus.WAITING else views.explanation(call.told(core), known, now)
+        if known.status is JobStatus.WAITING:
+            return None
+        return views.explanation(call.visibility(core), known, now, views.silence(core, known, now))
 
     def question(core: Scheduler, now: Millis) -> views.ExplainQuestion:
         known, configured = find_job(core.state, call.caller, job), call.services.driver.configured
-        return views.ExplainQuestion(copy_of(call, core), known.id, now, call.caller.may_read_of, configured)
+        silent = views.silence(core, known, now)
+        return views.ExplainQuestion(copy_of(call, core), known.id, now, call.caller.may_read_of, configured, silent)
 
     found = await call.read(look)
     return await ask(call, question) if found is None else found
@@ -151,7 +171,7 @@ async def pause_job(call: Call, job: str) -> JobView:
 
 @routes.post("/v1/jobs/{job}/resume", problems=(404, 409))
 async def resume_job(call: Call, job: str) -> JobView:
-    """Let a paused job go on."""
+    """Let a paused job resume."""
     return await _tell(call, ResumeJob(job=await _mine(call, job), by=call.caller.name))
 
 
@@ -166,7 +186,7 @@ async def end_job(call: Call, job: str, body: EndBody) -> JobView:
     """End a job and free all it held."""
     # Seen at once, and decided before anything else is: no newer run can come in between.
     mine = await call.act_on(partial(_find_run, body.run), job)
-    given = EndJob(job=mine.id, by=call.caller.name, reason=body.reason, session=body.session)
+    given = EndJob(job=mine.id, by=call.caller.name, reason=body.reason, session=body.session, finished=body.finished)
     return await _tell(call, given, body.reason)
 
 
@@ -227,7 +247,7 @@ async def _show(call: Call, job: JobId) -> JobView:
 
 
 def _view(call: Call, core: Scheduler, job: Job, now: Millis) -> JobView:
-    return views.job_view(call.told(core), job, now, waiting=True)
+    return views.job_view(call.visibility(core), job, now, waiting=True)
 
 
 # ---- what a registration says, in the core's words -------------------------------------------------------------------
@@ -235,16 +255,16 @@ def _view(call: Call, core: Scheduler, job: Job, now: Millis) -> JobView:
 
 def job_spec(body: RegisterBody, defaults: DefaultsTable) -> JobSpec:
     """The body of a registration as the core wants it; what it leaves open is as the configuration says."""
-    # Ranks would have to agree on the moment of a lazy park while they are anywhere in their loop; inside the release
+    # For a lazy park, ranks would have to agree on a moment while they are anywhere in their loop. Inside the release
     # call all of them stand still.
     park = body.park or ("lazy" if body.ranks == 1 else "at_release")
     return JobSpec(
         name=body.name,
-        phases=tuple(_phase(phase) for phase in body.phases),
+        phases=tuple(_cycle_phase(phase, body.states) for phase in body.phases),
         wants=tuple(_want(pool, want) for pool, want in body.wants.items()),
         side=tuple(_phase(phase) for phase in body.side),
         states=tuple(_state(pool, state, defaults) for pool, state in body.states.items()),
-        slo=defaults.slo if body.slo is None else body.slo,
+        slo=defaults.slo if body.slo is None and body.filler is None else body.slo,
         priority=body.priority,
         on_loss=_on_loss(body, defaults),
         movable=Movable(body.movable),
@@ -255,16 +275,27 @@ def job_spec(body: RegisterBody, defaults: DefaultsTable) -> JobSpec:
         launch=None
         if body.launch is None
         else LaunchSpec(argv=tuple(body.launch.argv), cwd=body.launch.cwd, env=dict(body.launch.env)),
+        asynchronous=None
+        if body.asynchronous is None
+        else Asynchronous(
+            None if body.asynchronous.pace_s is None else _ms(body.asynchronous.pace_s), body.asynchronous.ahead
+        ),
+        filler=None if body.filler is None else Filler(_ms(body.filler.yield_s), _ms(body.filler.min_run_s)),
     )
 
 
-def check_options(spec: JobSpec, drivers: Mapping[str, Residency], caller: Caller) -> list[str]:
+def check_spec(spec: JobSpec, drivers: Mapping[str, Residency], caller: Caller) -> list[str]:
     """Whether the drivers of a job's states could move them as it says. Of a driver that is not there the core tells.
 
     Returns the options that have something run as the daemon's user: only an admin has given such.
 
-    Raises Impossible, and Forbidden for options that have something run as the daemon's user.
+    Raises Impossible, and Forbidden for what has something run as the daemon's user.
     """
+    if spec.launch is not None and caller.role is not Role.ADMIN:
+        raise Forbidden(
+            f"launch: {caller.name} may not have processes started (they run as the daemon's user, so that takes role "
+            "admin); start the process yourself, and leave launch out"
+        )
     runs: list[str] = []
     for state in spec.states:
         driver = drivers.get(state.driver)
@@ -298,6 +329,15 @@ def _on_loss(body: RegisterBody, defaults: DefaultsTable) -> OnLoss:
     return OnLoss(body.on_loss or defaults.on_loss)
 
 
+def _cycle_phase(body: PhaseBody, states: Mapping[str, StateBody]) -> PhaseSpec:
+    """A phase on one pool, where the job keeps several engines, can begin and end on one of them."""
+    phase = _phase(body)
+    state = states.get(phase.pools[0])
+    if phase.min_gpus or len(phase.pools) > 1 or state is None:
+        return phase
+    return structs.replace(phase, min_gpus=state.engine_gpus)
+
+
 def _phase(body: PhaseBody) -> PhaseSpec:
     return PhaseSpec(
         name=body.name,
@@ -306,6 +346,7 @@ def _phase(body: PhaseBody) -> PhaseSpec:
         gap_ms=_ms(body.gap_s),
         min_gpus=body.min_gpus,
         every=body.every,
+        traffic=body.traffic or "",
     )
 
 
@@ -314,17 +355,18 @@ def _want(pool: str, body: WantBody) -> Want:
 
 
 def _state(pool: str, body: StateBody, defaults: DefaultsTable) -> StateSpec:
-    leftover_gb = body.leftover_gb
-    if leftover_gb is None:
-        leftover_gb = min(defaults.leftover_gb, body.gpu_gb / 4) if body.gpu_gb else defaults.leftover_gb
+    residual_gb = body.residual_gb
+    if residual_gb is None:
+        residual_gb = min(defaults.residual_gb, body.gpu_gb / 4) if body.gpu_gb else defaults.residual_gb
     return StateSpec(
         pool=pool,
         gpu_mb=_mb(body.gpu_gb),
-        leftover_mb=_mb(leftover_gb),
+        residual_mb=_mb(residual_gb),
         ram_mb=_mb(body.ram_gb),
         driver=body.driver,
         load_ms=_ms(body.load_s),
         park_ms=_ms(body.park_s),
+        engine_gpus=body.engine_gpus,
         options=tuple(
             (key, tuple(value) if isinstance(value, list) else value) for key, value in sorted(body.options.items())
         ),

@@ -18,7 +18,7 @@ async def add_key(call: Call, body: KeyBody) -> KeyView:
     now = call.services.clock.now()
     expires_at = None if body.expires_s is None else now + round(body.expires_s * 1000)
     key, secret = new_key(body.owner, body.user, Role(body.role), now, expires_at=expires_at)
-    # Written down first: a key of which nobody knows who made it must not be there.
+    # Written down first: no key may exist whose maker is unknown.
     until = "" if expires_at is None else f", until {views.iso(expires_at)}"
     await call.services.driver.submit(call.noted(key.id, "", f"{key.role} {key.owner}/{key.user}{until}"))
     await call.services.journal.add_key(key)

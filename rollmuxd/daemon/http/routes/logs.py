@@ -15,13 +15,13 @@ from rollmuxd.wire.answers import LogsView
 
 routes = Routes("logs")
 
-Bytes = Annotated[int, Meta(ge=0, le=2**53)]
+Bytes = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 
 
 class LogsQuery(Query, frozen=True):
     """Which part of the output."""
 
-    #: byte to begin with
+    #: byte to begin with; negative: so many before the end
     after: Bytes = 0
     #: bytes at most
     limit: Annotated[int, Meta(ge=1, le=1_048_576)] = 65_536

@@ -24,7 +24,7 @@ from rollmuxd.daemon.http.routing import Call, Query, Routes
 routes = Routes("overview")
 
 #: what is seen on GPUs changes all the time, and is worth a new answer so often
-SIGHTS_MS = 60_000
+OBSERVATIONS_MS = 60_000
 #: while a job is silent, its seconds are worth a new answer so often
 SILENCE_MS = 2_000
 
@@ -45,7 +45,7 @@ class OverviewQuery(Query, frozen=True):
 
 @routes.get("/v1/overview", problems=(503,))
 async def overview(call: Call, query: OverviewQuery) -> Overview:
-    """Who is calling, and the first page of each list: pools, nodes, hosts, groups, jobs and slots.
+    """The caller, and the first page of each list: pools, nodes, hosts, groups, jobs and slots.
 
     A ``next`` that is not null leads on in that list's own route, asked with the same filters. ``slots`` and ``over``
     mean what ``which`` of ``/v1/slots`` (with ``why=false``) and ``over`` of ``/v1/jobs`` do.
@@ -54,14 +54,14 @@ async def overview(call: Call, query: OverviewQuery) -> Overview:
     answer had still holds. So to ask again costs next to nothing while nothing happens.
     """
     me = await whoami(call)
-    seen = max((seen.at for seen in call.services.actuator.seen.values()), default=0) // SIGHTS_MS
+    seen = max((seen.at for seen in call.services.actuator.seen.values()), default=0) // OBSERVATIONS_MS
     silent = await call.read(lambda core, now: (core.silent(now), now // SILENCE_MS))
     # For how long a job is silent changes all the time, and nothing has happened.
     asked = (call.caller.name, me.role, query.limit, query.owner, query.over, query.slots, silent[0] and silent)
     tag = f"{call.services.driver.scheduler.state.incarnation}.{me.last}.{seen}.{crc32(repr(asked).encode()):x}"
     if query.since == tag:
         return Overview(me=me, tag=tag)
-    # One after the other, so that nobody waits for all of it; what happens meanwhile changes the next tag.
+    # One after the other, so that no call waits for all of it; what happens meanwhile changes the next tag.
     return Overview(
         me=me,
         tag=tag,

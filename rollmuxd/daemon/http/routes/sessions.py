@@ -1,23 +1,33 @@
-"""Sessions: a client process says that it is there, and goes on saying so."""
+"""Sessions: a client process says that it is there, and keeps saying so."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from zlib import crc32
 
-from rollmuxd.core.ids import JobId, SessionId
-from rollmuxd.core.inputs import CloseSession, Heartbeat, OpenSession, ProcessGone
+import msgspec
+
+from rollmuxd.core import decision as core
+from rollmuxd.core.ids import JobId, Millis, SessionId, SlotId
+from rollmuxd.core.inputs import CloseSession, GiveBack, Heartbeat, OpenSession, ProcessGone
+from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import find_job, find_session
+from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.routes._query import BODY
-from rollmuxd.daemon.http.routing import Call, Routes
+from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Routes
 from rollmuxd.wire.answers import Directive, HeartbeatView, SessionView
 from rollmuxd.wire.requests import HeartbeatBody, SessionBody
 
-routes = Routes("sessions")
+routes = Routes("sessions", charged=False)
 
 
 @routes.post("/v1/sessions/{session}/heartbeat", problems=(*BODY, 404, 409))
 async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatView:
     """Renew the lease; may bring directives.
+
+    With ``wait_s`` it is a long poll. It is answered when the directives of ``slot`` differ from those that ``tag``
+    names, or after ``wait_s`` or half a lease. It is answered at once if half of the owner's
+    ``limits.max_facts_waiting`` calls wait already. It renews the lease when it comes, and not again while it waits.
 
     With ``gone`` it is the last beat: the process of the session has ended, and its job is lost at once. 409 where the
     session is that of another process.
@@ -29,11 +39,53 @@ async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatV
         return HeartbeatView(lease_s=0.0)
     given = Heartbeat(session=session, slot=body.slot, done=body.done, total=body.total)
     answer = await call.submit(given, session, once=session)
-    told = call.told(call.services.driver.scheduler)
-    directives = [views.directive(given, told) for given in answer.directives]
-    if unmet := told.unmet(mine.id):
+    visibility = call.visibility(call.services.driver.scheduler)
+    view = _heard(call, visibility, mine.id, answer.directives)
+    if body.slot is None or view.tag != body.tag or not body.wait_s or not _may_wait(call):
+        return view
+    return await _until_others(call, mine.id, session, body.slot, view, min(body.wait_s, call.shared.lease_s / 2))
+
+
+def _heard(call: Call, visibility: Visibility, job: JobId, found: Iterable[core.Directive]) -> HeartbeatView:
+    """The answer to a heartbeat."""
+    directives = [views.directive(given, visibility) for given in found]
+    named = msgspec.json.encode([(it.kind, it.slot, it.keep, it.gpus) for it in directives])
+    tag = f"{crc32(named):08x}" if directives else ""
+    if unmet := visibility.unmet(job):  # its figures change all the time, and are worth no answer of their own
         directives.append(Directive("unpromised", reason=unmet))
-    return HeartbeatView(lease_s=call.shared.lease_s, directives=directives)
+    endings = call.services.endings
+    if endings is not None and (at := endings.ends_at(job)) is not None:
+        directives.append(Directive("ends", ends_at=views.iso(round(at * 1000))))
+    return HeartbeatView(lease_s=call.shared.lease_s, directives=directives, tag=tag)
+
+
+def _may_wait(call: Call) -> bool:
+    """Whether a heartbeat may be held back. The owner's dashboards and feeds have half of the places for themselves."""
+    most = call.services.settings.limits.max_facts_waiting
+    return 2 * call.shared.facts_waiting.get(call.caller.owner, 0) < most
+
+
+async def _until_others(
+    call: Call, job: JobId, session: SessionId, slot: SlotId, view: HeartbeatView, wait_s: float
+) -> HeartbeatView:
+    """Wait until the directives change, for at most so long."""
+    driver = call.services.driver
+
+    def look(scheduler: Scheduler, now: Millis) -> HeartbeatView:
+        return _heard(call, call.visibility(scheduler), job, scheduler.directives(session, slot, now))
+
+    async def until_others() -> None:
+        nonlocal view
+        tag = view.tag
+        while view.tag == tag and not driver.draining.is_set():
+            await waiter.changed()
+            view = await call.read(look)
+
+    with driver.subscribe_group(job) as waiter, call.waiting():
+        view, before = await call.read(look), view
+        if view.tag == before.tag and await call.park(until_others, wait_s) is Parked.GONE:
+            raise ClientGone
+    return view
 
 
 @routes.post("/v1/jobs/{job}/sessions", status=201, also=(200,), problems=(*BODY, 404, 409))
@@ -57,6 +109,17 @@ async def close_session(call: Call, session: str) -> SessionView:
     view = SessionView(found.id, found.job, found.run, lease_s=0.0, heartbeat_s=call.shared.heartbeat_s)
     await call.submit(CloseSession(session=session), session, _status_of(session))
     return view
+
+
+@routes.post("/v1/sessions/{session}/give-back", problems=(404, 409))
+async def give_back(call: Call, session: str) -> SessionView:
+    """Release the slot that the session holds, and withdraw its request.
+
+    For a process that was interrupted in a call, and does not know whether that was heard. Repeating it is harmless.
+    """
+    await call.act_on(find_session, session)
+    await call.submit(GiveBack(session=session), session, _status_of(session))
+    return await _show(call, session)
 
 
 def _status_of(session: SessionId) -> Callable[[State], str]:
@@ -84,4 +147,5 @@ async def _show(call: Call, session: str) -> SessionView:
         lease_s=call.shared.lease_s,
         heartbeat_s=call.shared.heartbeat_s,
         journal=call.services.journal.id,
+        tail_from=call.services.driver.scheduler.config.tail_from,
     )

@@ -7,7 +7,7 @@ from typing import Final, Literal, Self
 import anyio
 from msgspec import UNSET, UnsetType
 
-from rollmuxd.core.errors import Rejected
+from rollmuxd.core.errors import Conflict, Rejected
 from rollmuxd.core.ids import GpuId, JobId, Millis, SlotId
 from rollmuxd.core.inputs import (
     DetachSlot,
@@ -20,14 +20,14 @@ from rollmuxd.core.inputs import (
     ShrinkSlot,
     WithdrawSlot,
 )
-from rollmuxd.core.model import Job, OrderKind, OrderStatus, Slot, SlotStatus
+from rollmuxd.core.model import Job, JobStatus, OrderKind, OrderStatus, Slot, SlotStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import Park
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import find_job, find_slot
 from rollmuxd.daemon.access.keys import Role
+from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import problems, views
-from rollmuxd.daemon.http.limits import fitting
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Query, Routes
@@ -35,12 +35,14 @@ from rollmuxd.daemon.writer import Unavailable
 from rollmuxd.wire.answers import ReleaseView, SlotPage, SlotView
 from rollmuxd.wire.requests import GrowBody, ReasonBody, ReleaseBody, ShrinkBody, SlotBody
 
-routes = Routes("slots")
+routes = Routes("slots", charged=False)
 
 #: a release that parks is answered when the order has ended, which the order's own limit bounds; this bounds a bug
 PARK_BOUND_S: Final = 595.0
 #: how often such a release looks, when nothing tells it to: a park that failed is no news of the slot
 PARK_LOOK_S: Final = 1.0
+#: and one that grows a slot: the end of a load is no news of a slot that runs
+LOAD_LOOK_S: Final = 0.1
 #: a last word to the core, when the client is gone already
 LAST_WORD_S: Final = 5.0
 
@@ -58,6 +60,8 @@ async def request_slot(call: Call, job: str, body: SlotBody) -> SlotView:
         answer = await call.submit(given, mine.id, once=f"{mine.id} {body.request_id}", reason=f"phase {body.phase}")
         assert answer.slot is not None
         attending.slot = answer.slot
+        if answer.repeated:
+            call.services.driver.attended(mine.id)
         view = await _granted(call, answer.slot, body.wait_s)
         attending.waits = SlotStatus(view.status) in views.COMING
         return view
@@ -93,7 +97,7 @@ class _Attending:
 
 
 async def detach(call: Call, slot: SlotId) -> None:
-    """Nobody attends this request any more. Also said when the call itself is cancelled."""
+    """No call attends this request any longer. Also said when the call itself is cancelled."""
     with anyio.move_on_after(LAST_WORD_S, shield=True), suppress(Rejected, Unavailable):
         await call.services.driver.submit(DetachSlot(slot=slot))
 
@@ -150,7 +154,7 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
     fence = views.fence_of(body.fence)
     seen: tuple[GpuObservation, ...] = ()
     if mine.status in views.ON and mine.fence == fence:
-        seen = await _sight(call, _unmoved(call.services.driver.scheduler.state, mine, job))
+        seen = await _observation(call, _unmoved(call.services.driver.scheduler.state, mine, job))
     following = None if body.next is None else NextRequest(phase=body.next.phase, request_id=body.next.request_id)
     driver = call.services.driver
     with driver.subscribe(slot) as waiter:
@@ -172,12 +176,12 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
     def look(core: Scheduler, now: Millis) -> ReleaseView:
         ended = core.state.slots.get(slot)
         coming = core.state.slots.get(answer.next_slot or "")
-        told = call.told(core)
+        visibility = call.visibility(core)
         return ReleaseView(
             slot=slot,
             status=str(SlotStatus.OVER if ended is None else ended.status),
-            next=None if coming is None else views.slot_view(told, coming, job, call.caller, now),
-            next_refused=told.text(answer.next_refused) or None,
+            next=None if coming is None else views.slot_view(visibility, coming, job, call.caller, now),
+            next_refused=answer.next_refused or None,
         )
 
     view = await call.read(look)
@@ -197,7 +201,7 @@ async def _leave(call: Call, following: SlotId | None) -> None:
 def _unmoved(state: State, slot: Slot, job: Job) -> dict[str, list[GpuId]]:
     """By host, the slot's GPUs on nodes where no residency driver moves a state of the job.
 
-    There nothing will be parked, so nobody else would look whether the GPUs are clear.
+    There nothing will be parked, so no other look would find whether the GPUs are clean.
     """
     held = dict.fromkeys(slot.gpus)
     moved = {state.states[key].node for key in job.states if key in state.states}
@@ -210,14 +214,14 @@ def _unmoved(state: State, slot: Slot, job: Job) -> dict[str, list[GpuId]]:
     return hosts
 
 
-async def _sight(call: Call, hosts: dict[str, list[GpuId]]) -> tuple[GpuObservation, ...]:
+async def _observation(call: Call, hosts: dict[str, list[GpuId]]) -> tuple[GpuObservation, ...]:
     """What the backends see on these GPUs now; nothing of a host that cannot say. Bounded by the actuator."""
     if not hosts:
         return ()
     seen: dict[str, tuple[GpuObservation, ...]] = {}
 
     async def look(host: str, gpus: Collection[GpuId]) -> None:
-        seen[host] = await call.services.actuator.sight(host, gpus)
+        seen[host] = await call.services.actuator.observe(host, gpus)
 
     if len(hosts) == 1:
         for host, gpus in hosts.items():
@@ -256,38 +260,53 @@ async def shrink_slot(call: Call, slot: str, body: ShrinkBody) -> SlotView:
             gpus = [gpu for gpu in node.gpus if gpu in held and gpu not in keep]
             if gpus:
                 back.setdefault(node.host, []).extend(gpus)
-    seen = await _sight(call, back)
+    seen = await _observation(call, back)
     given = ShrinkSlot(slot=slot, fence=fence, keep=tuple(body.keep), seen=seen)
     await call.submit(given, slot, _status_of(slot))
     return await _show(call, slot)
 
 
-@routes.post("/v1/slots/{slot}/grow", problems=(*BODY, 404, 409))
+@routes.post("/v1/slots/{slot}/grow", problems=(*BODY, 404, 409, 503))
 async def grow_slot(call: Call, slot: str, body: GrowBody) -> SlotView:
-    """The job takes the GPUs back that a heartbeat has offered: all that its phase has. 409: somebody else has them."""
-    await call.act_on(find_slot, slot)
-    await call.submit(GrowSlot(slot=slot, fence=views.fence_of(body.fence)), slot, _status_of(slot))
+    """The job takes the GPUs that a heartbeat has offered. 409: another job has them, or the load onto them failed.
+
+    It is answered when what the job has on its other GPUs is loaded onto these, too. Repeating it waits again.
+    """
+    _, job = await call.act_on(find_slot, slot)
+    driver = call.services.driver
+
+    def loads(core: Scheduler, now: Millis) -> bool:
+        orders = [core.state.orders.get(core.state.states[key].order or "") for key in core.state.jobs[job.id].states]
+        loading = (OrderKind.LOAD, OrderStatus.ISSUED)
+        return any(it is not None and it.slot == slot and (it.kind, it.status) == loading for it in orders)
+
+    async def until_loaded() -> None:
+        while await call.read(loads) and not driver.draining.is_set():
+            with anyio.move_on_after(LOAD_LOOK_S):
+                await waiter.changed()
+
+    with driver.subscribe(slot) as waiter:
+        await call.submit(GrowSlot(slot=slot, fence=views.fence_of(body.fence)), slot, _status_of(slot))
+        if await call.park(until_loaded, PARK_BOUND_S) is Parked.GONE:
+            raise ClientGone
+    if await call.read(loads):
+        raise Refusal(problems.DRAINING, "the daemon is being stopped or restarted; the load continues: ask again")
+    if job.status is JobStatus.QUARANTINED:
+        raise Conflict(f"slot {slot} has not grown: {job.reason}; it continues on the GPUs that it had before")
     return await _show(call, slot)
 
 
-class WithdrawQuery(Query, frozen=True):
-    """Whose request it is, where a process takes its own back: 409 if another has taken it over."""
-
-    session: Id | UnsetType = UNSET
-
-
 @routes.delete("/v1/slots/{slot}", problems=(404, 409))
-async def withdraw_slot(call: Call, slot: str, query: WithdrawQuery) -> SlotView:
+async def withdraw_slot(call: Call, slot: str) -> SlotView:
     """Take a queued request back."""
     await call.act_on(find_slot, slot)
-    session = None if query.session is UNSET else query.session
-    await call.submit(WithdrawSlot(slot=slot, session=session), slot, _status_of(slot))
+    await call.submit(WithdrawSlot(slot=slot), slot, _status_of(slot))
     return await _show(call, slot)
 
 
 @routes.post("/v1/slots/{slot}/revoke", needs=Role.ADMIN, problems=(*BODY, 404, 409))
 async def revoke_slot(call: Call, slot: str, body: ReasonBody) -> SlotView:
-    """End a slot now. Its GPUs are given on when they were seen clear."""
+    """End a slot now. Its GPUs are given on when they were verified clean."""
     await call.act_on(find_slot, slot)
     given = RevokeSlot(slot=slot, by=call.caller.name, reason=body.reason)
     await call.operate(given, slot, _status_of(slot), reason=body.reason)
@@ -321,15 +340,16 @@ class SlotsQuery(Query, frozen=True):
     after: Id | UnsetType = UNSET
 
 
-@routes.get("/v1/slots", problems=(404,))
+@routes.get("/v1/slots", problems=(404, 429))
 async def list_slots(call: Call, query: SlotsQuery) -> SlotPage:
     """Open slots, and each job's last few that ended.
 
     ``which=open``: without those; ``holding``: of these, those that hold GPUs. ``why=false``: of those that are queued
-    neither position, expected wait nor reasons, which for a thousand would take long.
+    neither position, expected wait nor reasons, which for a thousand would take long. A page ends after 2 MB. More than
+    100 pages of one owner at a time are 429.
     """
 
-    def look(core: Scheduler, now: Millis) -> SlotPage:
+    def find(core: Scheduler) -> tuple[list[SlotId], str | None]:
         jobs = core.state.jobs
         of = None if query.job is UNSET else find_job(core.state, call.caller, query.job).id
 
@@ -346,15 +366,16 @@ async def list_slots(call: Call, query: SlotsQuery) -> SlotPage:
 
         slots = filter(wanted, core.state.slots.values())
         found, following = views.page(slots, lambda slot: slot.id, query.limit, query.after)
-        told = call.told(core)
+        return [slot.id for slot in found], following
 
-        def view(slot: Slot) -> SlotView:
-            return views.slot_view(told, slot, jobs[slot.job], call.caller, now, why=query.why)
+    def view(visibility: Visibility, name: SlotId, now: Millis) -> SlotView | None:
+        state = visibility.core.state
+        if (slot := state.slots.get(name)) is None:
+            return None
+        return views.slot_view(visibility, slot, state.jobs[slot.job], call.caller, now, why=query.why)
 
-        items, following = fitting(found, view, lambda slot: slot.id, following)
-        return SlotPage(items=items, next=following)
-
-    return await call.read(look)
+    items, following = await call.page(find, view)
+    return SlotPage(items=items, next=following)
 
 
 @routes.get("/v1/slots/{slot}", problems=(404,))
@@ -366,7 +387,7 @@ async def get_slot(call: Call, slot: str) -> SlotView:
 async def _show(call: Call, slot: SlotId) -> SlotView:
     def look(core: Scheduler, now: Millis) -> SlotView:
         found, job = find_slot(core.state, call.caller, slot)
-        return views.slot_view(call.told(core), found, job, call.caller, now)
+        return views.slot_view(call.visibility(core), found, job, call.caller, now)
 
     return await call.read(look)
 

@@ -19,7 +19,7 @@ MEDIA: Final = {
     "svg": "image/svg+xml",
     "txt": "text/plain; charset=utf-8",
 }
-#: The page talks to this daemon and to nobody else, runs what lies beside it and nothing more, and is put in no frame.
+#: The page talks to this daemon only, runs what lies beside it and nothing more, and is put in no frame.
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -65,7 +65,7 @@ async def dashboard_file(call: Call, file: str) -> Plain:
 
 @routes.get("/v1/me", problems=(503,))
 async def whoami(call: Call) -> MeView:
-    """Who is calling, in which role; what this daemon is, its clock, and the last fact there is."""
+    """The caller and its role; what this daemon is, its clock, and the last fact there is."""
     services, caller = call.services, call.caller
     now, last = await call.read(lambda core, now: (now, services.driver.durable_seq))
     return MeView(

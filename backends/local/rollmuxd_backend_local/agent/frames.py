@@ -1,0 +1,155 @@
+"""What the daemon and the process that reaches a node send each other: JSON, each after its length; bytes as base64.
+
+JSON, since :mod:`rollmuxd_backend_local.agent.serve` reads it on nodes where nothing but Python is installed.
+"""
+
+import asyncio
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+#: what a command gives back has two outputs of 8 MB; nothing longer is believed
+LONGEST: Final = 64 * 2**20
+_SIZE: Final = 4
+
+
+class Node(Struct, frozen=True, tag_field="is"):
+    """Which node is meant, where a connection reaches several."""
+
+    #: name, host name or address; empty: what follows is enough
+    name: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    resources: tuple[tuple[str, float], ...] = ()
+
+
+class Run(Struct, frozen=True, tag_field="do"):
+    """Run an argument vector. Answered by :class:`Ran`."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    stdin: bytes
+    timeout_s: float
+
+
+class Connect(Struct, frozen=True, tag_field="do"):
+    """Open a connection; ``stream`` names it from then on."""
+
+    stream: str
+    address: str
+    port: int
+
+
+class Receive(Struct, frozen=True, tag_field="do"):
+    """Wait for the next bytes of a connection. Answered by :class:`Data`, without any at its end."""
+
+    stream: str
+    max_bytes: int
+
+
+class Send(Struct, frozen=True, tag_field="do"):
+    """Send bytes over a connection; without any, its end."""
+
+    stream: str
+    data: bytes
+
+
+class Close(Struct, frozen=True, tag_field="do"):
+    """Close a connection."""
+
+    stream: str
+
+
+class Look(Struct, frozen=True, tag_field="do"):
+    """What the cluster says of the node. Answered by :class:`Seen`."""
+
+
+Wish: TypeAlias = Run | Connect | Receive | Send | Close | Look
+
+
+class Ask(Struct, frozen=True, tag=True):
+    """Something to be done on a node; answered once, and within ``limit_s`` (0: whenever it is done)."""
+
+    number: int
+    node: Node
+    #: what reaching the node may take
+    reach_s: float
+    limit_s: float
+    wish: Wish
+
+
+class Forget(Struct, frozen=True, tag=True):
+    """The daemon wants this answer no longer: end what it is about."""
+
+    number: int
+
+
+class Beat(Struct, frozen=True, tag=True):
+    """The daemon is there, and has nothing to say."""
+
+
+class Ran(Struct, frozen=True, tag=True):
+    """How a command ended."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
+class Data(Struct, frozen=True, tag=True):
+    """Bytes that came."""
+
+    data: bytes = b""
+
+
+class Seen(Struct, frozen=True, tag=True):
+    """A node, as the cluster has it."""
+
+    id: str
+    name: str
+    address: str
+    resources: dict[str, float]
+
+
+class Failed(Struct, frozen=True, tag=True):
+    """It was not done, for certain (``not_done``); it is not known (``lost``); or a connection broke (``broken``)."""
+
+    how: Literal["not_done", "lost", "broken"]
+    why: str
+
+
+class Answer(Struct, frozen=True, tag=True):
+    """What became of the :class:`Ask` with this number."""
+
+    number: int
+    said: Ran | Data | Seen | Failed
+
+
+Said: TypeAlias = Ask | Forget | Beat | Answer
+
+_decoder: Final[msgspec.json.Decoder[Said]] = msgspec.json.Decoder(Said)
+
+
+def write(writer: asyncio.StreamWriter, said: Said) -> None:
+    """Put it on its way. Raises ValueError where it is too long."""
+    body = msgspec.json.encode(said)
+    if len(body) > LONGEST:
+        raise ValueError(f"{len(body)} bytes at once; {LONGEST} are the most")
+    writer.write(len(body).to_bytes(_SIZE, "big") + body)
+
+
+async def read(reader: asyncio.StreamReader) -> Said:
+    """The next one.
+
+    Raises:
+        EOFError: there is none any more.
+        ValueError: what came is none.
+    """
+    try:
+        size = int.from_bytes(await reader.readexactly(_SIZE), "big")
+        if size > LONGEST:
+            raise ValueError(f"{size} bytes at once; {LONGEST} are the most")
+        body = await reader.readexactly(size)
+    except (asyncio.IncompleteReadError, OSError) as error:
+        raise EOFError(str(error)) from error
+    return _decoder.decode(body)

@@ -1,0 +1,232 @@
+"""What runs on a node, in a Ray actor or in a step of Slurm's: commands and connections.
+
+Standard library only, and sent there with everything that it names: nothing but Python has to be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+#: of each of a command's outputs, what is kept (``OUTPUT_KEPT`` of the SPI)
+_KEPT = 8 * 2**20
+_PIECE = 65_536
+#: commands at a time on a node
+_COMMANDS = 64
+_ENDED_KEPT = 1_000
+
+
+class OnNode:
+    """What is done there. Answers are pairs: how it went, and what there is to say."""
+
+    def __init__(self) -> None:
+        # Threads and not asyncio's processes: which loop an actor has, is for what else is installed there to say.
+        self._threads = ThreadPoolExecutor(_COMMANDS, thread_name_prefix="rollmuxd")
+        self._commands: dict[str, Command] = {}
+        #: commands that were ended, and connections that were closed, before they were there
+        self._ended: dict[str, None] = {}
+        self._streams: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+
+    async def hello(self) -> int:
+        """That it is there: its process."""
+        return os.getpid()
+
+    async def run(
+        self, call: str, argv: list[str], env: dict[str, str], stdin: bytes, timeout_s: float
+    ) -> tuple[str, Any]:
+        """Run a command to its end. A program without a name is the Python that runs here."""
+        if self._is_over(call):
+            return "lost", "it was ended before it began"
+        command = self._commands[call] = Command()
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, command.run, argv, env, stdin, timeout_s)
+        finally:
+            del self._commands[call]
+            command.close()
+
+    async def end(self, call: str) -> None:
+        """End a command with what it has started; one that comes later than this is not begun."""
+        if call in self._commands:
+            self._commands[call].end()
+        else:
+            self._end_later(call)
+
+    async def connect(self, stream: str, address: str, port: int, limit_s: float) -> tuple[str, Any]:
+        """Open a connection from here."""
+        try:
+            opened = await asyncio.wait_for(asyncio.open_connection(address, port), limit_s)
+        except asyncio.TimeoutError:  # noqa: UP041  # they are two in Python 3.10
+            return "lost", f"no answer within {limit_s:g} s"
+        except OSError as error:
+            return "not_done", str(error)
+        if self._is_over(stream):
+            opened[1].close()
+            return "lost", "it was closed before it was open"
+        self._streams[stream] = opened
+        return "said", b""
+
+    async def receive(self, stream: str, max_bytes: int) -> tuple[str, Any]:
+        """The next bytes; none at the end."""
+        if stream not in self._streams:
+            return "broken", "the connection was closed"
+        try:
+            return "said", await self._streams[stream][0].read(max_bytes)
+        except OSError as error:
+            return "broken", str(error)
+
+    async def send(self, stream: str, data: bytes) -> tuple[str, Any]:
+        """Bytes on their way; without any, the end of them."""
+        if stream not in self._streams:
+            return "broken", "the connection was closed"
+        writer = self._streams[stream][1]
+        try:
+            if data:
+                writer.write(data)
+                await writer.drain()
+            else:
+                writer.write_eof()
+        except (OSError, RuntimeError) as error:
+            return "broken", str(error)
+        return "said", b""
+
+    async def close(self, stream: str) -> None:
+        """Close it; one that is not open yet will not be."""
+        if stream in self._streams:
+            self._streams.pop(stream)[1].close()
+        else:
+            self._end_later(stream)
+
+    def _end_later(self, name: str) -> None:
+        self._ended[name] = None
+        while len(self._ended) > _ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
+
+    def _is_over(self, name: str) -> bool:
+        over = name in self._ended
+        self._ended.pop(name, None)
+        return over
+
+
+class Command:
+    """One command: run in a thread of its own, it may be ended from the loop's at any moment before ``close``."""
+
+    def __init__(self) -> None:
+        self._over = False
+        self._woken, self._wake = os.pipe()
+
+    def end(self) -> None:
+        """End it, or let it not begin."""
+        self._over = True
+        os.write(self._wake, b".")
+
+    def close(self) -> None:
+        """It has been run."""
+        os.close(self._wake)
+        os.close(self._woken)
+
+    def run(self, argv: list[str], env: dict[str, str], stdin: bytes, timeout_s: float) -> tuple[str, Any]:
+        """To its end, in this thread."""
+        if self._over:
+            return "lost", "it was ended before it began"
+        if not argv:
+            return "not_done", "a command needs at least the name of its program"
+        # What Ray has told its own worker is nothing to others.
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        try:
+            process = subprocess.Popen(
+                [argv[0] or sys.executable, *argv[1:]],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**plain, **env},
+                start_new_session=True,
+                bufsize=0,
+            )
+        except (OSError, ValueError) as error:
+            return "not_done", f"{argv[0]}: {error}"
+        over = False
+        try:
+            out, err = self._talk(process, stdin, time.monotonic() + timeout_s)
+            over = True
+        except TimeoutError:
+            return "lost", f"{argv[0]} took longer than {timeout_s:g} s, and was ended"
+        except InterruptedError:
+            return "lost", f"{argv[0]} was ended: no call waits for it"
+        finally:
+            if not over:  # its group may have outlived it
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+            process.wait()
+        return "said", (process.returncode, out, err)
+
+    def _talk(self, process: subprocess.Popen[bytes], stdin: bytes, until: float) -> tuple[bytes, bytes]:
+        """Give it its input and take its outputs until it has closed them and ended.
+
+        Raises TimeoutError, and InterruptedError where it was ended.
+        """
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        kept = {process.stdout: bytearray(), process.stderr: bytearray()}
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self._woken, selectors.EVENT_READ)
+            for stream in kept:
+                waiting.register(stream, selectors.EVENT_READ)
+            rest = memoryview(stdin)
+            os.set_blocking(process.stdin.fileno(), False)
+            waiting.register(process.stdin, selectors.EVENT_WRITE)
+            open_ones = len(kept)
+            while open_ones:
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError
+                for key, _ in waiting.select(left_s):
+                    if key.fileobj == self._woken:
+                        raise InterruptedError
+                    if key.fileobj is process.stdin:
+                        rest = _give(process.stdin, rest)
+                        if not rest:
+                            waiting.unregister(process.stdin)
+                            process.stdin.close()
+                        continue
+                    data = os.read(key.fd, _PIECE)
+                    mine = kept[key.fileobj]  # type: ignore[index]  # only these two are left
+                    mine += data[: _KEPT - len(mine)]
+                    if not data:
+                        waiting.unregister(key.fileobj)
+                        open_ones -= 1
+        self._until_ended(process, until)
+        return bytes(kept[process.stdout]), bytes(kept[process.stderr])
+
+    def _until_ended(self, process: subprocess.Popen[bytes], until: float) -> None:
+        """It has closed its outputs, and may yet take its time."""
+        pause_s = 0.0005
+        while process.poll() is None:
+            if self._over:
+                raise InterruptedError
+            if time.monotonic() > until:
+                raise TimeoutError
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.05)
+
+
+def _give(stdin: Any, rest: memoryview) -> memoryview:
+    """Write what can be written now; what is left. A command need not read what it is given."""
+    try:
+        return rest[os.write(stdin.fileno(), rest[:_PIECE]) :] if rest else rest
+    except BlockingIOError:
+        return rest
+    except (BrokenPipeError, ConnectionResetError):
+        return rest[:0]

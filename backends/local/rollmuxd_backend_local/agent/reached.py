@@ -1,0 +1,101 @@
+"""The part of a backend that asks, runs and connects through a process on the node."""
+
+import secrets
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
+
+import anyio.abc
+
+from rollmuxd.spi import ContactLost, HostId, NotDone, Ran
+from rollmuxd_backend_local import payload
+from rollmuxd_backend_local.agent import frames
+from rollmuxd_backend_local.agent.stream import NodeStream
+from rollmuxd_backend_local.asking import Asking
+from rollmuxd_backend_local.options import HostOptions
+
+#: beyond a command's own time limit, which the node keeps to: for reaching it, and for its answer
+_WAY_S: Final = 2.0
+
+Said: TypeAlias = frames.Ran | frames.Data | frames.Seen | frames.Failed
+
+
+class ReachedOptions(HostOptions, frozen=True, kw_only=True):
+    """What can be said of a host that is reached so."""
+
+    #: a Python of the node, 3.8 or newer; empty: the one that the process there runs in
+    python: str = ""
+
+
+ReachedBy = TypeVar("ReachedBy", bound=ReachedOptions)
+
+
+class Reached(Asking[ReachedBy]):
+    """A question is a program that the node's Python reads from its input."""
+
+    @abstractmethod
+    async def _wish(self, host: HostId, wish: frames.Wish, limit_s: float) -> Said:
+        """What the process on the node answers. Raises ContactLost, with the host's name."""
+
+    @abstractmethod
+    def _reach_s(self, host: HostId) -> float:
+        """What reaching the node, or an address from there, may take."""
+
+    @abstractmethod
+    def _stream(self, host: HostId, name: str) -> NodeStream:
+        """The connection that was opened there under this name."""
+
+    async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """A question and the program that answers it, as a command there."""
+        mark = f"rollmuxd-{secrets.token_hex(8)}"
+        # Without site-packages it starts in half of the time, and needs nothing of them.
+        argv = (self._of(host).python, "-I", "-S", "-c", payload.OPEN)
+        said = await self._wish(host, frames.Run(argv, {}, payload.pack(dict(question), mark), limit_s), limit_s)
+        if not isinstance(said, frames.Ran):
+            raise ContactLost(f"{host}: {why(said)}")
+        try:
+            return payload.unpack(said.stdout, mark)
+        except ValueError as error:
+            spoken = (said.stderr or said.stdout).decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+            raise ContactLost(
+                f"{host}: {argv[0] or 'its Python'} ended with exit code {said.exit_code} and said: {spoken[0]}"
+            ) from error
+
+    async def run(
+        self,
+        host: HostId,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float = 60.0,
+    ) -> Ran:
+        """On the node, as the user that the process there runs as."""
+        reach_s = self._reach_s(host)
+        if not argv or not argv[0]:
+            raise NotDone(f"{host}: a command needs at least the name of its program")
+        wish = frames.Run(tuple(argv), dict(env or {}), stdin, timeout_s)
+        said = await self._wish(host, wish, reach_s + timeout_s + _WAY_S)
+        if not isinstance(said, frames.Ran):
+            raise _error(host, said)
+        return Ran(exit_code=said.exit_code, stdout=said.stdout, stderr=said.stderr)
+
+    async def connect(self, host: HostId, address: str, port: int) -> anyio.abc.ByteStream:
+        """From the node itself: engines listen on its loopback."""
+        limit_s, name = 2 * self._reach_s(host) + _WAY_S, secrets.token_hex(6)
+        said = await self._wish(host, frames.Connect(name, address, port), limit_s)
+        if isinstance(said, frames.Failed) and said.how == "not_done":
+            raise NotDone(f"{host}: nothing can be reached at {address} port {port} ({said.why})")
+        if not isinstance(said, frames.Data):
+            raise ContactLost(f"{host}: {address} port {port}: {why(said)}")
+        return self._stream(host, name)
+
+
+def _error(host: HostId, said: object) -> NotDone | ContactLost:
+    done = isinstance(said, frames.Failed) and said.how == "not_done"
+    return (NotDone if done else ContactLost)(f"{host}: {why(said)}")
+
+
+def why(said: object) -> str:
+    """What went wrong, of an answer that is not the one that was hoped for."""
+    return said.why if isinstance(said, frames.Failed) else f"{type(said).__name__} is no answer to this"

@@ -1,0 +1,128 @@
+"""A process on a node that does what comes in by its standard input, until that ends or stays silent.
+
+Standard library only, Python 3.8 or newer: it is sent to the node with ``onnode``, and nothing is installed there. Each
+message is its length (4 bytes) and JSON, as in :mod:`rollmuxd_backend_local.agent.frames`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from .onnode import OnNode
+
+_SIZE = 4
+#: commands that are ended may take so long to be gone
+_END_S = 5.0
+
+
+def main(mark: str, silent_s: str) -> None:
+    """Say that it is there, in a line that begins with ``mark``, and serve."""
+    facts = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
+    # It would hide GPUs from commands that look at all of them. Which ones a job uses is the daemon's to say.
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    said = {"environment": facts, "cgroups": Path("/proc/self/cgroup").read_text(errors="replace")}
+    sys.stdout.write(mark + json.dumps(said) + "\n")
+    sys.stdout.flush()
+    asyncio.run(_serve(float(silent_s)))
+    os._exit(0)  # threads with commands that cannot be ended would keep it
+
+
+async def _serve(silent_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader())
+    transport, _ = await loop.connect_write_pipe(lambda: protocol, sys.stdout)
+    await Service(reader, asyncio.StreamWriter(transport, protocol, None, loop)).serve(silent_s)
+
+
+class Service:
+    """What one daemon asks for."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._node = OnNode()
+        #: what is under way: the wish, and the task that does it
+        self._asked: dict[int, tuple[dict[str, Any], asyncio.Task[None]]] = {}
+
+    async def serve(self, silent_s: float) -> None:
+        """Until the daemon is gone, or has not been heard of for so long; then commands are ended."""
+        try:
+            while True:
+                said = await asyncio.wait_for(self._read(), silent_s)
+                if said["type"] == "Ask":
+                    task = asyncio.ensure_future(self._answer(said["number"], said["wish"], said["reach_s"]))
+                    self._asked[said["number"]] = (said["wish"], task)
+                elif said["type"] == "Forget":
+                    await self._forget(said["number"])
+        except (asyncio.TimeoutError, asyncio.IncompleteReadError, OSError):  # noqa: UP041  # they are two in 3.10
+            pass
+        tasks = [task for _, task in self._asked.values()]
+        for number in list(self._asked):
+            await self._forget(number)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_END_S)
+
+    async def _read(self) -> dict[str, Any]:
+        size = int.from_bytes(await self._reader.readexactly(_SIZE), "big")
+        said: dict[str, Any] = json.loads(await self._reader.readexactly(size))
+        return said
+
+    async def _forget(self, number: int) -> None:
+        """The daemon wants no answer any more: end a command with what it has started."""
+        if number not in self._asked:
+            return
+        wish, task = self._asked[number]
+        if wish["do"] == "Run":
+            await self._node.end(str(number))
+        elif wish["do"] == "Connect":
+            await self._node.close(wish["stream"])
+        else:
+            task.cancel()
+
+    async def _answer(self, number: int, wish: dict[str, Any], reach_s: float) -> None:
+        try:
+            said = await self._do(number, wish, reach_s)
+        except Exception as error:
+            said = {"type": "Failed", "how": "lost", "why": f"{type(error).__name__}: {error}"}
+        finally:
+            del self._asked[number]
+        body = json.dumps({"type": "Answer", "number": number, "said": said}).encode()
+        try:
+            self._writer.write(len(body).to_bytes(_SIZE, "big") + body)
+            await self._writer.drain()
+        except OSError:
+            pass  # the daemon is gone, which the other direction says as well
+
+    async def _do(self, number: int, wish: dict[str, Any], reach_s: float) -> dict[str, Any]:
+        do = wish["do"]
+        if do == "Run":
+            stdin = base64.b64decode(wish["stdin"])
+            how, value = await self._node.run(str(number), wish["argv"], wish["env"], stdin, wish["timeout_s"])
+            if how == "said":
+                code, out, err = value
+                return {"type": "Ran", "exit_code": code, "stdout": _text(out), "stderr": _text(err)}
+        elif do == "Connect":
+            how, value = await self._node.connect(wish["stream"], wish["address"], wish["port"], reach_s)
+        elif do == "Receive":
+            how, value = await self._node.receive(wish["stream"], wish["max_bytes"])
+        elif do == "Send":
+            how, value = await self._node.send(wish["stream"], base64.b64decode(wish["data"]))
+        elif do == "Close":
+            await self._node.close(wish["stream"])
+            how, value = "said", b""
+        else:
+            how, value = "not_done", f"this process cannot {do}"
+        if how == "said":
+            return {"type": "Data", "data": _text(value)}
+        return {"type": "Failed", "how": how, "why": str(value)}
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,419 @@
+"""The slurm backend, over a real cluster: its steps are real, its GPUs are made up in a file.
+
+All live tests are in this file, so that they share one cluster.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE_S, eventually, until
+
+from rollmuxd.spi import ContactLost, HostConfig, ProcessOrder
+from rollmuxd.spi.contract import BackendContract
+from rollmuxd_backend_slurm import SlurmBackend
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+GPUS = ("rx1/gpu0", "rx1/gpu1")
+
+
+class TestSlurmBackend(BackendContract):
+    host = "rx1"
+    cancelled_after_turns = range(0, 12, 4)  # each call is a program that is started
+    cancelled_after_s = (0.002, 0.02, 0.05)
+
+    @pytest.fixture(autouse=True)
+    def place(self, cluster, allocate, tmp_path, made_up):
+        self.cluster, self.allocate, self.state, self.made_up = cluster, allocate, tmp_path, made_up
+        self.allocation = allocate("--nodelist=rx1")
+        self.ours = []
+        yield
+        cluster.start_node("rx1")
+        for process in self.ours:
+            process.kill()
+            process.wait()
+
+    def options(self):
+        return {
+            "allocation": self.allocation,
+            "conf": str(self.cluster.config),
+            "state_dir": str(self.state),
+            "made_up_gpus": self.made_up(),
+            "python": sys.executable,
+            "connect_s": PATIENCE_S,
+            "silent_s": PATIENCE_S,
+            "owns_sessions": True,
+            "starts_processes": True,
+            "logs": str(self.state / "logs"),
+        }
+
+    async def make(self):
+        return await SlurmBackend.open([HostConfig(id="rx1", gpus=GPUS)], self.options())
+
+    async def make_again(self):
+        return await self.make()
+
+    async def make_unreachable(self):
+        """A node that the allocation does not have."""
+        return await SlurmBackend.open([HostConfig(id="rx1", gpus=GPUS)], {**self.options(), "node": "rx2"})
+
+    async def open_with(self, options):
+        return await SlurmBackend.open([HostConfig(id="rx1", gpus=GPUS, options=options)], self.options())
+
+    async def take_away(self, backend):
+        """The slurmd is ended, and the step's srun as Slurm ends it."""
+        self.cluster.kill("rx1")
+        for line in backend._lines.values():
+            if line._process is not None:
+                os.kill(line._process.pid, signal.SIGKILL)
+
+    async def bring_back(self, backend):
+        self.cluster.start_node("rx1")
+
+    async def occupy(self, backend):
+        self.made_up([{"uuid": "GPU-0", "total_mb": 80_000}, {"uuid": "GPU-1", "total_mb": 80_000, "more_mb": 5_000}])
+        return "rx1/gpu1", 5_000
+
+    async def start_process(self, backend):
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        self.ours.append(process)
+        stat = Path(f"/proc/{process.pid}/stat").read_text()
+        return process.pid, stat.rpartition(")")[2].split()[19]
+
+    async def is_running(self, backend, pid):
+        return next(one for one in self.ours if one.pid == pid).poll() is None
+
+
+@pytest.fixture
+def opened(cluster, made_up, tmp_path):
+    """A function that opens a backend for hosts: names, or names with options of their own."""
+
+    async def open_(hosts, **options):
+        given = {
+            "conf": str(cluster.config),
+            "made_up_gpus": made_up(),
+            "state_dir": str(tmp_path),
+            "python": sys.executable,
+            "logs": str(tmp_path / "logs"),
+            "connect_s": PATIENCE_S,
+            "silent_s": PATIENCE_S,
+            **options,
+        }
+        return await SlurmBackend.open([HostConfig(id=host, options=own) for host, own in hosts.items()], given)
+
+    return open_
+
+
+async def lost(backend, host="rx1"):
+    """What is said of a host that is away."""
+    with pytest.raises(ContactLost) as error:
+        await backend.observe(host)
+    return str(error.value)
+
+
+async def seen(backend, host="rx1"):
+    """Ask again and again, until it is seen."""
+
+    async def once():
+        with contextlib.suppress(ContactLost):
+            return await backend.observe(host)
+
+    while (found := await once()) is None:
+        await asyncio.sleep(0.1)
+    return found
+
+
+def children_of(pids):
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) in pids:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def order(launch, *argv):
+    return ProcessOrder(launch=launch, job="j1", run=1, owner="o", user="u", name="n", argv=argv, cwd="/", env={})
+
+
+@pytest.mark.asyncio
+async def test_components_of_a_heterogeneous_allocation_are_told_apart(cluster, allocate, opened, monkeypatch):
+    allocation = allocate("--nodelist=rx1,rx2", ":", "--exclusive", "--gres=gpu:2", "--nodelist=rx3")
+    backend = await opened({"rx1": {"component": 0}, "rx3": {"component": 1}}, allocation=allocation)
+    for host in ("rx1", "rx3"):
+        assert [gpu.gpu for gpu in (await backend.observe(host)).gpus] == [f"{host}/gpu0", f"{host}/gpu1"]
+        ran = await backend.run(host, ("sh", "-c", "echo $SLURMD_NODENAME $SLURM_GPUS_ON_NODE"))
+        assert ran.stdout == f"{host} 2\n".encode()
+    await backend.close()
+
+    for options, said in (
+        ({}, "has 2 components; say in options.component which one the node is in"),
+        ({"component": 2}, "has no component 2; it has 0, 1"),
+        ({"component": 1}, f"node rx1 is not in allocation {allocation}, or has failed"),
+    ):
+        backend = await opened({"rx1": options}, allocation=allocation)
+        assert said in await lost(backend)
+        await backend.close()
+
+    monkeypatch.setenv("SLURM_CONF", str(cluster.config))
+    monkeypatch.setenv("PATH", cluster.env["PATH"])
+    monkeypatch.setenv("SLURM_JOB_ID", allocation)
+    found = await SlurmBackend.find("")
+    assert [(host.id, host.options, host.kind) for host in found] == [
+        ("rx1", {"component": 0}, 0),
+        ("rx2", {"component": 0}, 0),
+        ("rx3", {"component": 1}, 1),
+    ]
+
+
+@pytest.mark.asyncio
+async def test_a_controller_that_dies_is_not_missed_by_kept_steps_and_new_ones_wait_for_it(cluster, allocate, opened):
+    allocation = allocate("--nodelist=rx1,rx2")
+    backend = await opened({"rx1": {}, "rx2": {}}, allocation=allocation)
+    await backend.observe("rx1")
+    cluster.kill("slurmctld", signal.SIGTERM)  # it saves first: one that is killed may forget the allocation
+    try:
+        await backend.observe("rx1")
+        said = await lost(backend, "rx2")
+        assert "the Slurm controller" in said
+        assert "is over" not in said, "that is no end of the allocation"
+        with pytest.raises(ContactLost):
+            await backend.ends_at("rx1")
+        await backend.observe("rx1")
+    finally:
+        cluster.start_controller()
+    await seen(backend, "rx2")
+    await backend.close()
+
+
+@pytest.mark.asyncio
+async def test_a_job_outlives_a_daemon_that_is_killed_with_its_sruns_and_the_kept_step_does_not(
+    allocate, opened, tmp_path
+):
+    allocation = allocate("--nodelist=rx1")
+    backend = await opened({"rx1": {}}, allocation=allocation, starts_processes=True, silent_s=20.0)
+    beats = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.2; done"
+    started = await backend.start("rx1", order("l1", "sh", "-c", beats))
+    kept = int((await backend.run("rx1", ("sh", "-c", "echo $PPID"))).stdout)
+    line = backend._lines["rx1"]
+    sruns = [line._process.pid, *(one.pid for one in backend._steps._sruns)]
+    for pid in (*children_of(sruns), *sruns):  # the child of an srun would cancel its step
+        os.kill(pid, signal.SIGKILL)
+    # As a daemon that is gone: it says nothing to its step any more, and does not close its input either.
+    for task in line._tasks:
+        task.cancel()
+    await eventually("the step that hears nothing ends itself", lambda: not Path(f"/proc/{kept}").exists())
+    again = await opened({"rx1": {}}, allocation=allocation, starts_processes=True)
+    assert await again.alive("rx1", "l1")
+    assert await again.start("rx1", order("l1", "sh", "-c", beats)) == started
+    before = (await again.output("rx1", "l1", 0, 10_000_000)).next
+    while (await again.output("rx1", "l1", before, 100)).data == b"":
+        await asyncio.sleep(0.1)
+    assert await again.stop("rx1", "l1")
+    await again.close()
+    await backend.close()
+
+
+@pytest.mark.asyncio
+async def test_an_allocation_that_is_over_is_said_and_hangs_nothing(cluster, allocate, opened, tmp_path):
+    allocation, mark = allocate("--nodelist=rx1"), tmp_path / "mark"
+    backend = await opened({"rx1": {}}, allocation=allocation)
+    command = asyncio.create_task(backend.run("rx1", ("sh", "-c", f"echo > {mark}; sleep 600"), timeout_s=600))
+    await eventually("the command runs", mark.exists)
+    cluster.command("scancel", allocation)
+    with contextlib.suppress(ContactLost):  # Slurm ends what the step runs, then the step, which may still tell of it
+        assert (await command).returncode != 0
+    for _ in range(3):
+        said = await lost(backend)
+        assert f"allocation {allocation} is over" in said
+        assert "job" not in said.replace("job id", ""), "a job is something else here"
+    await backend.close()
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_an_allocation_is_asked_for_and_may_be_put_off(cluster, allocate, opened):
+    allocation = allocate("--nodelist=rx1", "--time=30")
+    backend = await opened({"rx1": {}}, allocation=allocation, drain_before_s=120.0)
+
+    def squeue():
+        return float(
+            subprocess.run(
+                ("squeue", "-h", "-j", allocation, "-o", "%e"),
+                env={**cluster.env, "SLURM_TIME_FORMAT": "%s"},
+                capture_output=True,
+                check=True,
+            ).stdout
+        )
+
+    end = await backend.ends_at("rx1")
+    assert (end.at, end.drain_before_s, end.what) == (squeue(), 120.0, f"allocation {allocation}")
+    assert [found.level for found in await backend.check("rx1") if found.what == "allocation"] == ["good"]
+    cluster.command("scontrol", "update", f"JobId={allocation}", "TimeLimit=60")
+    assert (await backend.ends_at("rx1")).at == squeue() == end.at + 1_800
+    cluster.command("scontrol", "update", f"JobId={allocation}", "TimeLimit=UNLIMITED")
+    assert (await backend.ends_at("rx1")) is None or (await backend.ends_at("rx1")).at > end.at + 86_400
+    await backend.close()
+
+
+@pytest.mark.asyncio
+async def test_a_node_that_failed_is_gone_for_its_allocation_and_the_others_are_not(cluster, allocate, opened):
+    allocation = allocate("--nodelist=rx1,rx2", "--no-kill")
+    backend = await opened({"rx1": {}, "rx2": {}}, allocation=allocation)
+    await backend.observe("rx2")
+    cluster.command("scontrol", "update", "NodeName=rx2", "State=DOWN", "Reason=test")
+    try:
+        while "does not come back to its allocation" not in await lost(backend, "rx2"):
+            await asyncio.sleep(0.1)
+        await backend.observe("rx1")
+    finally:
+        with contextlib.suppress(RuntimeError):  # it has come back by itself
+            cluster.command("scontrol", "update", "NodeName=rx2", "State=RESUME")
+    assert "does not come back to its allocation" in await lost(backend, "rx2")
+    await backend.close()
+
+
+@pytest.mark.asyncio
+async def test_a_users_step_that_holds_everything_is_in_nobodys_way(cluster, allocate, opened, tmp_path):
+    allocation, mark = allocate("--nodelist=rx1"), tmp_path / "mark"
+    user = subprocess.Popen(
+        ("srun", f"--jobid={allocation}", "--ntasks=1", "--gres=gpu:2", "sh", "-c", f"echo > {mark}; sleep 600"),
+        env=cluster.env,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        await eventually("the user's step runs", mark.exists)
+        backend = await opened({"rx1": {}}, allocation=allocation)
+        await backend.observe("rx1")
+        findings = {found.what: found for found in await backend.check("rx1")}
+        assert findings["step"].level == "good"
+        assert findings["tracking"].level == "warning"
+        assert "environment" not in findings, "that a step hides GPUs from itself is no news"
+        await backend.close()
+    finally:
+        user.kill()
+        user.wait()
+
+
+CONFIG = """\
+[daemon]
+listen = ""
+state_dir = "{folder}/state"
+socket = "{folder}/rollmux.sock"
+
+[limits]
+observe_s = 1
+
+[backends.slurm]
+conf = "{conf}"
+python = "{python}"
+connect_s = 600
+silent_s = 600
+drain_before_s = {drain_before_s}
+
+[[hosts]]
+id = "rx1"
+backend = "slurm"
+ram_gb = 16
+options = {{component = 0, made_up_gpus = "{folder}/rx1.json"}}
+
+[[hosts.nodes]]
+gpus = [0, 1]
+pools = ["rollout"]
+
+[[hosts]]
+id = "rx3"
+backend = "slurm"
+ram_gb = 16
+options = {{component = 1, made_up_gpus = "{folder}/rx3.json"}}
+
+[[hosts.nodes]]
+gpus = [0, 1]
+pools = ["train"]
+"""
+
+
+class InBatchStep:
+    """A daemon that runs in the batch step of a heterogeneous allocation, as the how-to has it."""
+
+    def __init__(self, cluster, folder, drain_before_s=0):
+        self.cluster, self.folder = cluster, folder
+        for node in ("rx1", "rx3"):
+            gpus = [{"uuid": f"GPU-{node}-{number}", "name": "NVIDIA H20", "total_mb": 80_000} for number in (0, 1)]
+            (folder / f"{node}.json").write_text(json.dumps({"gpus": gpus}))
+        names = {"folder": folder, "conf": cluster.config, "python": sys.executable}
+        (folder / "rollmux.toml").write_text(CONFIG.format(**names, drain_before_s=drain_before_s))
+        command = f"exec {sys.executable} -m rollmuxd daemon run --config {folder}/rollmux.toml"
+        (folder / "batch.sh").write_text(f"#!/bin/sh\n{command}\n")
+        one, other = (("--exclusive", "--gres=gpu:2", f"--nodelist={node}", "--time=30") for node in ("rx1", "rx3"))
+        self.allocation = cluster.command(
+            *("sbatch", "--parsable", f"--output={folder}/log", "--open-mode=append"),
+            *(*one, ":", *other, str(folder / "batch.sh")),
+        ).strip()
+
+    def says(self, *words):
+        """What a command answers; None while there is no daemon yet."""
+        ran = subprocess.run(
+            [sys.executable, "-m", "rollmuxd", *words, "--json"],
+            env={**os.environ, "ROLLMUX_URL": f"unix://{self.folder}/rollmux.sock"},
+            capture_output=True,
+            check=False,
+        )
+        return json.loads(ran.stdout) if ran.returncode == 0 else None
+
+    def nodes(self):
+        """Each node's status, once the daemon answers."""
+        found = self.says("node", "list")
+        return {} if found is None else {node["node"]: node["status"] for node in found["items"]}
+
+    def log(self):
+        return (self.folder / "log").read_text(errors="replace")
+
+
+def test_a_daemon_in_the_batch_step_finds_its_allocation_and_stops_in_good_order_with_it(cluster, tmp_path):
+    daemon = InBatchStep(cluster, tmp_path)
+    try:
+        until("both components are up", lambda: set(daemon.nodes().values()) == {"up"})
+        assert sorted(daemon.nodes()) == ["rx1/gpu0-1", "rx3/gpu0-1"]
+        shown = daemon.says("host", "show", "rx3")
+        assert (shown["host"], shown["reachable"]) == ("rx3", True)
+        assert shown["ends_at"] is not None
+        hello = Path(__file__).parents[3] / "examples" / "hello.py"
+        step = ("srun", f"--jobid={daemon.allocation}", "--het-group=0", "--overlap", "--ntasks=1", "--nodelist=rx1")
+        joined = subprocess.run(
+            [*step, "--mpi=none", sys.executable, str(hello)],
+            env={**cluster.env, "ROLLMUX_URL": f"unix://{tmp_path}/rollmux.sock"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+        assert joined.returncode == 0, joined.stderr
+        assert b"step 9: centre" in joined.stdout
+        (job,) = daemon.says("job", "list", "--all")["items"]
+        assert (job["name"], job["status"]) == ("hello", "ended")
+    finally:
+        cluster.release(daemon.allocation)
+    assert "stopping" in daemon.log()
+    ran = subprocess.run(
+        [sys.executable, "-m", "rollmuxd", "journal", "check", str(tmp_path / "state")],
+        capture_output=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_shortly_before_the_end_nothing_new_begins_and_it_says_why(cluster, tmp_path):
+    daemon = InBatchStep(cluster, tmp_path, drain_before_s=80_000)
+    try:
+        until("both are drained", lambda: set(daemon.nodes().values()) == {"drained"})
+        shown = daemon.says("node", "show", "rx1/gpu0-1")
+        assert f"the end of allocation {daemon.allocation} at " in shown["reason"]
+    finally:
+        cluster.release(daemon.allocation)

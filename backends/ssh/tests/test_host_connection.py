@@ -1,0 +1,437 @@
+"""A host is reached over one kept connection, by somebody who is known, to somebody who is known, or not at all."""
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import asyncssh
+import pytest
+from patience import PATIENCE_S
+
+from rollmuxd.spi import ContactLost, HostConfig, NotDone, ProcessOrder
+from rollmuxd_backend_local import asking
+from rollmuxd_backend_ssh import SshBackend
+from rollmuxd_backend_ssh.connection import HostConnection
+from rollmuxd_backend_ssh.options import SshOptions
+
+
+@contextlib.asynccontextmanager
+async def reached(server, keys, made_up, host="box", **options):
+    """A backend for a host behind asyncssh's server, both ended afterwards."""
+    await server.start()
+    keys.add(host, "127.0.0.1", server.port)
+    said = {
+        "made_up_gpus": made_up(),
+        "config": str(keys.config),
+        "python": sys.executable,
+        "connect_s": PATIENCE_S,
+        **options,
+    }
+    backend = await SshBackend.open([HostConfig(id=host)], said)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+        await server.stop()
+
+
+@pytest.mark.asyncio
+async def test_one_table_is_enough_and_one_connection(own_server, keys, made_up):
+    async with reached(own_server, keys, made_up) as backend, anyio.create_task_group() as tasks:
+        for _ in range(8):
+            tasks.start_soon(backend.observe, "box")
+    assert len(own_server.commands) == 8
+
+
+@pytest.mark.asyncio
+async def test_a_connection_is_shared_by_those_that_wait_for_it(own_server, keys, made_up):
+    async with reached(own_server, keys, made_up) as backend:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(backend.observe, "box")
+        assert len(own_server.connections) == 1
+
+
+@pytest.mark.asyncio
+async def test_one_that_waits_for_the_connection_may_give_up_without_the_others(own_server, keys, made_up):
+    async with reached(own_server, keys, made_up) as backend:
+        first = asyncio.create_task(backend.observe("box"))
+        second = asyncio.create_task(backend.observe("box"))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).boot_id
+
+
+@pytest.mark.asyncio
+async def test_a_host_whose_key_is_not_known_is_not_talked_to(own_server, keys, made_up):
+    async with reached(own_server, keys, made_up) as backend:
+        keys.known_hosts.write_text("")
+        with pytest.raises(ContactLost, match=r"host key .* known_hosts.*: ssh box true"):
+            await backend.observe("box")
+    assert own_server.commands == []
+
+
+@pytest.mark.asyncio
+async def test_a_host_with_another_key_than_the_known_one_is_not_talked_to(own_server, keys, made_up):
+    async with reached(own_server, keys, made_up) as backend:
+        stranger = (keys.folder / "stranger.pub").read_text()
+        keys.known_hosts.write_text(f"[127.0.0.1]:{own_server.port} {stranger}")
+        with pytest.raises(ContactLost, match="host key"):
+            await backend.observe("box")
+    assert own_server.commands == []
+
+
+@pytest.mark.asyncio
+async def test_the_ssh_configuration_cannot_switch_the_looking_at_keys_off(own_server, keys, made_up):
+    keys.config.write_text("Host *\n  UserKnownHostsFile none\n")
+    async with reached(own_server, keys, made_up) as backend:
+        with pytest.raises(ContactLost, match="UserKnownHostsFile none"):
+            await backend.observe("box")
+    assert own_server.commands == []
+
+
+@pytest.mark.asyncio
+async def test_a_key_that_is_not_let_in_is_said_with_what_to_try(own_server, keys, made_up):
+    async with reached(own_server, keys, made_up) as backend:
+        own_server._server.update(authorized_client_keys=str(keys.folder / "stranger.pub"))
+        with pytest.raises(
+            ContactLost, match=r"accepts none of the keys .* this must work without asking: ssh box true"
+        ):
+            await backend.observe("box")
+
+
+@pytest.mark.asyncio
+async def test_options_go_over_the_ssh_configuration(own_server, keys, made_up):
+    await own_server.start()
+    (keys.folder / "mine").write_text(f"[127.0.0.1]:{own_server.port} {(keys.folder / 'host.pub').read_text()}")
+    keys.config.write_text("Host *\n  Port 1\n  User nobody\n")
+    said = {
+        "address": "127.0.0.1",
+        "port": own_server.port,
+        "user": "ann",
+        "keys": [str(keys.folder / "client")],
+        "known_hosts": str(keys.folder / "mine"),
+        "config": str(keys.config),
+        "made_up_gpus": made_up(),
+        "python": sys.executable,
+        "connect_s": PATIENCE_S,
+    }
+    backend = await SshBackend.open([HostConfig(id="box", options=said)], {})
+    assert len((await backend.observe("box")).gpus) == 2
+    assert own_server.connections[0].get_extra_info("username") == "ann"
+    await backend.close()
+    await own_server.stop()
+
+
+@pytest.mark.asyncio
+async def test_hosts_are_jumped_over(own_server, keys, made_up, tmp_path):
+    """The host itself listens where only the jump host reaches it; here, both are this machine."""
+    async with reached(own_server, keys, made_up, host="gate"):
+        keys.add("inner", "127.0.0.1", own_server.port, "ProxyJump gate")
+        said = {
+            "made_up_gpus": made_up(),
+            "config": str(keys.config),
+            "python": sys.executable,
+            "connect_s": PATIENCE_S,
+        }
+        backend = await SshBackend.open([HostConfig(id="inner")], said)
+        assert len((await backend.observe("inner")).gpus) == 2
+        assert len(own_server.connections) == 2, "the gate's, and through it the host's"
+        await backend.close()
+
+
+@pytest.mark.asyncio
+async def test_a_doctor_hears_of_the_connection_and_then_of_the_host(own_server, keys, made_up):
+    async with reached(own_server, keys, made_up) as backend:
+        findings = {finding.what: finding for finding in await backend.check("box")}
+        assert findings["connection"].level == "good"
+        assert {"driver", "box/gpu0", "RAM", "clock", "python"} <= set(findings)
+        keys.known_hosts.write_text("")
+        backend._lines["box", ""].drop()
+        (finding,) = await backend.check("box")
+        assert (finding.what, finding.level, "host key" in finding.said) == ("connection", "bad", True)
+
+
+# ---- what hosts do ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_what_a_login_shell_says_by_itself_is_no_answer(own_server, keys, made_up):
+    own_server.noise = b"Welcome to box!\n** 3 updates can be applied **\n"
+    async with reached(own_server, keys, made_up) as backend:
+        assert len((await backend.observe("box")).gpus) == 2
+        assert (await backend.run("box", ("echo", "hello"))).stdout == b"hello\n"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("said", [b"", b"garbage", b'{"said": {}}', b"This account is currently not available.\n"])
+async def test_an_answer_that_cannot_be_understood_is_contact_lost(own_server, keys, made_up, said):
+    own_server.noise, own_server.instead = said, lambda command: "exit 1"
+    async with reached(own_server, keys, made_up) as backend:
+        for call in (backend.observe, backend.inventory):
+            with pytest.raises(ContactLost, match="box"):
+                await call("box")
+        with pytest.raises(ContactLost):
+            await backend.run("box", ("true",))
+
+
+@pytest.mark.asyncio
+async def test_a_host_without_python_is_told_from_one_that_is_away(own_server, keys, made_up):
+    async with reached(own_server, keys, made_up, python="python3.999") as backend:
+        with pytest.raises(ContactLost, match=r"box: there is no python3\.999 there; install Python 3\.8 or newer"):
+            await backend.observe("box")
+
+
+@pytest.mark.asyncio
+async def test_a_host_that_takes_commands_and_no_connections_says_so(sshd, keys, made_up):
+    keys.add("box", "127.0.0.1", sshd(options=("AllowTcpForwarding no",)).port)
+    said = {"config": str(keys.config), "made_up_gpus": made_up(), "connect_s": PATIENCE_S}
+    backend = await SshBackend.open([HostConfig(id="box")], said)
+    with pytest.raises(NotDone, match=r"nothing can be reached at box: 127.0.0.1 port 1 .*AllowTcpForwarding"):
+        await backend.connect("box", "127.0.0.1", 1)
+    await backend.close()
+
+
+@pytest.mark.asyncio
+async def test_a_command_in_flight_when_the_line_breaks_is_contact_lost(own_server, keys, made_up):
+    async with reached(own_server, keys, made_up) as backend:
+        running = asyncio.create_task(backend.run("box", ("sleep", "600")))
+        while not own_server._children:
+            await asyncio.sleep(0.01)
+        await own_server.stop()
+        with pytest.raises(ContactLost):
+            await running
+
+
+@pytest.mark.asyncio
+async def test_a_stream_whose_line_breaks_is_broken_and_not_at_its_end(own_server, keys, made_up):
+    served = []
+
+    async def swallow(reader, writer):
+        served.append(asyncio.current_task())
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    listener = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    async with listener, reached(own_server, keys, made_up) as backend:
+        stream = await backend.connect("box", "127.0.0.1", listener.sockets[0].getsockname()[1])
+        await stream.send(b"x")
+        await own_server.stop()
+        with pytest.raises(anyio.BrokenResourceError):
+            await stream.receive()
+    await asyncio.gather(*served)
+
+
+@pytest.mark.asyncio
+async def test_twenty_hosts_are_asked_at_the_same_time(own_servers, keys, made_up):
+    """None is answered before all twenty have been asked."""
+    servers = [own_servers() for _ in range(20)]
+    asked, all_asked = [], asyncio.Event()
+
+    async def before():
+        asked.append(1)
+        if len(asked) == len(servers):
+            all_asked.set()
+        await all_asked.wait()
+
+    for number, server in enumerate(servers):
+        server.before = before
+        await server.start()
+        keys.add(f"box{number}", "127.0.0.1", server.port)
+    said = {"made_up_gpus": made_up(), "config": str(keys.config), "python": sys.executable, "connect_s": PATIENCE_S}
+    backend = await SshBackend.open([HostConfig(id=f"box{number}") for number in range(20)], said)
+    async with anyio.create_task_group() as tasks:
+        for number in range(20):
+            tasks.start_soon(backend._ask, f"box{number}", "", {"ask": "look", "made_up": made_up()}, 50.0)
+    assert len(asked) == 20
+    await backend.close()
+    for server in servers:
+        await server.stop()
+
+
+@pytest.mark.asyncio
+async def test_a_host_that_hangs_costs_a_look_its_time_and_at_last_its_connection(
+    own_server, keys, made_up, monkeypatch
+):
+    """What hangs in a driver there keeps its place on the connection; on another there are places again."""
+    async with reached(own_server, keys, made_up) as backend:
+        await backend.observe("box")  # to connect takes its time, too
+        monkeypatch.setattr(asking, "LOOK_S", 0.3)
+        own_server.before = asyncio.Event().wait
+        for _ in range(3):
+            with pytest.raises(ContactLost, match=r"box did not answer within 0\.3 s"):
+                await backend.observe("box")
+        own_server.before = None
+        monkeypatch.setattr(asking, "LOOK_S", 50.0)
+        assert len((await backend.observe("box")).gpus) == 2
+        assert len(own_server.connections) == 2
+
+
+@pytest.mark.asyncio
+async def test_each_owners_processes_are_started_as_the_user_that_is_named_for_it(own_server, keys, made_up):
+    options = {"starts_processes": True, "users": {"team-a": "ann", "team-b": "bob"}, "logs": ""}
+    async with reached(own_server, keys, made_up, **options) as backend:
+        orders = [process_of("team-a", 1), process_of("team-b", 2)]
+        for order in orders:
+            await backend.start("box", order)
+        names = [connection.get_extra_info("username") for connection in own_server.connections]
+        assert names == ["ann", "bob"]
+        with pytest.raises(NotDone, match=r"options.users names no login for owner 'team-c'"):
+            await backend.start("box", process_of("team-c", 3))
+        for order in orders:
+            assert await backend.alive("box", order.launch)
+            assert await backend.stop("box", order.launch)
+            assert not await backend.alive("box", order.launch)
+
+
+@pytest.mark.asyncio
+async def test_an_owners_lost_process_is_ended_by_the_user_that_is_named_for_it(own_server, keys, made_up):
+    """Who may then end no more than that user may."""
+    options = {"starts_processes": True, "owns_sessions": True, "users": {"team-a": "ann", "team-b": "bob"}, "logs": ""}
+    async with reached(own_server, keys, made_up, **options) as backend:
+        order = process_of("team-b", 2)
+        process = await backend.start("box", order)
+        its = process.pid, process.started
+        assert not await backend.kill("box", *its, "j1", "team-a")
+        assert await backend.alive("box", order.launch)
+        assert await backend.kill("box", *its, "j2", "team-b")
+        names = [connection.get_extra_info("username") for connection in own_server.connections]
+        assert names == ["bob", "ann"]
+
+
+def process_of(owner, number):
+    return ProcessOrder(
+        launch=f"l{number}",
+        number=number,
+        job=f"j{number}",
+        run=1,
+        owner=owner,
+        user="u",
+        name="a",
+        argv=("sleep", "600"),
+        cwd="",
+        env={},
+    )
+
+
+@pytest.mark.asyncio
+async def test_an_agent_is_asked_for_keys(own_server, keys, made_up, tmp_path, monkeypatch):
+    agent, add = shutil.which("ssh-agent"), shutil.which("ssh-add")
+    if agent is None or add is None:
+        pytest.skip("there is no ssh-agent here; install openssh-client")
+    running = subprocess.Popen([agent, "-D", "-a", str(tmp_path / "agent")], stdout=subprocess.DEVNULL)
+    try:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        while not (tmp_path / "agent").exists():
+            await asyncio.sleep(0.01)
+        subprocess.run([add, str(keys.folder / "client")], check=True, capture_output=True)
+        async with reached(own_server, keys, made_up) as backend:
+            lines = keys.config.read_text().splitlines()
+            keys.config.write_text("\n".join(line for line in lines if "Identit" not in line) + "\n")
+            assert len((await backend.observe("box")).gpus) == 2
+    finally:
+        running.terminate()
+        running.wait()
+
+
+@pytest.mark.asyncio
+async def test_a_command_cancelled_at_any_moment_leaves_nothing_running(sshd, keys, tmp_path):
+    """Also where it had not yet said which process it is, and the server carries out no signals (as for root)."""
+    keys.add("box", "127.0.0.1", sshd().port)
+    backend = await SshBackend.open([HostConfig(id="box")], {"config": str(keys.config), "connect_s": PATIENCE_S})
+    await backend.run("box", ("true",))
+    for moment in (0.0, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08):
+        with anyio.move_on_after(moment):
+            await backend.run("box", ("sh", "-c", "sleep 600; true", str(tmp_path)))
+    left = ["?"]
+    with anyio.fail_after(PATIENCE_S):
+        while left:
+            await asyncio.sleep(0.02)
+            left = []
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):  # it has just ended
+                    line = path.read_bytes()
+                    left += [line] if b"sleep 600; true" in line and bytes(tmp_path) in line else []
+    await backend.close()
+
+
+# ---- again, and not too often ----------------------------------------------------------------------------------------
+
+
+class Host:
+    """Stands in for asyncssh.connect: away until told otherwise."""
+
+    def __init__(self):
+        self.tries = []
+        self.away = True
+
+    async def connect(self, *arguments, **more):
+        self.tries.append(asyncio.get_running_loop().time())
+        if self.away:
+            raise OSError("no route to host")
+        return Connection()
+
+
+class Connection:
+    def is_closed(self):
+        return False
+
+
+@pytest.fixture
+def host(monkeypatch):
+    host = Host()
+    monkeypatch.setattr(asyncssh, "connect", host.connect)
+    return host
+
+
+def line():
+    return HostConnection("box", SshOptions(config="/dev/null"), now=lambda: asyncio.get_running_loop().time())
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_host_that_is_away_is_tried_less_and_less_often(host):
+    reaching = line()
+    while asyncio.get_running_loop().time() < 300:
+        with contextlib.suppress(ContactLost):
+            await reaching.connection()
+        await asyncio.sleep(0.2)
+    waits = [later - earlier for earlier, later in zip(host.tries, host.tries[1:], strict=False)]
+    assert len(host.tries) < 20, "it was hammered"
+    assert max(waits) < 35, "it would not be noticed when it comes back"
+    assert waits == sorted(waits[:5]) + waits[5:]
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_between_tries_a_call_is_told_why_and_when_and_does_not_wait_long(host):
+    reaching = line()
+    for _ in range(6):
+        with contextlib.suppress(ContactLost):
+            await reaching.connection()
+    before = asyncio.get_running_loop().time()
+    with pytest.raises(ContactLost, match=r"box cannot be reached by ssh: no route to host \(next try in \d+ s\)"):
+        for _ in range(3):
+            await reaching.connection()
+    assert asyncio.get_running_loop().time() - before < 8
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_host_that_is_back_is_forgiven(host):
+    reaching = line()
+    for _ in range(3):
+        with contextlib.suppress(ContactLost):
+            await reaching.connection()
+    host.away = False
+    assert await reaching.connection()
+    host.away = True
+    reaching._connection = None
+    with contextlib.suppress(ContactLost):
+        await reaching.connection()
+    assert reaching._failed == 1

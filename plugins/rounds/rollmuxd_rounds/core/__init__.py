@@ -1,0 +1,1 @@
+"""What rounds are made of, without clock and IO: prompts, limits of time, gates, sums."""

@@ -1,0 +1,1 @@
+"""From a file in host memory into a model: torch, vLLM, SGLang."""

@@ -1,0 +1,59 @@
+"""Fillers: where they have their state, and the nodes that are lent to them."""
+
+from msgspec.structs import replace
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import lifecycle
+from rollmuxd.core.apply.slots import hold
+from rollmuxd.core.lifecycle import next_status
+from rollmuxd.core.model import Job, JobState, JobStatus
+from rollmuxd.core.state import State, state_key
+
+
+def filler_placed(state: State, fact: f.FillerPlaced) -> None:
+    """It has no group, and no node is pinned to it: jobs are placed as if it were not there."""
+    job, node = state.jobs[fact.job], state.nodes[fact.node]
+    job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}", JobStatus.ADMITTED)
+    job.reason, job.placed_at = None, fact.at
+    job.pins = {fact.pool: (node.id,)}
+    job.newest = dict(job.pins)
+    node.fillers.append(job.id)
+    for spec in job.spec.states:
+        key = state_key(job.id, spec.pool, node.id)
+        # no RAM is reserved for it: it goes where a placement needs the RAM
+        state.states[key] = JobState(
+            job=job.id, pool=spec.pool, node=node.id, spec=replace(spec, ram_mb=0), run=job.run
+        )
+        node.states.append(key)
+        job.states.append(key)
+
+
+def leave_node(state: State, job: Job) -> None:
+    """Nothing of the filler is left on its node."""
+    for key in job.states:
+        state.nodes[state.states.pop(key).node].states.remove(key)
+    for name in (name for names in job.pins.values() for name in names):
+        state.nodes[name].fillers.remove(job.id)
+    job.last_pins, job.pins, job.states, job.placed_at = job.pins, {}, [], None
+
+
+def node_lent(state: State, fact: f.NodeLent) -> None:
+    slot, node = state.slots[fact.slot], state.nodes[fact.node]
+    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot.gpus, slot.claimed_at = fact.gpus, fact.at
+    job = state.jobs[slot.job]
+    job.queued, job.slot = None, slot.id
+    node.loan = slot.id
+    hold(slot, node, fact.at)
+
+
+def yield_asked(state: State, fact: f.YieldAsked) -> None:
+    slot = state.slots[fact.slot]
+    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot.yield_by, slot.reason = fact.due, fact.reason
+
+
+def loan_ended(state: State, fact: f.LoanEnded) -> None:
+    node = state.nodes[fact.node]
+    node.loan, node.loan_ended_at = None, fact.at
+    state.jobs[fact.job].harvested_ms += fact.used_ms

@@ -1,0 +1,79 @@
+"""When a GPU is clean: the one rule.
+
+| its holder | bytes on it may be of | that job's state on the node | verdict |
+| --- | --- | --- | --- |
+| a slot, by right | any job | any | ``IN_USE`` |
+| none, or a slot that has ended | no job | any | ``CLEAN`` |
+| none, or a slot that has ended | a job | loaded, loading or parking; or its load may still be done | ``EXPECTED`` |
+| none, or a slot that has ended | a job | any other; or a tail's, which gave this GPU back | ``DUE`` |
+
+A ``CLEAN`` GPU may be claimed. An ``EXPECTED`` one comes clean by an order or by the next claim, and an observation of
+an empty GPU proves nothing there. A ``DUE`` one is clean when it was observed empty; until then it is observed again.
+"""
+
+from enum import Enum, auto
+
+from rollmuxd.core.ids import JobId
+from rollmuxd.core.model import Gpu, JobState, Node, Order, OrderKind, SessionStatus, SlotStatus, StateStatus
+from rollmuxd.core.state import State
+
+
+class Verdict(Enum):
+    """What is known of a GPU."""
+
+    IN_USE = auto()
+    CLEAN = auto()
+    EXPECTED = auto()
+    DUE = auto()
+
+
+def verdict(state: State, node: Node, gpu: Gpu) -> Verdict:
+    """The row of the table that holds for a GPU of the node."""
+    if not is_given_back(state, gpu):
+        return Verdict.IN_USE
+    if gpu.dirty_by is None:
+        return Verdict.CLEAN
+    return Verdict.EXPECTED if may_still_fill(state, node, gpu.dirty_by) else Verdict.DUE
+
+
+def is_given_back(state: State, gpu: Gpu) -> bool:
+    """Whether no slot uses the GPU by right: only what is left on it keeps it."""
+    return gpu.holder is None or state.slots[gpu.holder].status in (SlotStatus.RECLAIMING, SlotStatus.RELEASED)
+
+
+def may_still_fill(state: State, node: Node, job: JobId) -> bool:
+    """Whether a state of the job is, or is about to be, loaded on the node."""
+    for key in node.states:
+        kept = state.states[key]
+        if kept.job != job or is_tails(state, kept):
+            continue
+        if kept.status in (StateStatus.LOADED, StateStatus.LOADING, StateStatus.PARKING):
+            return True
+        order = state.orders.get(kept.order or "")
+        if order is not None and order.kind is OrderKind.LOAD and run_lives(state, order):
+            return True  # no word of it, and the process lives: it may yet load
+    return False
+
+
+def is_discarding(state: State, node: Node, job: JobId) -> bool:
+    """Whether the discard of a state of the job has not ended on the node."""
+    here = (state.states[key] for key in node.states)
+    return any(kept.job == job and kept.status is StateStatus.DISCARDING for kept in here)
+
+
+def is_dirty_by(node: Node, job: JobId) -> bool:
+    """Whether bytes of the job may be on the node's GPUs, beyond what it has agreed to leave there."""
+    return any(gpu.dirty_by == job for gpu in node.gpus.values())
+
+
+def is_tails(state: State, kept: JobState) -> bool:
+    """Whether the state's slot runs on as a tail: the GPUs that it gave back come clean one by one."""
+    slot = state.jobs[kept.job].slot
+    return slot is not None and state.slots[slot].status is SlotStatus.TAIL
+
+
+def run_lives(state: State, order: Order) -> bool:
+    """Whether the process of the run that an order was for is taken to be there."""
+    job = state.jobs[order.job]
+    session = state.sessions.get(job.session or "")
+    return order.run == job.run and session is not None and session.status is SessionStatus.ALIVE

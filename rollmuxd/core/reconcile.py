@@ -1,0 +1,66 @@
+"""After every input: bring the state to rest.
+
+Handlers refuse, or record what has happened. What that makes possible is marked (:mod:`~rollmuxd.core.marks`). The
+steps look at what is marked, in one fixed order, and mark in their turn by what they record, until nothing is marked.
+
+The order matters. ``reclaim`` comes first: a job that leaves discards its state, where a drain or a move would only
+park it. ``move`` comes before ``admit``: what a moved job has left is tidied before the job is placed there again.
+``admit`` comes before ``dispatch``: a newcomer takes its place in the schedule before turns are given. ``lend`` comes
+after ``dispatch``: fillers have what no job asks for.
+"""
+
+from typing import Final
+
+from rollmuxd.core.context import Context
+from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.facts import name
+from rollmuxd.core.state import State
+from rollmuxd.core.steps import drain, move, replan
+from rollmuxd.core.steps.admit import admit
+from rollmuxd.core.steps.dispatch import dispatch
+from rollmuxd.core.steps.lend import lend
+from rollmuxd.core.steps.reclaim import observe_until_clean, reclaim
+
+#: rounds until the state is at rest, at most. Each but the last has recorded a fact, and facts lead forward
+MAX_ROUNDS: Final = 100
+
+
+def reconcile(c: Context) -> None:
+    """Reclaim what is over, move, admit, give turns, replan. Then plan when to look again."""
+    known = 0
+    for _ in range(MAX_ROUNDS):
+        if not c.dirty and not (len(c.facts) > known and looks_at_everything(c.state)):
+            break
+        known = len(c.facts)
+        reclaim(c)
+        move.proceed(c)
+        reclaim(c)  # a move that ends frees nodes
+        admit(c)
+        dispatch(c)
+        lend(c)
+        replan.relieve(c)
+    else:
+        raise BrokenInvariant(f"the state is not at rest after {MAX_ROUNDS} rounds: {name(c.facts[-1])}")
+    look_later(c)
+
+
+def looks_at_everything(state: State) -> bool:
+    """Whether a step is at work that has no marks of its own: moves, what they left, promises at risk."""
+    return bool(state.moving or state.leaving or state.at_risk)
+
+
+def look_later(c: Context) -> None:
+    """Plan what is looked at next: better places for jobs, and nodes that are to come clean.
+
+    Nodes come last. Planned before a step asks for an observation at once, the later one would take its place.
+    """
+    dirty = c.dirty
+    if dirty.places:
+        dirty.places = False
+        move.search_again(c)
+        drain.plan_departures(c)
+    if dirty.watched:
+        for node in dirty.watched:
+            if node in c.state.nodes:
+                observe_until_clean(c, c.state.nodes[node])
+        dirty.watched.clear()

@@ -1,0 +1,38 @@
+"""Files of the state directory: whole or not there, for the daemon's user alone, and on the disk."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file: whatever ends the process or the machine, it has the old content or this one. Raises OSError."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        with os.fdopen(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        belong(new)
+        new.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Return once a file, or a folder's list of files, is on the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def belong(path: Path) -> None:
+    """Give what root has made to the owner of its folder: the daemon runs as that user, and has to open it."""
+    if os.geteuid() == 0:
+        folder = path.parent.stat()
+        os.chown(path, folder.st_uid, folder.st_gid, follow_symlinks=False)

@@ -1,0 +1,73 @@
+"""Optical switches: which circuits there are, and leaving a switch alone."""
+
+from collections.abc import Iterable
+
+from rollmuxd.core.errors import UnknownThing
+from rollmuxd.daemon.access.keys import Role
+from rollmuxd.daemon.hosts.circuits import FabricStatus, Switch
+from rollmuxd.daemon.http import views
+from rollmuxd.daemon.http.routes._query import BODY
+from rollmuxd.daemon.http.routes.inventory import PageQuery
+from rollmuxd.daemon.http.routing import Call, Routes
+from rollmuxd.spi import Circuit
+from rollmuxd.wire.answers import CircuitView, FabricPage, FabricView
+from rollmuxd.wire.requests import ReasonBody
+
+routes = Routes("fabric")
+
+
+@routes.get("/v1/fabrics")
+async def list_fabrics(call: Call, query: PageQuery) -> FabricPage:
+    """All optical switches."""
+    switches = call.services.switches.values()
+    found, following = views.page(switches, lambda switch: switch.name, query.limit, query.after)
+    return FabricPage(items=[_view(switch) for switch in found], next=following)
+
+
+@routes.post("/v1/fabrics/{fabric}/degrade", needs=Role.ADMIN, problems=(*BODY, 404))
+async def degrade_fabric(call: Call, fabric: str, body: ReasonBody) -> FabricView:
+    """Leave a switch alone until it is restored: everything travels over the electrical network. Audited.
+
+    A restart of the daemon does not restore it.
+    """
+    switch = _find(call, fabric)
+    reason = body.reason or f"by {call.caller.name}"
+    await call.services.journal.note_left_alone(fabric, reason)
+    await call.note(fabric, f"left alone: {body.reason}" if body.reason else "left alone")
+    switch.degrade(reason)
+    return _view(switch)
+
+
+@routes.post("/v1/fabrics/{fabric}/restore", needs=Role.ADMIN, problems=(404,))
+async def restore_fabric(call: Call, fabric: str) -> FabricView:
+    """Set its circuits again. Audited."""
+    switch = _find(call, fabric)
+    await call.note(fabric, "restored")
+    await call.services.journal.note_left_alone(fabric, "")
+    switch.restore()
+    return _view(switch)
+
+
+def _find(call: Call, name: str) -> Switch:
+    switch = call.services.switches.get(name)
+    if switch is None:
+        raise UnknownThing("fabric", name)
+    return switch
+
+
+def _view(switch: Switch) -> FabricView:
+    nodes = {port: node for node, ports in switch.wired.items() for port in ports}
+
+    def circuits(found: Iterable[Circuit]) -> list[CircuitView]:
+        return [CircuitView(a, b, nodes.get(a, ""), nodes.get(b, "")) for a, b in sorted(found)]
+
+    return FabricView(
+        name=switch.name,
+        driver=switch.driver,
+        status=str(switch.status),
+        degraded=switch.status is FabricStatus.DEGRADED,
+        reason=switch.reason,
+        circuits=None if switch.seen is None else circuits(switch.seen),
+        wanted=circuits(switch.wanted()),
+        stamp=switch.stamp,
+    )

@@ -1,0 +1,27 @@
+"""Fillers in small worlds under all checkers: jobs end, and each GPU is given on clean."""
+
+import pytest
+from msgspec.structs import replace
+from simkit import checked
+from simkit.faults import Faults
+from simkit.small import POLICIES, small
+
+from rollmuxd.core import facts as f
+
+FILLERS = 5
+
+
+# Of seed 1 and 2, an earlier version loaded a state ahead that dispatch parked for a request, again and again.
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_jobs_end_beside_fillers_that_share_their_nodes(seed):
+    asked = []
+    workload = replace(small(seed), fillers=FILLERS)
+    world = checked.make(
+        Faults(), workload, POLICIES[seed // 2], seed, "work", float("inf"), hear=lambda fact: asked.append(type(fact))
+    )
+
+    outcome = world.run()
+
+    assert len(outcome.jobs) == len(workload.jobs)
+    assert outcome.harvest.loans == asked.count(f.NodeLent) == asked.count(f.LoanEnded) > FILLERS
+    assert sum(outcome.harvest.yields.values()) == asked.count(f.YieldAsked)
