@@ -229,7 +229,7 @@ async def test_an_allocation_that_is_over_is_said_and_hangs_nothing(cluster, all
     await eventually("the command runs", mark.exists)
     cluster.command("scancel", allocation)
     with contextlib.suppress(ContactLost):  # Slurm ends what the step runs, then the step, which may still tell of it
-        assert (await command).returncode != 0
+        assert (await command).exit_code != 0
     for _ in range(3):
         said = await lost(backend)
         assert f"allocation {allocation} is over" in said
