@@ -133,12 +133,12 @@ def _wanted(asked: Any, known: dict[str, tuple[Contract, Path]]) -> Iterator[tup
         name, _, path = asked.source.partition("=")
         yield name, asked.version, Path(path)
         return
-    names = {contract.package or name: name for name, (contract, _) in known.items()}
+    packages = {name: contract.package or name for name, (contract, _) in known.items()}
     for wanted in asked.releases:
         package, _, version = wanted.partition("==")
-        if package not in names:
-            raise SystemExit(f"there is no hook for {package}: {', '.join(names)}")
-        yield names[package], version or None, None
+        if package not in packages.values():
+            raise SystemExit(f"there is no hook for {package}: {', '.join(dict.fromkeys(packages.values()))}")
+        yield from ((name, version or None, None) for name in packages if packages[name] == package)
     if not asked.releases:
         for name in asked.only.split(",") if asked.only else known:
             yield name, None, None

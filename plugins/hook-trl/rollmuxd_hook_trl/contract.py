@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rollmuxd_hook_kit import contract as kit
-from rollmuxd_hook_kit.contract import Class, Contract, Method, UnknownFramework
+from rollmuxd_hook_kit.contract import Class, Contract, Method, UnknownFramework, classes
 
 #: raised for a TRL, or a trainer class made from it, that the hook does not know; nothing has begun
 UnknownTrl = UnknownFramework
@@ -41,7 +41,28 @@ TRL: Final = Contract(
     take_out="from trl import GRPOTrainer",
     chained=("_prepare_inputs", "_generate_and_score_completions", "_generate", "compute_loss"),
 )
-CONTRACTS: Final = (TRL,)
+
+#: a trainer of TRL's experiments, with releases of its own that were looked at
+ASYNC: Final = Contract(
+    framework="AsyncGRPO",
+    package="trl",
+    hook="rollmuxd_hook_trl.AsyncGRPOTrainer",
+    known=((1, 16), (1, 17)),
+    classes=classes("""
+    trl/experimental/async_grpo/async_grpo_trainer.py:AsyncGRPOTrainer
+        get_train_dataloader(self): accelerator.prepare
+        compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
+        training_step(self, model, inputs, num_items_in_batch)
+        _sync_weight(self)
+        _save_checkpoint(self, model, trial)
+        _inner_training_loop(self)
+    trl/experimental/async_grpo/async_grpo_trainer.py:_TrainBeginCallback
+        on_train_begin(self, _args, _state, _control): _trainer._sync_weight _trainer.rollout_worker.start
+    """),
+    take_out="from trl.experimental.async_grpo import AsyncGRPOTrainer",
+    chained=("get_train_dataloader", "get_batch_samples", "compute_loss", "_inner_training_loop"),
+)
+CONTRACTS: Final = (TRL, ASYNC)
 
 
 def differences(version: str, facts: Mapping[str, Any]) -> list[str]:

@@ -63,6 +63,9 @@ class Sharing(_Trainer):  # type: ignore[misc]
     Raises TypeError and ValueError for settings that cannot be, :class:`UnknownTrl` for a class that cannot.
     """
 
+    #: rollouts run all the time, on GPUs of the run's own
+    _asynchronous = False
+
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         if issubclass(cls, trl.GRPOTrainer):
@@ -71,9 +74,9 @@ class Sharing(_Trainer):  # type: ignore[misc]
     def __init__(self, *args: Any, rollmux: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         config = inspect.signature(super().__init__).bind(*args, **kwargs).arguments.get("args")
         if config is None:
-            raise TypeError("give the trainer args=GRPOConfig(...): its phases and its name follow from it")
+            raise TypeError("give the trainer args=...Config(...): its phases and its name follow from it")
         #: a server of its own generates: rollout and training are on different GPUs
-        self._has_server = bool(config.use_vllm and config.vllm_mode == "server")
+        self._has_server = not self._asynchronous and config.use_vllm and config.vllm_mode == "server"
         self._on_cpu = config.device.type == "cpu"
         settings = dict(rollmux or {})
         side = settings.get("side") or {}
@@ -90,7 +93,8 @@ class Sharing(_Trainer):  # type: ignore[misc]
         self._parking: bool = settings.pop("parking", not self._on_cpu)
         communicators = settings.pop("communicators", "keep")
         gateway = settings.pop("gateway", "")
-        settings = _job_settings(settings, config, self._mover, server=self._has_server, on_cpu=self._on_cpu)
+        shape = "asynchronous" if self._asynchronous else "server" if self._has_server else "one pool"
+        settings = _job_settings(settings, config, self._mover, shape=shape, on_cpu=self._on_cpu)
         self._job = rollmuxd.job(**settings)
         if self._parking:
             _check_parking(config, settings)
@@ -262,11 +266,15 @@ class GRPOTrainer(Sharing, trl.GRPOTrainer):  # type: ignore[misc]
 
 
 def _job_settings(
-    given: Mapping[str, Any], config: Any, mover: Mover | None, *, server: bool, on_cpu: bool
+    given: Mapping[str, Any], config: Any, mover: Mover | None, *, shape: str, on_cpu: bool
 ) -> dict[str, Any]:
     """The keywords of :func:`rollmuxd.job` for this shape of TRL."""
     settings = {"name": _name(config), "train": {"nodes": 1}, **given}
-    if server:
+    if shape == "asynchronous":
+        if "rollout" in settings:
+            raise ValueError("rollmux=dict(rollout=...): this run generates on GPUs of its own, so give train= only")
+        settings = {"phases": {"train": "train"}, "asynchronous": True, **settings}
+    elif shape == "server":
         settings.setdefault("rollout", {"nodes": 1})
         if mover is None:
             settings.setdefault("phases", {"rollout": "rollout", "train": "train", "sync": ["rollout", "train"]})
@@ -293,7 +301,8 @@ def _job_settings(
 
 
 def _check_parking(config: Any, settings: Mapping[str, Any]) -> None:
-    if config.use_vllm and config.vllm_mode == "colocate" and not config.vllm_enable_sleep_mode:
+    vllm = getattr(config, "use_vllm", False)  # an asynchronous run always has a server
+    if vllm and config.vllm_mode == "colocate" and not config.vllm_enable_sleep_mode:
         raise ValueError(
             "vLLM in the trainer's process keeps its GPU memory between rollouts, where others could not use it: say "
             "vllm_enable_sleep_mode=True"
@@ -303,7 +312,7 @@ def _check_parking(config: Any, settings: Mapping[str, Any]) -> None:
             "DeepSpeed keeps weights and optimizer in buffers of its own, which cannot be parked: train with FSDP, or "
             "take the hook out again: from trl import GRPOTrainer"
         )
-    if "rollout" in settings and not (config.use_vllm and config.vllm_mode == "server"):
+    if "rollout" in settings and not (vllm and config.vllm_mode == "server"):
         raise ValueError(
             "rollmux=dict(rollout=..., parking=True): what is parked for train is what generates; give train= only"
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rollmuxd_hook_kit import contract as kit
 from rollmuxd_hook_trl import contract
 
 RECORDED = json.loads(Path(__file__).with_name("facts-trl.json").read_text())
@@ -55,6 +56,17 @@ def test_a_method_that_no_longer_calls_the_next_one_is_named(caller, callee):
     facts = copy.deepcopy(RECORDED["1.16.0"])
     facts[TRAINER]["methods"][caller]["calls"].remove(callee)
     assert contract.differences("1.16.0", facts) == [f"GRPOTrainer.{caller} does not call {callee}"]
+
+
+def test_the_asynchronous_trainer_has_known_releases_of_its_own():
+    recorded = json.loads(Path(__file__).with_name("facts-asyncgrpo.json").read_text())["1.16.0"]
+    assert kit.differences(contract.ASYNC, "1.16.0", recorded) == []
+    begins = recorded["trl/experimental/async_grpo/async_grpo_trainer.py:_TrainBeginCallback"]
+    begins["methods"]["on_train_begin"]["calls"].remove("_trainer._sync_weight")
+    assert kit.differences(contract.ASYNC, "1.15.0", recorded) == [
+        "the hook knows AsyncGRPO 1.16 to 1.16, and this is 1.15.0",
+        "_TrainBeginCallback.on_train_begin does not call _trainer._sync_weight",
+    ]
 
 
 SOURCE = """
