@@ -13,7 +13,7 @@ from types import ModuleType
 
 from rollmuxd_hook_kit.contract import UnknownFramework as UnknownVerl
 from rollmuxd_hook_kit.late import when_imported
-from rollmuxd_hook_verl.contract import PPO_TRAINER, V1_TRAINER
+from rollmuxd_hook_verl.contract import ONE_STEP, PPO_TRAINER, V1_TRAINER
 
 __all__ = ["UnknownVerl"]
 
@@ -31,5 +31,5 @@ if _resource := os.environ.get("ROLLMUX_RAY_RESOURCE"):
         "GPU: leave address out of [ray] in the job's file, so that the run gets a Ray of its own"
     )
 
-for _trainer in (PPO_TRAINER, V1_TRAINER):
+for _trainer in (PPO_TRAINER, V1_TRAINER, ONE_STEP):
     when_imported(_trainer.path.removesuffix(".py").replace("/", "."), _share)

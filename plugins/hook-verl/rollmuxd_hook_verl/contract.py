@@ -72,12 +72,31 @@ V1_TRAINER, V1_SYNC, V1_ASYNC = (
 """)
 )
 
+#: an experiment of newer releases, whose rollouts are one step ahead; and what it is made from
+ONE_STEP, SEPARATE = (
+    known._replace(since=(0, 9))
+    for known in classes("""
+    verl/experimental/one_step_off_policy/ray_trainer.py:OneStepOffRayTrainer
+        fit(self): _load_checkpoint _fit_update_weights _validate fit_step
+        fit_step(self, batch_data_future, continuous_iterator): _fit_generate _fit_compute_reward
+            _fit_compute_log_prob _fit_compute_ref_log_prob _fit_compute_critic _fit_update_critic _fit_update_actor
+            _fit_validate _fit_save_checkpoint
+        _fit_generate(self, batch_data_future, continuous_iterator): _fit_update_weights _async_gen_next_batch
+    verl/experimental/separation/ray_trainer.py:SeparateRayPPOTrainer
+        init_workers(self)
+        _fit_update_weights(self): checkpoint_manager.update_weights
+        _fit_update_actor(self, batch): _update_actor
+        _fit_validate(self): _validate
+        _fit_save_checkpoint(self): _save_checkpoint
+""")
+)
+
 VERL: Final = Contract(
     framework="verl",
     package="verl",
     hook="rollmuxd_hook_verl",
     known=((0, 7, 1), (0, 10)),
-    classes=(PPO_TRAINER, V1_TRAINER, V1_SYNC, V1_ASYNC, MANAGER),
+    classes=(PPO_TRAINER, V1_TRAINER, V1_SYNC, V1_ASYNC, ONE_STEP, SEPARATE, MANAGER),
     take_out="unset VERL_USE_EXTERNAL_MODULES",
     chained=(
         "__init__",
@@ -90,6 +109,10 @@ VERL: Final = Contract(
         "_balance_batch",
         "_validate",
         "_save_checkpoint",
+        "fit_step",
+        "_fit_generate",
+        "_fit_update_weights",
+        "_fit_update_actor",
         *TRAINING,
     ),
 )

@@ -1,4 +1,4 @@
-"""Where the phases of verl's PPO trainers begin and end: of ``RayPPOTrainer``, and of v1's.
+"""Where the phases of verl's PPO trainers begin and end: of ``RayPPOTrainer``, of v1's, and of one_step_off_policy's.
 
     export VERL_USE_EXTERNAL_MODULES=rollmuxd_hook_verl
     python -m verl.trainer.main_ppo ... +rollmux.name=math-7b +rollmux.slo=2.0
@@ -17,21 +17,24 @@ the next begins. What the controller does between them (rewards, metrics, loggin
 With ``trainer_mode=separate_async`` the engines run all the time, on GPUs of the run's own. Its job is asynchronous: it
 has the phase ``train`` only, from the first work on a complete batch until the weights are at the engines. With
 ``parameter_sync_step`` > 1 the slot is also left after each other mini-batch. Validation needs no slot.
+
+``OneStepOffRayTrainer`` asks for its slot when a batch is complete. It sends the weights of the step before, begins the
+next batch with them, and leaves the slot when the actor is updated.
 """
 
 import contextlib
 import inspect
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import rollmuxd
-from rollmuxd_hook_kit.contract import check, check_class, facts_under
+from rollmuxd_hook_kit.contract import check, check_class, facts_under, release
 from rollmuxd_hook_kit.turns import Turns
-from rollmuxd_hook_verl.contract import PPO_TRAINER, V1_TRAINER, VERL
+from rollmuxd_hook_verl.contract import ONE_STEP, PPO_TRAINER, V1_TRAINER, VERL
 from rollmuxd_hook_verl.residency import Engine, check_offload
 
 #: In this order: the next job finds an engine that sleeps, and no weights are sent twice.
@@ -49,19 +52,23 @@ def share(module: ModuleType) -> None:
     check(VERL, verl.__version__, facts_under(root, VERL))
     known, mixin = next(
         (known, mixin)
-        for known, mixin in ((PPO_TRAINER, SharingPPO), (V1_TRAINER, SharingV1))
+        for known, mixin in ((ONE_STEP, SharingOneStep), (PPO_TRAINER, SharingPPO), (V1_TRAINER, SharingV1))
         if hasattr(module, known.name)
     )
+    if release(verl.__version__) < known.since:
+        return  # made from one that takes part, it is refused as an unknown one
     theirs = getattr(module, known.name)
     same = {name: getattr(theirs, name) for name in ("__module__", "__qualname__", "__doc__")}
     setattr(module, known.name, type(theirs)(known.name, (mixin, theirs), {**same, "theirs": theirs}))
 
 
 class Sharing(_Trainer):  # type: ignore[misc]
-    """What both trainers have in common."""
+    """What the trainers have in common."""
 
     #: verl's own class
     theirs: type
+    #: how many batches an asynchronous run begins beyond the one that it trains on
+    ahead = 1
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         """Refuse a class that hides what the hook looks at, also one whose constructor never calls this one's."""
@@ -71,21 +78,20 @@ class Sharing(_Trainer):  # type: ignore[misc]
         return super().__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        config = inspect.signature(super().__init__).bind(*args, **kwargs).arguments["config"]
-        self._asynchronous = _is_asynchronous(config)
-        if self._asynchronous and not hasattr(type(self), "_enable_hybrid_replicas"):
-            raise ValueError(
-                "trainer.v1.trainer_mode=separate_async: this release wakes an engine on the trainer's GPUs whatever "
-                "actor_rollout_ref.hybrid_engine says; take verl 0.9.1"
-            )
+        self._made(super().__init__, *args, **kwargs)
+
+    def _made(self, construct: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        config = inspect.signature(construct).bind(*args, **kwargs).arguments["config"]
+        #: engines run all the time, on GPUs of their own
+        self._asynchronous = self._is_asynchronous(config)
         given = _given(config)
         side = given.get("side") or {}
         self._eval_phase = "eval" if "eval" in side else "sync"
         self._save_phase = "save" if "save" in side else "train"
         parking = given.pop("parking", config.trainer.device != "cpu")
         gateway = given.pop("gateway", "")
-        settings = _job_settings(given, config, asynchronous=self._asynchronous)
-        super().__init__(*args, **kwargs)
+        settings = _job_settings(given, config, ahead=self.ahead if self._asynchronous else None)
+        construct(*args, **kwargs)
         if parking:
             check_offload(
                 config, reference=self.use_reference_policy, critic=self.use_critic, engine=not self._asynchronous
@@ -96,6 +102,9 @@ class Sharing(_Trainer):  # type: ignore[misc]
             self._engine.attach(self._job, pool="train")
         # What a worker has been asked to do is through when the call returns.
         self._turns = Turns(self._job, settle=lambda: None, gateway=gateway)
+
+    def _is_asynchronous(self, config: Any) -> bool:
+        return False
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
@@ -172,6 +181,8 @@ class Sharing(_Trainer):  # type: ignore[misc]
     # ---- around it ---------------------------------------------------------------------------------------------------
 
     def _validate(self, *args: Any, **kwargs: Any) -> Any:
+        if self._asynchronous:  # on the engines' GPUs
+            return super()._validate(*args, **kwargs)
         with self._turns.within(self._eval_phase, or_in=()):
             return super()._validate(*args, **kwargs)
 
@@ -243,11 +254,6 @@ class SharingV1(Sharing):
             self._training()
         return super()._balance_batch(*args, **kwargs)
 
-    def _validate(self, *args: Any, **kwargs: Any) -> Any:
-        if self._asynchronous:
-            return self.theirs._validate(self, *args, **kwargs)  # type: ignore[attr-defined]  # noqa: SLF001
-        return super()._validate(*args, **kwargs)
-
     def _watch_weights(self) -> None:
         """Have a slot end when an asynchronous run's weights are at its engines."""
         manager = self.standalone_checkpoint_manager
@@ -261,9 +267,59 @@ class SharingV1(Sharing):
 
         manager.update_weights = update_weights
 
+    def _is_asynchronous(self, config: Any) -> bool:
+        if not _is_separate(config):
+            return False
+        if not hasattr(type(self), "_enable_hybrid_replicas"):
+            raise ValueError(
+                "trainer.v1.trainer_mode=separate_async: this release wakes an engine on the trainer's GPUs whatever "
+                "actor_rollout_ref.hybrid_engine says; take verl 0.9.1"
+            )
+        return True
 
-def _is_asynchronous(config: Any) -> bool:
-    """Whether engines run all the time, on GPUs of their own. Raises ValueError for modes that cannot share."""
+
+class SharingOneStep(Sharing):
+    """Mixin for ``OneStepOffRayTrainer``, which is made from a ``RayPPOTrainer`` that takes part."""
+
+    ahead = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._made(super().__init__, *args, **kwargs)  # (verl's calls no other constructor)
+
+    def _is_asynchronous(self, config: Any) -> bool:
+        return True
+
+    def init_workers(self, *args: Any, **kwargs: Any) -> Any:
+        """verl's, with the job's GPUs for itself."""
+        with self._ending_with_an_error():
+            self._begin()
+            return super().init_workers(*args, **kwargs)
+
+    async def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """verl's; the job ends with it."""
+        with self._ending_with_an_error():
+            trained = await super().fit(*args, **kwargs)
+        self._turns.end()
+        return trained
+
+    def _fit_update_weights(self, *args: Any, **kwargs: Any) -> Any:
+        """At first in ``init``; then it is the first thing after a batch, and no other batch is being made."""
+        first = self._turns.current == "init"
+        if not first:
+            self._turns.go("train")
+        sent = super()._fit_update_weights(*args, **kwargs)
+        if first:
+            self._turns.leave()
+        return sent
+
+    def _fit_update_actor(self, *args: Any, **kwargs: Any) -> Any:
+        batch = super()._fit_update_actor(*args, **kwargs)
+        self._turns.leave()
+        return batch
+
+
+def _is_separate(config: Any) -> bool:
+    """Whether the engines of v1 are on GPUs of their own. Raises ValueError for modes that cannot share."""
     mode = config.trainer.get("v1", {}).get("trainer_mode", "sync") if config.trainer.get("use_v1", False) else "sync"
     if mode == "sync":
         return False
@@ -293,13 +349,14 @@ def _given(config: Any) -> dict[str, Any]:
     return {str(key): value for key, value in (plain or {}).items()}
 
 
-def _job_settings(given: Mapping[str, Any], config: Any, *, asynchronous: bool) -> dict[str, Any]:
-    """The keywords of :func:`rollmuxd.job` for this run."""
+def _job_settings(given: Mapping[str, Any], config: Any, *, ahead: int | None) -> dict[str, Any]:
+    """The keywords of :func:`rollmuxd.job` for this run; ``ahead`` is an asynchronous one's."""
     gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    phases = ("train",) if asynchronous else _PHASES
+    phases = ("train",) if ahead is not None else _PHASES
     settings = {"name": _name(config), "train": {}, "phases": dict.fromkeys(phases, "train"), **given}
-    if asynchronous:
-        settings.setdefault("asynchronous", True)
+    if ahead is not None:
+        said = settings.get("asynchronous")
+        settings["asynchronous"] = {"ahead": ahead, **(said if isinstance(said, Mapping) else {})}
     if "rollout" in settings or "pools" in settings:
         raise ValueError(
             "rollmux.rollout: this run shares the GPUs that it trains on, so give it those of rollmux.train"

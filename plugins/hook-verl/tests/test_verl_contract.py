@@ -11,7 +11,7 @@ import pytest
 from patience import PATIENCE_S
 
 from rollmuxd_hook_kit.contract import UnknownFramework, check, differences
-from rollmuxd_hook_verl.contract import MANAGER, PPO_TRAINER, V1_ASYNC, V1_SYNC, V1_TRAINER, VERL
+from rollmuxd_hook_verl.contract import PPO_TRAINER, V1_SYNC, V1_TRAINER, VERL
 
 RECORDED = json.loads(Path(__file__).with_name("facts-verl.json").read_text())
 NEWEST = "0.9.1"
@@ -23,8 +23,8 @@ def test_a_release_that_was_looked_at_is_taken(version):
 
 
 def test_what_was_looked_at_is_all_there():
-    assert list(RECORDED[NEWEST]) == [PPO_TRAINER.key, V1_TRAINER.key, V1_SYNC.key, V1_ASYNC.key, MANAGER.key]
-    assert list(RECORDED["0.8.0"]) == [PPO_TRAINER.key, MANAGER.key]
+    assert list(RECORDED[NEWEST]) == [known.key for known in VERL.classes]
+    assert list(RECORDED["0.8.0"]) == [known.key for known in VERL.classes if not known.since]
 
 
 def test_a_release_without_a_manager_of_engines_is_refused_with_the_versions_that_are_known():

@@ -262,6 +262,66 @@ def test_an_error_of_the_newer_trainer_ends_the_job(v1, out, daemon):
     assert len([call for call in daemon.calls if call.path.endswith("/release")]) == 3
 
 
+# ---- verl's trainer whose rollouts are one step ahead ----------------------------------------------------------------
+
+
+@pytest.fixture
+def one_step(tiny):
+    """The program for ``one_step_off_policy``."""
+    return importlib.import_module("verl_tiny_one_step")
+
+
+def test_rollouts_one_step_ahead_run_beside_the_slot_in_which_it_sends_weights_and_trains(one_step, tiny, out, daemon):
+    more = (steps(3), "trainer.val_before_train=True", "trainer.test_freq=1", "trainer.save_freq=2")
+    trainer = one_step.trainer(out, *more, "trainer.experiment_name=tiny", "+rollmux.side.save.seconds=30")
+    trainer.init_workers()
+    workers = trainer.actor_rollout_wg
+    workers.watch = lambda: trainer._turns.current
+    asyncio.run(trainer.fit())
+    assert daemon.phases == ["init", "train", "train", "save", "train", "save"]
+    assert daemon.ended == {"tiny": "finished"}
+    step = [("send", "train"), ("log_prob", "train"), ("update_actor", "train")]
+    assert workers.asked == [("init", None), ("send", "init"), *step, *step, ("save", "save"), *step, ("save", "save")]
+    (body,) = daemon.registered
+    assert (body.asynchronous.ahead, [phase.name for phase in body.phases]) == (0, ["train"])
+
+    alone = one_step.trainer(out + "-alone", *more, alone=True)
+    alone.init_workers()
+    asyncio.run(alone.fit())
+    assert not hasattr(alone, "_turns")
+    assert tiny.digest(workers.model) == tiny.digest(alone.actor_rollout_wg.model)
+
+
+def test_rollouts_one_step_ahead_are_waited_for_without_a_slot_and_made_while_it_trains(one_step, out, daemon):
+    trainer = one_step.trainer(out, steps(3))
+    trainer.init_workers()
+    engine = trainer.actor_rollout_wg.engine
+    engine.watch = lambda: trainer._turns.current
+    asyncio.run(trainer.fit())
+    assert engine.asked == [
+        ("update", "init"),
+        ("generate", None),
+        ("update", "train"),
+        ("generate", "train"),
+        ("update", "train"),
+        ("generate", "train"),
+        ("update", "train"),
+    ]
+
+
+def test_where_weights_cannot_be_sent_the_slot_is_given_back_and_the_job_ends_with_that(one_step, out, daemon):
+    trainer = one_step.trainer(out, steps(3), "trainer.experiment_name=tiny")
+    trainer.init_workers()
+    send = trainer.checkpoint_manager.update_weights
+    gone = ConnectionError("an engine is gone")
+    trainer.checkpoint_manager.update_weights = lambda step: raising(gone) if step else send(step)
+    with pytest.raises(ConnectionError, match="an engine is gone"):
+        asyncio.run(trainer.fit())
+    assert daemon.ended == {"tiny": "failed: ConnectionError: an engine is gone"}
+    assert daemon.phases == ["init", "train"]
+    assert len([call for call in daemon.calls if call.path.endswith("/release")]) == 2
+
+
 # ---- what is registered ----------------------------------------------------------------------------------------------
 
 
@@ -328,11 +388,10 @@ def test_a_trainer_with_a_loop_of_its_own_is_refused(tiny, out, daemon, monkeypa
     ("module", "name"),
     [
         ("separation.ray_trainer", "SeparateRayPPOTrainer"),
-        ("one_step_off_policy.ray_trainer", "OneStepOffRayTrainer"),
         ("fully_async_policy.fully_async_trainer", "FullyAsyncTrainer"),
     ],
 )
-def test_verls_experiments_whose_rollouts_go_on_while_they_train_are_refused(tiny, module, name):
+def test_verls_experiments_with_loops_of_their_own_are_refused(tiny, module, name):
     kind = getattr(importlib.import_module(f"verl.experimental.{module}"), name)
     kind = getattr(getattr(kind, "__ray_metadata__", None), "modified_class", kind)  # what an actor is made of
     with pytest.raises(UnknownVerl, match=r"takes the place of verl's.*unset VERL_USE_EXTERNAL_MODULES"):
