@@ -49,6 +49,7 @@ def of_release(contract: Contract, version: str | None, keep: Path | None = None
             version, root = _from_index(f"{contract.package}=={version}" if version else contract.package, Path(folder))
         else:
             version, root = _from_repository(contract.repository, version, Path(folder))
+        root = next((below for below in (root, root / "src") if (below / contract.classes[0].path).is_file()), root)
         if keep is not None:
             kept = keep / f"{contract.package or contract.framework.lower()}-{version}"
             shutil.rmtree(kept, ignore_errors=True)

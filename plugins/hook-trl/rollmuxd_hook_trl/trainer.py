@@ -36,6 +36,7 @@ from rollmuxd.client.registration import registration
 from rollmuxd.client.retry import persist
 from rollmuxd.client.sync import Daemon
 from rollmuxd_channel.torch_state import TorchState
+from rollmuxd_hook_kit.ranks import settle, store
 from rollmuxd_hook_kit.turns import Mover, Turns
 from rollmuxd_hook_trl.contract import check, check_class
 
@@ -104,7 +105,7 @@ class Sharing(_Trainer):  # type: ignore[misc]
                 others=lambda: [self._part("ref_model"), self._part("reward_funcs"), self._part("_buffered_inputs")],
                 communicators=communicators,
             ).attach(self._job, pool="train")
-        self._turns = Turns(self._job, _settle, gateway=gateway)
+        self._turns = Turns(self._job, settle, gateway=gateway)
         self._turns.start()
         try:
             _check_joined(self._job, settings)
@@ -296,7 +297,7 @@ def _job_settings(
     if isinstance(side.get("save"), Mapping):
         settings["side"] = {**side, "save": {"pools": "train", **side["save"]}}
     if config.world_size > 1:
-        settings = {"ranks": config.world_size, "rank": config.process_index, "store": _store(), **settings}
+        settings = {"ranks": config.world_size, "rank": config.process_index, "store": store(), **settings}
     return settings
 
 
@@ -356,25 +357,3 @@ def _name(config: Any) -> str:
     # (A run that `rollmuxd run` has started joins the job that it was started for.)
     name = os.environ.get("ROLLMUX_JOB") or config.run_name or Path(config.output_dir or "grpo").name
     return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:100] or "grpo"
-
-
-def _store() -> torch.distributed.TCPStore:
-    """The store over which this process group was made: one more line to it, which no collective is waiting on."""
-    try:
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    except KeyError as missing:
-        raise ValueError(
-            f"{missing} is not in the environment: start the ranks with torchrun or accelerate launch, or give "
-            "rollmux=dict(store=...), a torch.distributed store that all of them reach"
-        ) from missing
-    return torch.distributed.TCPStore(host, port, is_master=False)
-
-
-def _settle() -> None:
-    """Return when what was launched on this process's GPUs is through: on all of them that it has memory on.
-
-    (On any other one, to wait would make a context there, which keeps half a GB.)
-    """
-    for index in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
-        if torch.cuda.memory_reserved(index):
-            torch.cuda.synchronize(index)

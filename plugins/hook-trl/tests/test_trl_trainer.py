@@ -380,14 +380,14 @@ def test_communicators_are_kept_unless_the_job_says_otherwise(runs, out, daemon)
 
 
 def test_a_wait_for_the_gpus_makes_no_context_on_any_that_it_has_no_memory_on(runs, monkeypatch):
-    from rollmuxd_hook_trl import trainer
+    from rollmuxd_hook_kit import ranks
 
     waited = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: [0, 4096, 4096][index])
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    trainer._settle()
+    ranks.settle()
     assert waited == [1, 2]
 
 

@@ -1,4 +1,4 @@
-"""Hooks for frameworks whose loop runs in one process that talks to workers: one module each, nothing of them here.
+"""Hooks for frameworks, one module each, nothing of them here. Most have a loop in one process that talks to workers.
 
 ``contract`` says what each hook rests on, as data. ``installed`` holds the installed framework against it, when a hook
 is imported. ``loop`` is a framework's loop as a job. The rest are the hooks, each a few methods of its framework and
@@ -6,6 +6,7 @@ the phase that each of them is in:
 
 - ``openrlhf``: ``python -m rollmuxd_hooks.openrlhf`` in place of ``python -m openrlhf.cli.train_ppo_ray``
 - ``skyrl``: ``python -m rollmuxd_hooks.skyrl``, or the mixin ``Sharing`` for an experiment of one's own
+- ``prime_rl``: ``python -m rollmuxd_hooks.prime_rl`` in place of ``python -m prime_rl.trainer.rl.train``, in each rank
 - ``areal``, ``roll``, ``slime``, ``nemo_rl``: the same names, imported from here
 
 A new hook has its :class:`~rollmuxd_hook_kit.contract.Contract` in ``contract``, and a module that calls

@@ -183,4 +183,24 @@ NEMO_RL: Final = Contract(
     take_out="from nemo_rl.algorithms.grpo import grpo_train, setup",
 )
 
-CONTRACTS: Final = (OPENRLHF, SKYRL, AREAL, SLIME, ROLL, NEMO_RL)
+PRIME_RL: Final = Contract(
+    framework="prime-rl",
+    package="",
+    hook="rollmuxd_hooks.prime_rl",
+    known=((0, 7), (0, 9)),
+    classes=classes("""
+    prime_rl/trainer/rl/train.py
+        train(config): setup_model setup_optimizer setup_weight_broadcast DataLoader dataloader.wait_for_batch
+            dataloader.get_batch optimizer.step optimizer.zero_grad weight_broadcast.broadcast_weights
+            ckpt_manager.save
+        main(): train cli
+        mentions config.weight_broadcast.type config.data.fake config.max_steps
+    prime_rl/trainer/rl/data.py:DataLoader
+        wait_for_batch(self): receiver.wait
+        get_batch(self): receiver.receive
+    """),
+    repository="https://github.com/PrimeIntellect-ai/prime-rl",
+    take_out="python -m prime_rl.trainer.rl.train",
+)
+
+CONTRACTS: Final = (OPENRLHF, SKYRL, AREAL, SLIME, ROLL, NEMO_RL, PRIME_RL)

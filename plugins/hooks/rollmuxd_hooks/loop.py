@@ -64,11 +64,20 @@ class Loop:
     ``train``, from a complete batch to the weights' arrival at the engines. It is never held while the loop waits for
     its own rollouts: the next job would wait for them too.
 
+    ``settle`` returns when this process's GPUs rest, for a loop that computes in the process itself.
+
     Raises TypeError and ValueError for settings that cannot be.
     """
 
     def __init__(
-        self, given: Mapping[str, Any] | None, *, name: str, shape: Shape, stays: str = "", ahead: int = 1
+        self,
+        given: Mapping[str, Any] | None,
+        *,
+        name: str,
+        shape: Shape,
+        stays: str = "",
+        ahead: int = 1,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         settings = {**from_file(), **(given or {})}
         resident = bool(settings.pop("resident", False))
@@ -96,7 +105,7 @@ class Loop:
         #: where evaluation and saving find all that they need (on one pool, state may be there that must stay)
         self._enough = ("init", "sync", "rollout", "train") if one else ("init", "sync")
         self.job = rollmuxd.job(**settings)
-        self.turns = Turns(self.job, _nothing, gateway=gateway)
+        self.turns = Turns(self.job, settle, gateway=gateway)
         if not resident:
             self.parked_by(_nothing)
 

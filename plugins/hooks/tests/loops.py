@@ -1,9 +1,9 @@
 """Drives the loops of frameworks in one process, with nothing behind them: ``python loops.py FRAMEWORK ...``.
 
-The loops of OpenRLHF, SkyRL and AReaL are those of real releases; what they import besides is made up (``made_up.py``),
-and their workers write down what they are told, and in which phase. Of slime, ROLL and NeMo-RL, which are on no package
-index, the folder ``standins`` has loops of our own with the same methods, which the hooks take for them (slime's driver
-too can be a released one). Without
+The loops of OpenRLHF, SkyRL, AReaL and prime-rl are those of real releases; what they import besides is made up
+(``made_up.py``), and their workers write down what they are told, and in which phase. Of slime, ROLL and NeMo-RL, which
+are on no package index, the folder ``standins`` has loops of our own with the same methods, which the hooks take for
+them (slime's driver too can be a released one). Without
 ``ROLLMUX_URL`` the daemon is a fake.
 
 Prints one JSON list: each thing that was done to GPUs, the phase and the slot that were held, and when.
@@ -21,6 +21,7 @@ import runpy
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,6 +39,8 @@ STANDINS = Path(__file__).with_name("standins")
 DONE: list[tuple[str, str | None, str | None, float]] = []
 #: the turns of the job
 TURNS = []
+#: the fake daemon
+DAEMON = []
 #: batches that asynchronous rollouts have made
 MADE = threading.Semaphore(0)
 #: how many batches more each request for training waits for, as if another job held the GPUs until then
@@ -452,6 +455,133 @@ def areal(version, layout="colocated", *_):
     trainer.train(workflow=object())
 
 
+# ---- prime-rl --------------------------------------------------------------------------------------------------------
+
+
+def prime_rl(version, *more):
+    """The loop of the release's trainer, over a tiny model; batches and the way to the engines are ours."""
+    import torch
+
+    class Batch(dict):
+        def __missing__(self, key):
+            return None if key.endswith("_weights") or key in ("ref_logprobs", "routed_experts") else Anything()
+
+    class Loader:
+        def __init__(self, *_, **__):
+            self.receiver = SimpleNamespace(wait=self.wait)
+
+        def wait(self):
+            done("batch.arrives")
+            if "parked" in more:  # another job has the GPUs
+                assert DAEMON[-1].result_of(DAEMON[-1].order("park", "train")).ok
+                assert {tensor.untyped_storage().nbytes() for tensor in model.parameters()} == {0}
+                assert DAEMON[-1].result_of(DAEMON[-1].order("load", "train", warm=True)).ok
+
+        def wait_for_batch(self):
+            self.receiver.wait()
+            done("ranks.barrier")
+
+        def get_batch(self):
+            return [Batch(), Batch()]
+
+    class Weights:
+        def broadcast_weights(self, model, step):
+            done(f"weights.broadcast {step}")
+            if "fails" in more and step:
+                raise ConnectionError("no inference server")
+
+        def maybe_clean(self, *_): ...
+
+    def forward(*_, **__):
+        done("model.forward")
+        return {"logprobs": Anything(), "entropy": Anything()}
+
+    def loss(**_):
+        return model(torch.ones(2, 4)).square().mean(), {}
+
+    def clean_exit(train):
+        def exiting(*args):
+            try:
+                train(*args)
+            except Exception:
+                traceback.print_exc()
+                sys.exit(1)
+
+        return exiting
+
+    async def nothing(*_, **__): ...
+
+    def progress():
+        return SimpleNamespace(step=1, total_tokens=0, total_samples=0)
+
+    def setup_model(*_):
+        done("model.build")
+        return model
+
+    main = version.startswith("0.8.1")
+    saved = SimpleNamespace(save=lambda *_: done("model.save"), maybe_clean=lambda: None, ckpt_dir=None)
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 4)
+    model.config = Anything()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: done("optimizer.step"))
+    install(
+        version,
+        ["prime_rl.trainer.rl.train"],
+        heavy=("transformers", "datasets", "ring_flash_attn", "torchtitan"),
+        prime_rl={"monitors": SimpleNamespace(setup=nothing, log=nothing)},
+        prime_rl__trainer__ckpt={
+            "Progress": progress,
+            "setup_ckpt_managers": lambda *_: (saved, None),
+            "setup_ckpt_manager": lambda *_, **__: saved,
+        },
+        prime_rl__trainer__runs={"Progress": progress, "setup_multi_run_manager": lambda *_: Anything()},
+        prime_rl__trainer__parallel_dims={
+            "get_parallel_dims": lambda _: Config(cp_enabled=False, fsdp_gradient_divide_factor=1.0)
+        },
+        prime_rl__trainer__model={"setup_model": setup_model, "forward": forward},
+        prime_rl__trainer__optim={"setup_optimizer": lambda *_, **__: (optimizer, None) if main else optimizer},
+        prime_rl__trainer__rl__data={"DataLoader": Loader, "FakeDataLoader": Loader},
+        prime_rl__trainer__rl__broadcast={"setup_weight_broadcast": lambda *_: Weights()},
+        prime_rl__transports__weights={"setup_weight_broadcast": lambda *_: Weights()},
+        prime_rl__trainer__rl__loss={
+            "compute_loss": loss,
+            "compute_importance_ratio_and_mismatch_kl": lambda *_: (Anything(),) * 3,
+        },
+        prime_rl__utils__utils={"clean_exit": clean_exit, "to_col_format": lambda _: {"perf/peak_memory": [0.0]}},
+        prime_rl__utils__config={"cli": lambda _: settings},
+    )
+    settings = Config(
+        output_dir="/runs/math",
+        max_steps=3,
+        dist_timeout_seconds=600,
+        max_concurrent_runs=2 if "several runs" in more else 1,
+        ckpt=SimpleNamespace(interval=2, weights_only=False, resume_step=None),
+        resume=None,
+        weight_broadcast=SimpleNamespace(type="nixl" if "nixl" in more else "nccl"),
+        data=SimpleNamespace(fake=None),
+        model=Config(lora=None, vlm=None, full_offload="full offload" in more, fsdp_cpu_offload=False),
+        optim=Config(max_norm=None),
+        **dict.fromkeys(("bench", "gc", "trace_path", "memory_profiler_path", "heartbeat", "metrics_server")),
+        **dict.fromkeys(("enable_token_export", "enable_router_replay"), False),
+    )
+    importlib.import_module("prime_rl.trainer.rl.train")  # (what is made up has anything of any name)
+    from rollmuxd_hooks import prime_rl as hook
+
+    class NoGpus(Anything):
+        """What the loop itself asks of torch; the rest of this process has the real one."""
+
+        def tensor(self, values, **_):
+            return SimpleNamespace(tolist=lambda: values)
+
+    hook.theirs.torch, hook.theirs.dist = NoGpus(), Anything()
+    if "alone" in more:
+        hook.theirs.train(settings)
+    else:
+        hook.main()
+    DONE.append((f"weights {hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest()}", "ended", None, 0.0))
+
+
 # ---- stand-ins -------------------------------------------------------------------------------------------------------
 
 
@@ -508,11 +638,13 @@ def run(framework, *arguments):
     """Drive one of them; what was done."""
     watched()
     with contextlib.redirect_stdout(sys.stderr), fake_daemon() if FAKE else contextlib.nullcontext() as daemon:
-        real = {"openrlhf": openrlhf, "skyrl": skyrl, "areal": areal, "slime-released": slime}
+        DAEMON.append(daemon)
+        real = {"openrlhf": openrlhf, "skyrl": skyrl, "areal": areal, "prime-rl": prime_rl, "slime-released": slime}
         try:
             (real[framework] if framework in real else functools.partial(standin, framework))(*arguments)
         finally:
             if FAKE:
+                print(f"held: {TURNS[-1].current if TURNS else None}", file=sys.stderr)
                 print(f"ended: {daemon.ended}", file=sys.stderr)
     return DONE
 

@@ -48,7 +48,16 @@ class Anything:
     def __or__(self, other):
         return self
 
-    __ror__ = __or__
+    __ror__ = __add__ = __radd__ = __truediv__ = __rtruediv__ = __mul__ = __rmul__ = __or__
+
+    def __gt__(self, other):
+        return False
+
+    def __index__(self):
+        return 0
+
+    def __format__(self, how):
+        return "anything"
 
     def __enter__(self):
         return self
@@ -131,11 +140,10 @@ class MadeUp(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module): ...
 
 
-def install(version, real, **contents):
-    """Have a release found, of which only the modules ``real`` are its own."""
+def install(version, real, *, heavy=("ray", "torch", "transformers", "numpy", "datasets"), **contents):
+    """Have a release found, of which only the modules ``real`` are its own; what is ``heavy`` is made up, too."""
     framework = real[0].partition(".")[0]
-    sys.path.insert(0, str(FRAMEWORKS / f"{framework}-{version}"))
-    heavy = ("ray", "torch", "transformers", "numpy", "datasets")
+    sys.path.insert(0, str(FRAMEWORKS / f"{framework.replace('_', '-')}-{version}"))
     sys.meta_path.insert(0, MadeUp({framework, *heavy}, set(real), ray=made_up_ray(), **contents))
     sys.meta_path.append(MadeUp(set(), set()))
     # Its metadata is not where an environment has it.

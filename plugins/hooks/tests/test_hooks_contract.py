@@ -19,7 +19,7 @@ RECORDED = {
 }
 #: as .ci/run downloads them
 ON_THE_INDEX = ["openrlhf==0.10.4", "openrlhf==0.11.2", "skyrl==0.2.0", "skyrl==0.3.0", "areal==1.0.4"]
-BY_TAG = ["slime==0.2.4", "slime==0.3.1"]
+BY_TAG = ["slime==0.2.4", "slime==0.3.1", "prime-rl==0.7.0", "prime-rl==0.8.0"]
 RELEASES = [(contract, version) for contract in CONTRACTS for version in RECORDED[contract.framework]]
 NEWEST = [(contract, next(reversed(RECORDED[contract.framework]))) for contract in CONTRACTS]
 

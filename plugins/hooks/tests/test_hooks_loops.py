@@ -1,7 +1,7 @@
 """The loops of frameworks, driven to their ends: each thing that they do on GPUs is done in its phase.
 
-Of OpenRLHF, SkyRL and AReaL these are the released loops (``loops.py``); the workers write down what they are told.
-A line is one slot: the phase, and what was done in it.
+Of OpenRLHF, SkyRL, AReaL and prime-rl these are the released loops (``loops.py``); workers write down what they are
+told. A line is one slot: the phase, and what was done in it.
 """
 
 import ast
@@ -22,7 +22,7 @@ SLEEPING = ("--train.colocate_all", "--vllm.enable_sleep", "--ds.enable_sleep")
 def drive(home, *arguments, hook="", **environment):
     """One loop, in a process of its own under a daemon that grants everything."""
     framework, release = arguments[:2]
-    if framework in ("openrlhf", "skyrl", "areal") and not (FRAMEWORKS / f"{framework}-{release}").is_dir():
+    if framework in ("openrlhf", "skyrl", "areal", "prime-rl") and not (FRAMEWORKS / f"{framework}-{release}").is_dir():
         pytest.skip(
             f'{framework} {release} is not here: make drift ARGS="--keep .venv/frameworks {framework}=={release}"'
         )
@@ -302,6 +302,29 @@ def test_batches_are_made_while_an_asynchronous_run_of_skyrl_waits_for_its_slot(
     ]
 
 
+@pytest.mark.parametrize("release", ["0.7.0", "0.8.0"])
+def test_prime_rl_waits_for_a_batch_without_a_slot_and_parked_meanwhile_not_a_bit_is_different(tmp_path, release):
+    *found, weights = slots(drive(tmp_path, "prime-rl", release, "parked"))
+    step = "train: ranks.barrier model.forward model.forward optimizer.step"
+    assert found == [
+        "init: model.build weights.broadcast 0",
+        "None: batch.arrives",
+        f"{step} weights.broadcast 1",
+        "None: batch.arrives",
+        f"{step} model.save",  # (nothing is sampled from what it would broadcast now)
+        "None: batch.arrives",
+        f"{step} model.save",
+    ]
+    assert weights == slots(drive(tmp_path, "prime-rl", release, "alone"))[-1]
+
+
+def test_where_weights_cannot_be_sent_the_slot_is_given_back_and_the_job_ends_with_that(tmp_path):
+    told = drive(tmp_path, "prime-rl", "0.8.0", "fails")
+    assert told.returncode == 1
+    assert "ended: {'math': 'failed: ConnectionError: no inference server'}" in told.stderr
+    assert "held: None" in told.stderr
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 UNKNOWN = "the hook does not know where this loop needs its GPUs"
@@ -329,6 +352,15 @@ UNKNOWN = "the hook does not know where this loop needs its GPUs"
             "critic is on GPUs 2, which are none of actor_train's, and it works while the job",
         ),
         (("nemo_rl", "train", "async", "waits"), "grpo.async_grpo.in_flight_weight_updates=false: a refit would hold"),
+        (
+            ("prime-rl", "0.8.0", "nixl"),
+            "weight_broadcast.type=nixl: engines read the trainer's weights where they were, and another",
+        ),
+        (
+            ("prime-rl", "0.8.0", "full offload"),
+            "model.full_offload: gradients are in buffers of prime-rl's own, which parking would lose",
+        ),
+        (("prime-rl", "0.8.0", "several runs"), "max_concurrent_runs > 1: the optimizers of several runs come and go"),
         (("nemo_rl", "train", "plane"), "data_plane.enabled: NeMo-RL takes another loop for it (grpo_sync)"),
         (
             ("openrlhf", "0.11.2", "--train.colocate_all"),
