@@ -32,7 +32,7 @@ class Answer(Struct, frozen=True):
     session: SessionId | None = None
     slot: SlotId | None = None
     next_slot: SlotId | None = None
-    next_refused: str = ""
+    next_refused: Cause | None = None
     directives: tuple[Directive, ...] = ()
     #: the same input was answered before, nothing has changed
     repeated: bool = False

@@ -49,8 +49,8 @@ class DaemonStarted(Fact, frozen=True, tag="daemon_started"):
     launches_skipped: int = 0
     #: the daemon before this one was killed, or crashed: it did not stop in order
     crashed: bool = False
-    #: why the journal does not say what jobs did last, so that all runs are lost; "": it does
-    lost: str = ""
+    #: why the journal does not say what jobs did last, so that all runs are lost; None: it does
+    lost: Cause | None = None
 
 
 class LoopStalled(Fact, frozen=True, tag="loop_stalled"):
@@ -582,7 +582,7 @@ class NextAnswered(Fact, frozen=True, tag="next_answered"):
 
     slot: SlotId
     next_slot: SlotId | None = None
-    refused: str = ""
+    refused: Cause | None = None
 
 
 class SlotFaulted(Fact, frozen=True, tag="slot_faulted"):

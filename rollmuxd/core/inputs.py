@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.ids import Fence, GpuId, HostId, JobId, LaunchId, Millis, NodeId, OrderId, SessionId, SlotId
 from rollmuxd.core.spec import JobSpec
 
@@ -250,8 +251,8 @@ class Start(Struct, frozen=True):
     incarnation: int = 1
     #: the daemon before this one was killed, or crashed: it did not stop in order
     crashed: bool = False
-    #: why the journal does not say what jobs did last ("the journal was restored from a backup"); "": it does
-    lost: str = ""
+    #: why the journal does not say what jobs did last; None: it does
+    lost: Cause | None = None
 
 
 class HostObserved(Struct, frozen=True):
@@ -270,7 +271,7 @@ class HostUnreachable(Struct, frozen=True):
     """A backend could not reach a host. Unknown is never free: what was held there stays held."""
 
     host: HostId
-    reason: str
+    reason: Cause
 
 
 class OrderDone(Struct, frozen=True):
@@ -284,7 +285,7 @@ class OrderFailed(Struct, frozen=True):
     """The driver says that it did not do it."""
 
     order: OrderId
-    error: str
+    error: Cause
 
 
 class OrderNotBegun(Struct, frozen=True):
@@ -297,7 +298,7 @@ class OrderLostContact(Struct, frozen=True):
     """It is unknown whether it was done: the time limit passed or the connection broke."""
 
     order: OrderId
-    error: str
+    error: Cause
 
 
 # ---- the clock -----------------------------------------------------------------------------------------------------
@@ -315,7 +316,7 @@ class LaunchFailed(Struct, frozen=True):
     """A job's process was not started, or that is unknown: what came of it is ended before the next."""
 
     launch: LaunchId
-    error: str
+    error: Cause
 
 
 class Tick(Struct, frozen=True):

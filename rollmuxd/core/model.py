@@ -265,7 +265,7 @@ class Slot(Struct):
     released: bool = False
     #: slot or refusal of the ``next`` that its release carried: a repeat gets the same answer
     next_slot: SlotId | None = None
-    next_refused: str = ""
+    next_refused: Cause | None = None
 
 
 class JobState(Struct):

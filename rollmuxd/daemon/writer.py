@@ -411,7 +411,7 @@ class Driver:
         self._due = self._clock.now() + self._pulse_ms
         crashed = self._life == 1 and not self._stopped_in_order
         # Of what was lost before an earlier start the core has heard then.
-        lost = self._journal.lost.why if self._journal.lost.incarnation > state.incarnation else ""
+        lost = self._journal.lost.why if self._journal.lost.incarnation > state.incarnation else None
         self._decide(msgspec.structs.replace(self._start, crashed=crashed, lost=lost))
         results, self._results = self._results, deque()
         for given in results:  # should one of them crash, the others are kept again

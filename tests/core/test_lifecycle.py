@@ -308,7 +308,7 @@ def test_every_fact_survives_the_journal(kind: type[f.Fact]) -> None:
         f.SlotQueued: f.SlotQueued(1, "s1", "j1", 1, "e1", "p", "r", True, True),
         f.LoanEnded: f.LoanEnded(1, "s1", "j1", "n", 8, 5, "wanted"),
         f.TurnAdded: f.TurnAdded(1, "g1", "j1", "p"),
-        f.TurnSkipped: f.TurnSkipped(1, "g1", 1, "j1", "p"), f.NextAnswered: f.NextAnswered(1, "s1", "s2", "x"),
+        f.TurnSkipped: f.TurnSkipped(1, "g1", 1, "j1", "p"), f.NextAnswered: f.NextAnswered(1, "s1", "s2"),
         f.OrderIssued: issued(OrderKind.PARK), f.OrderEnded: f.OrderEnded(1, "o1"),
         f.OrderFaulted: f.OrderFaulted(1, "o1", said("x")),
         f.OrderContactLost: f.OrderContactLost(1, "o1", said("x")), f.StateUnknown: f.StateUnknown(1, "j1", "p", "n"),

@@ -44,7 +44,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.apply import apply
-from rollmuxd.core.causes import said
+from rollmuxd.core.causes import Cause, said
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.facts import PlannedTurn
@@ -434,7 +434,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             if (told.job, told.run) == self._run_of(told.name):
                 self._begins(Process(told.name, told.job, told.run, told.key, told.spec, pid=told.pid))
         if report in ("failed", "lost"):
-            self.give(i.LaunchFailed(launch, "no such program"))
+            self.give(i.LaunchFailed(launch, said("no such program")))
         elif told.pid:
             self.give(i.Launched(launch, told.pid, "then"))
         if report == "done":
@@ -789,9 +789,9 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 self.give(i.OrderDone(name, self.world.observe(told.gpus)))
         elif report == "failed":
             told.dropped = True
-            self.give(i.OrderFailed(name, "no"))
+            self.give(i.OrderFailed(name, said("no")))
         elif report == "lost":
-            self.give(i.OrderLostContact(name, "timed out"))
+            self.give(i.OrderLostContact(name, said("timed out")))
 
     @rule(number=st.integers(0, 3), knows=st.booleans())
     def answer_probe(self, number: int, knows: bool) -> None:
@@ -810,7 +810,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
 
     @rule(host=st.sampled_from(sorted(HOST_GPUS)))
     def unreachable(self, host: str) -> None:
-        self.give(i.HostUnreachable(host, "no route"))
+        self.give(i.HostUnreachable(host, said("no route")))
 
     @rule()
     def lingering_bytes_go(self) -> None:
@@ -884,7 +884,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         self._tell_runs_apart()
         fences = {slot: grant.fence for slot, grant in self.granted.items()}
         self.granted.clear()
-        self.give(i.Start(HOSTS, NODES, self.incarnation, lost="the journal was restored"))
+        self.give(i.Start(HOSTS, NODES, self.incarnation, lost=Cause("restored")))
         for slot, fence in fences.items():
             answer = self.give(i.ReleaseSlot(slot, fence))
             assert answer is None or answer.repeated, f"{slot} is released under a fence from before the restore"

@@ -314,7 +314,7 @@ class Play:
         if isinstance(given, i.ReleaseSlot) and answer.next_slot:
             said.append(f"next {answer.next_slot} is {self.core.state.slots[answer.next_slot].status}")
         if answer.next_refused:
-            said.append(f"next refused: {answer.next_refused}")
+            said.append(f"next refused: {sentence(answer.next_refused, self._named)}")
         self.directed = bool(answer.directives)
         for told in answer.directives:
             keep = f" keep {','.join(told.keep)}" if told.keep else f" to {','.join(told.gpus)}" if told.gpus else ""
@@ -450,7 +450,7 @@ class Play:
 
     def in_start(self, incarnation: str = "1", what: str = "") -> i.Input:
         """``restart 2 restored``: from a backup."""
-        why = "the journal was restored from a backup" if what == "restored" else ""
+        why = Cause("restored") if what == "restored" else None
         return i.Start(tuple(self.hosts.values()), tuple(self.nodes.values()), int(incarnation), lost=why)
 
     def in_restart(self, *words: str) -> i.Input:
@@ -472,7 +472,7 @@ class Play:
         )
 
     def in_unreachable(self, host: str, *why: str) -> i.Input:
-        return i.HostUnreachable(host, " ".join(why) or "no route")
+        return i.HostUnreachable(host, said(" ".join(why) or "no route"))
 
     def in_job(self, name: str, *words: str) -> i.Input:
         """``job A slo=2 rollout=10~1/2 train=5 sync@rollout+train=1``: seconds, ~ own gap, / fewest GPUs.
@@ -583,19 +583,19 @@ class Play:
         return i.OrderDone(order, self._sights(self.nodes[told.node].gpus, words))
 
     def in_fail(self, order: str, *why: str) -> i.Input:
-        return i.OrderFailed(order, " ".join(why) or "no")
+        return i.OrderFailed(order, said(" ".join(why) or "no"))
 
     def in_notbegun(self, order: str) -> i.Input:
         return i.OrderNotBegun(order)
 
     def in_lost(self, order: str, *why: str) -> i.Input:
-        return i.OrderLostContact(order, " ".join(why) or "timed out")
+        return i.OrderLostContact(order, said(" ".join(why) or "timed out"))
 
     def in_launched(self, launch: str, pid: str) -> i.Input:
         return i.Launched(launch, int(pid), "then")
 
     def in_launchfail(self, launch: str, *why: str) -> i.Input:
-        return i.LaunchFailed(launch, " ".join(why) or "no such program")
+        return i.LaunchFailed(launch, said(" ".join(why) or "no such program"))
 
     def in_detach(self, slot: str) -> i.Input:
         return i.DetachSlot(self._slot(slot))

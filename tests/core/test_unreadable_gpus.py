@@ -2,6 +2,7 @@
 
 import msgspec
 
+from rollmuxd.core.causes import said
 from rollmuxd.core.config import Config
 from rollmuxd.core.inputs import (
     EndJob,
@@ -71,14 +72,14 @@ def test_since_when_a_node_is_lost_is_not_said_where_an_older_version_did_not_wr
     made.handle(RequestSlot("j1", session, "rollout", "first"), 2)
     made.handle(EndJob("j1", "ann"), 3)
     node = made.state.slots["s1"].gpus[0]
-    made.handle(HostUnreachable("box", "no route"), 4_000)
-    said = [reason for reason in Explainer(made.context).explain("j1", 64_000).sentences if "no word" in reason]
-    assert len(said) == 1
-    assert f"gone from the GPUs of {node} since that node was lost, 60 s ago: an operator" in said[0]
+    made.handle(HostUnreachable("box", said("no route")), 4_000)
+    heard = [reason for reason in Explainer(made.context).explain("j1", 64_000).sentences if "no word" in reason]
+    assert len(heard) == 1
+    assert f"gone from the GPUs of {node} since that node was lost, 60 s ago: an operator" in heard[0]
 
     older = msgspec.to_builtins(made.state)
     for it in older["nodes"].values():
         assert it.pop("lost_at") == 4_000
     loaded = Scheduler(Config(), RollMux(), msgspec.convert(older, State))
-    (said,) = [reason for reason in Explainer(loaded.context).explain("j1", 64_000).sentences if "no word" in reason]
-    assert f"gone from the GPUs of {node} since that node was lost: an operator" in said
+    (heard,) = [reason for reason in Explainer(loaded.context).explain("j1", 64_000).sentences if "no word" in reason]
+    assert f"gone from the GPUs of {node} since that node was lost: an operator" in heard

@@ -37,7 +37,7 @@ def now() -> float:
 
 
 def add(host: str) -> HostUnreachable:
-    return HostUnreachable(host, "")
+    return HostUnreachable(host, said(""))
 
 
 def kept(journal: MemoryJournal) -> list[str]:

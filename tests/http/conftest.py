@@ -11,6 +11,7 @@ import pytest
 from memory_journal import MemoryJournal
 from patience import PATIENCE_S
 
+from rollmuxd.core.causes import said
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform
 from rollmuxd.core.inputs import GpuObservation, HostObserved, HostSpec, NodeSpec, OrderDone, OrderFailed, Start
@@ -60,7 +61,7 @@ class Backends:
                 if self.hold is not None:
                     self.hold.append(effect.order)
                 elif self.fail:
-                    self.post(OrderFailed(effect.order, self.fail))
+                    self.post(OrderFailed(effect.order, said(self.fail)))
                 else:
                     self.done(effect.order)
 

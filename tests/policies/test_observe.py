@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.apply import apply
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.config import Config
 from rollmuxd.core.model import SlotStatus
 from rollmuxd.core.scheduler import Scheduler
@@ -94,7 +95,7 @@ def test_a_job_goes_on_after_a_restore_and_only_the_phase_that_it_was_in_is_over
     watched = Watched()
     job, session = watched.job("a")
     slot = watched.ask(job, session, "rollout", "r1")
-    watched.hand(replace(watched.start, incarnation=2, lost="the journal was restored"))
+    watched.hand(replace(watched.start, incarnation=2, lost=Cause("restored")))
 
     assert slot.status is SlotStatus.OVER
     watched.hand(i.Heartbeat(session))

@@ -22,6 +22,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core import model as m
 from rollmuxd.core.apply import apply
+from rollmuxd.core.causes import said
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform, Probe
 from rollmuxd.core.scheduler import Scheduler
@@ -212,7 +213,7 @@ class Stage:
 
     def away(self, host: str) -> None:
         """The host is out of reach for a moment; then it is looked at, as the daemon's observer would."""
-        self.driver.post(i.HostUnreachable(host, "no route to it"))
+        self.driver.post(i.HostUnreachable(host, said("no route to it")))
         self.actuator.perform([Observe(host)])
 
     def job(self, name: str) -> m.Job:

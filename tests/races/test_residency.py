@@ -18,6 +18,7 @@ from faulty_mock import FaultyResidency as MockResidency
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
+from rollmuxd.core.causes import said
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.spi import NotDone
 
@@ -381,7 +382,7 @@ async def test_a_driver_whose_word_comes_late_and_twice_moves_nothing_twice(stag
         orders = [fact for fact in await facts(world) if isinstance(fact, f.OrderIssued)]
         before = len(await facts(world))
 
-        for late in (i.OrderDone(orders[0].order), i.OrderFailed(orders[0].order, "no"), i.OrderDone("o999")):
+        for late in (i.OrderDone(orders[0].order), i.OrderFailed(orders[0].order, said("no")), i.OrderDone("o999")):
             await world.driver.submit(late)
 
         assert (await facts(world))[before:] == []

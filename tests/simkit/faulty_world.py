@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.apply import apply
+from rollmuxd.core.causes import said
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Kill, Launch, Perform, Probe
@@ -475,7 +476,7 @@ class FaultyWorld(World):
             self.report(i.Launched(launch, pid=1, started=launch))
         else:
             self._count("launches failed")
-            self.report(i.LaunchFailed(launch, "no such file"))
+            self.report(i.LaunchFailed(launch, said("no such file")))
 
     def _hangs(self, process: Process) -> None:
         """It falls silent; after a while it is killed, or wakes up and knows of nothing."""
@@ -762,13 +763,13 @@ class FaultyWorld(World):
         self._count("orders failed")
         self._undo(errand)
         if errand.life == self.daemon_life:
-            self.report(i.OrderFailed(errand.move.order, "out of memory"))
+            self.report(i.OrderFailed(errand.move.order, said("out of memory")))
 
     def _no_word(self, errand: Errand) -> None:
         order = errand.move.order
         if errand.life == self.daemon_life and self.up and order in self.core.state.orders:
             self._count("orders without a word")
-            self.report(i.OrderLostContact(order, f"no answer within {self.faults.order_limit_ms // 1000} s"))
+            self.report(i.OrderLostContact(order, said(f"no answer within {self.faults.order_limit_ms // 1000} s")))
 
     def _probed(self, order: OrderId, life: int) -> None:
         errand = self.errands.get(order)
@@ -785,11 +786,11 @@ class FaultyWorld(World):
         under_way = errand.fate is Fate.DONE and self._can(errand)
         process = self.processes.get(errand.move.job)
         if under_way or errand.move.host in self.machines.out or (process is not None and process.silent):
-            self.report(i.OrderLostContact(order, "nobody knows"))
+            self.report(i.OrderLostContact(order, said("nobody knows")))
         else:
             self._undo(errand)
             errand.fate = Fate.LOST
-            self.report(i.OrderFailed(order, "it was not done"))
+            self.report(i.OrderFailed(order, said("it was not done")))
 
     def _lingers(self) -> str:
         """A mark for bytes that stay for a while; "": they go at once."""
@@ -830,18 +831,18 @@ class FaultyWorld(World):
 
     def observe(self, host: HostId) -> None:
         """A backend looks at a host: what it says later is of now."""
-        said: i.Input = i.HostUnreachable(host, "no route to host")
+        seen: i.Input = i.HostUnreachable(host, said("no route to host"))
         if host not in self.machines.out:
-            seen = self.machines.observe(self.machines.gpus_of[host])
-            said = i.HostObserved(host, seen, self.machines.boot[host], since=self.kernel.now)
-        self.kernel.after(self.chance.within(LOOK_MS), self._observed, host, said, self.kernel.now, self.daemon_life)
+            gpus = self.machines.observe(self.machines.gpus_of[host])
+            seen = i.HostObserved(host, gpus, self.machines.boot[host], since=self.kernel.now)
+        self.kernel.after(self.chance.within(LOOK_MS), self._observed, host, seen, self.kernel.now, self.daemon_life)
 
-    def _observed(self, host: HostId, said: i.Input, began: Millis, life: int) -> None:
+    def _observed(self, host: HostId, seen: i.Input, began: Millis, life: int) -> None:
         """The daemon hears of it. Looks at one host follow each other: none that failed comes after a later one."""
-        if life != self.daemon_life or (isinstance(said, i.HostUnreachable) and began < self._looked_at.get(host, 0)):
+        if life != self.daemon_life or (isinstance(seen, i.HostUnreachable) and began < self._looked_at.get(host, 0)):
             return
         self._looked_at[host] = max(began, self._looked_at.get(host, 0))
-        self.report(said)
+        self.report(seen)
 
     # ---- the daemon --------------------------------------------------------------------------------------------------
 

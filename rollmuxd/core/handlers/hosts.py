@@ -129,7 +129,7 @@ def start(c: Context, given: i.Start) -> Answer:
     before = list(c.state.orders)
     unsure = {job.id for job in c.state.jobs.values() if may_run_still(job)}
     if given.lost:
-        disown(c, Cause("journal_lost", {"text": given.lost}))
+        disown(c, Cause("journal_lost", cause=given.lost))
     for order in [c.state.orders[name] for name in before if name in c.state.orders]:
         traits = c.traits(order.driver)
         issued = order.status is OrderStatus.ISSUED
@@ -331,7 +331,7 @@ def host_unreachable(c: Context, told: i.HostUnreachable) -> Answer:
         return NOTHING
     for name in host.nodes:
         if c.state.nodes[name].status is not NodeStatus.LOST:
-            c.fact(f.NodeLost(c.now, name, said(told.reason)))
+            c.fact(f.NodeLost(c.now, name, told.reason))
         c.dirty.watch(name)
     c.timers.observed(host.id)
     return NOTHING

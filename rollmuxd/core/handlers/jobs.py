@@ -112,7 +112,7 @@ def launch_failed(c: Context, told: i.LaunchFailed) -> Answer:
     """A job's process could not be started: as if it had died at once."""
     job = launched_for(c, told.launch)
     if job is not None and job.launch is not None and not job.launch.pid and not job.launch.over and job.live:
-        job_lost(c, job, Cause("launch_failed", {"host": job.launch.host, "text": told.error}))
+        job_lost(c, job, Cause("launch_failed", {"host": job.launch.host}, told.error))
     return NOTHING
 
 

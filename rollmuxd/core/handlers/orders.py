@@ -5,7 +5,7 @@ from typing import Final
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.causes import Cause, said
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import NOTHING, Context
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.model import Job, JobState, Order, OrderKind, OrderStatus, SlotStatus, StateStatus
@@ -60,7 +60,7 @@ def order_failed(c: Context, told: i.OrderFailed) -> Answer:
     """The driver did not do it: the job is quarantined, and what is loaded of its state is to be discarded."""
     order = open_order(c, told.order)
     if order is not None:
-        failed(c, order, said(told.error))
+        failed(c, order, told.error)
     return NOTHING
 
 
@@ -99,7 +99,7 @@ def order_lost_contact(c: Context, told: i.OrderLostContact) -> Answer:
     """Its outcome is unknown: neither done nor failed. Where the driver can be asked, it is."""
     order = open_order(c, told.order)
     if order is not None:
-        lost_contact(c, order, said(told.error))
+        lost_contact(c, order, told.error)
     return NOTHING
 
 

@@ -1,5 +1,8 @@
 """What jobs ask of their slots: request, withdraw, release, give back, shrink; and an operator's revoke."""
 
+from collections.abc import Mapping
+from typing import Final
+
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.causes import Cause, said, sentence
@@ -29,6 +32,12 @@ from rollmuxd.core.steps.reclaim import (
 from rollmuxd.core.steps.replan import measure
 from rollmuxd.core.steps.replan import watch as watch_times
 
+#: the errors of refused requests, by their causes; else it is a conflict
+REFUSALS: Final[Mapping[str, type[Rejected]]] = {
+    "no_phase": Impossible,
+    "many_requests": TooMany,
+    "many_of_owner": TooMany,
+}
 #: slots that are not granted yet
 COMING = (SlotStatus.QUEUED, SlotStatus.LOADING)
 
@@ -41,7 +50,13 @@ def request(c: Context, ask: i.RequestSlot) -> Answer:
         slot = state.slots[name]
         if slot.request_id == ask.request_id and slot.run == job.run:
             return reattach(c, job, slot, ask)
-    may_request(c, job, ask)
+    if live_session(c, ask.session).job != job.id:
+        raise Conflict(f"session {ask.session} is of another job")
+    why = refusal(c, job, ask.phase)
+    if why is not None and why.code == "takes_no_requests":
+        raise TakesNoRequests(job.spec.name, job.status, sentence(job.reason))
+    if why is not None:
+        raise REFUSALS.get(why.code, Conflict)(sentence(why, lambda id_: state.jobs[id_].spec.name))
     return Answer(job=job.id, slot=queue(c, job, ask.session, ask.phase, ask.request_id))
 
 
@@ -58,27 +73,21 @@ def reattach(c: Context, job: Job, slot: Slot, ask: i.RequestSlot) -> Answer:
     return Answer(job=job.id, slot=slot.id, repeated=True)
 
 
-def may_request(c: Context, job: Job, ask: i.RequestSlot) -> None:
-    """All refusing of a request."""
-    session = live_session(c, ask.session)
-    if session.job != job.id:
-        raise Conflict(f"session {session.id} is of another job")
+def refusal(c: Context, job: Job, phase: str) -> Cause | None:
+    """Why a job cannot ask for a phase now; None: it can."""
     if not job.live or job.status is JobStatus.QUARANTINED:
-        raise TakesNoRequests(job.spec.name, job.status, sentence(job.reason))
-    if find_phase(c.state, job.id, ask.phase) is None:
-        known = ", ".join(phase.name for phase in (*job.spec.side, *job.spec.phases))
-        raise Impossible(f"job {job.spec.name} has no phase {ask.phase!r}; it registered {known}")
+        return Cause("takes_no_requests", {"job": job.id, "status": str(job.status)}, job.reason)
+    if find_phase(c.state, job.id, phase) is None:
+        known = [known.name for known in (*job.spec.side, *job.spec.phases)]
+        return Cause("no_phase", {"job": job.id, "phase": phase, "phases": known})
     if job.queued is not None:
-        queued = c.state.slots[job.queued]
-        raise Conflict(f"slot {queued.id} already waits for phase {queued.phase}; a job has one request at a time")
+        return Cause("waits_already", {"slot": job.queued, "phase": c.state.slots[job.queued].phase})
     if c.timers.waiting >= c.config.max_requests_waiting:
-        raise TooMany(f"{c.timers.waiting} requests are waiting, which is the limit; try again later")
+        return Cause("many_requests", {"waiting": c.timers.waiting})
     most, waiting = limits_of(c, job.owner).max_waiting, c.timers.waiting_of.get(job.owner, 0)
     if most and waiting >= most:
-        raise TooMany(
-            f"{waiting} requests of owner {job.owner} are waiting, and its limit is {most} "
-            f"(owners.{job.owner}.max_waiting); try again later, or have the limit raised"
-        )
+        return Cause("many_of_owner", {"waiting": waiting, "owner": job.owner, "most": most})
+    return None
 
 
 def queue(c: Context, job: Job, session: SessionId, phase: str, request_id: str) -> SlotId:
@@ -186,17 +195,12 @@ def check_holder(c: Context, slot: Slot, fence: Fence) -> None:
         raise StaleFence(slot.id, "held under another fence", "")
 
 
-def next_request(c: Context, job: Job, slot: Slot, ask: i.ReleaseSlot) -> tuple[SlotId | None, str]:
+def next_request(c: Context, job: Job, slot: Slot, ask: i.ReleaseSlot) -> tuple[SlotId | None, Cause | None]:
     """The request that the release carries. A valid release succeeds whatever becomes of it."""
     if ask.next is None:
-        return None, ""
-    request = i.RequestSlot(job.id, slot.session, ask.next.phase, ask.next.request_id)
-    next_slot, refused = None, ""
-    try:
-        may_request(c, job, request)
-    except Rejected as no:
-        refused = str(no)
-    else:
+        return None, None
+    next_slot, refused = None, refusal(c, job, ask.next.phase)
+    if refused is None:
         next_slot = queue(c, job, slot.session, ask.next.phase, ask.next.request_id)
     c.fact(f.NextAnswered(c.now, slot.id, next_slot, refused))
     return next_slot, refused

@@ -20,6 +20,8 @@ import structlog
 from anyio.abc import TaskGroup, TaskStatus
 from msgspec import Struct
 
+from rollmuxd.core import causes
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
 from rollmuxd.core.facts import Fact, SlotGranted, StateObserved
 from rollmuxd.core.ids import GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName, SlotId
@@ -89,6 +91,16 @@ class Seen(Struct, frozen=True):
 
 def _wall_ms() -> Millis:
     return round(time.time() * 1000)
+
+
+def _quoted(error: BaseException) -> Cause:
+    """What a plugin said of an error."""
+    return causes.said(said(error))
+
+
+def _its_words(found: Probed, otherwise: str) -> Cause:
+    """What a driver said of an order; where it said nothing, a cause of ours."""
+    return causes.said(text(found.error)) if found.error else Cause(otherwise)
 
 
 def _cancel_once(order: asyncio.Task[None]) -> None:
@@ -214,7 +226,7 @@ class Actuator:
         except Exception as error:
             # A bug, ours or a plugin's: what has become of the order is not known.
             log.exception("order_crashed", order=effect.order)
-            report = OrderLostContact(effect.order, said(error))
+            report = OrderLostContact(effect.order, _quoted(error))
         finally:
             del self._under_way[effect.order]
         if report is not None:
@@ -227,9 +239,9 @@ class Actuator:
         driver = self._drivers.get(order.driver)
         told = self._told(order)
         if driver is None:
-            return OrderFailed(order.id, f'residency driver "{order.driver}" is not there')
+            return OrderFailed(order.id, Cause("no_driver", {"driver": order.driver}))
         if told is None:
-            return OrderFailed(order.id, f"what it is about is gone (job {order.job}, node {order.node})")
+            return OrderFailed(order.id, Cause("nothing_to_move", {"job": order.job, "node": order.node}))
         if order.status is OrderStatus.ISSUED and isinstance(effect, Perform):
             return await self._tell(driver, order, told)
         # It was to be sent again, and meanwhile its outcome became unknown: it may only be probed.
@@ -267,16 +279,16 @@ class Actuator:
             except NotDone as error:
                 wait_s = next(retries, None)
                 if wait_s is None or anyio.current_time() + wait_s >= until:
-                    return OrderFailed(told.order, said(error))
+                    return OrderFailed(told.order, _quoted(error))
                 log.info("order_again", order=told.order, job=told.job, reason=said(error), in_s=wait_s)
                 await anyio.sleep(wait_s)
                 if told.order not in self._state().orders:
-                    return OrderFailed(told.order, said(error))
+                    return OrderFailed(told.order, _quoted(error))
             except ContactLost as error:
-                return OrderLostContact(told.order, said(error))
+                return OrderLostContact(told.order, _quoted(error))
             except Exception as error:
                 log.warning("driver_crashed", order=told.order, job=told.job, driver=order.driver, exc_info=True)
-                return OrderLostContact(told.order, said(error))
+                return OrderLostContact(told.order, _quoted(error))
             else:
                 self._learn(order, anyio.current_time() - began)
                 return OrderDone(told.order, await self._after(told))
@@ -289,13 +301,13 @@ class Actuator:
                 "what the driver says of the order",
             )
         except Exception as error:
-            return OrderLostContact(told.order, said(error))
+            return OrderLostContact(told.order, _quoted(error))
         if not found.known:
-            return OrderLostContact(told.order, text(found.error) or "the driver does not know what became of it")
+            return OrderLostContact(told.order, _its_words(found, "outcome_unknown"))
         if not found.done and not found.begun:
             return OrderNotBegun(told.order)
         if not found.done:
-            return OrderFailed(told.order, text(found.error) or "the driver says that it was not done")
+            return OrderFailed(told.order, _its_words(found, "not_done"))
         return OrderDone(told.order, await self._after(told))
 
     def limit_s(self, order: Order) -> float:
@@ -384,14 +396,14 @@ class Actuator:
         known = self._state().hosts.get(host)
         backend = None if known is None else self._backends.get(known.backend)
         if backend is None:
-            return HostUnreachable(host, "no backend that is configured reaches it")
+            return HostUnreachable(host, Cause("no_backend"))
         since = self._now()
         try:
             observation = await self._observation_of(backend, host, LOOK_S)
         except Exception as error:
             if not isinstance(error, ContactLost | TimeoutError):
                 log.warning("backend_crashed", host=host, exc_info=True)
-            return HostUnreachable(host, said(error))
+            return HostUnreachable(host, _quoted(error))
         return HostObserved(host, observation.gpus, observation.boot_id, since, dict(observation.unread))
 
     async def _observation_of(self, backend: Backend, host: HostId, limit_s: float) -> Observation:
@@ -424,7 +436,7 @@ class Actuator:
         except Exception as error:
             if not isinstance(error, NotDone | ContactLost | TimeoutError):
                 log.warning("backend_crashed", job=effect.job, exc_info=True)
-            report = LaunchFailed(effect.launch, said(error))
+            report = LaunchFailed(effect.launch, _quoted(error))
         finally:
             del self._launching[effect.launch]
         if report is not None:
@@ -439,7 +451,7 @@ class Actuator:
         host = state.hosts.get(launch.host)
         backend = self._backends.get(host.backend) if host is not None else None
         if not isinstance(backend, StartsProcesses):
-            return LaunchFailed(effect.launch, f"no backend that starts processes reaches {launch.host}")
+            return LaunchFailed(effect.launch, Cause("no_launcher", {"host": launch.host}))
         nodes = [state.nodes[name] for name in dict.fromkeys(name for pinned in job.pins.values() for name in pinned)]
         ours = {
             "ROLLMUX_JOB": job.spec.name,
@@ -530,9 +542,8 @@ class Actuator:
             log.info("not_ours_to_kill", **told, reason=reason)
             return
         log.info("killed", **told)
-        whose = f"session {session.id} of {job.owner}/{job.user}"
-        before = f"pid {session.pid} on {host}, as {whose} said"
-        reason = f"the job was lost, and its on_loss is {job.spec.on_loss}"
+        before = f"pid {session.pid} on {host} ({session.id})"
+        reason = f"on_loss {job.spec.on_loss}"
         self._post(Audit("kill_process", "rollmuxd", about=job.id, before=before, after="killed", reason=reason))
 
     def _also_of(self, session: Session) -> JobId | None:

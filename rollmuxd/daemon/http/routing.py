@@ -243,11 +243,11 @@ class Call:
             given, then=lambda: self.noted(about, before, status(driver.scheduler.state), reason=reason)
         )
 
-    async def note(self, about: str, after: str, *, once: str = "") -> None:
+    async def note(self, about: str, after: str, *, reason: str = "", once: str = "") -> None:
         """Write down what was done beside the core."""
         self._is_noted = True
         if not once or self._key(once) not in self.shared.written:
-            await self.services.driver.submit(self.noted(about, "", after))
+            await self.services.driver.submit(self.noted(about, "", after, reason=reason))
             if once:
                 self._remember(once)
 

@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from rollmuxd.core import invariants
 from rollmuxd.core.apply import apply
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
@@ -335,7 +336,7 @@ def _restore(file: Path, state_dir: Path, checked: Checked) -> Restored:
         keys = _good_keys(connection)
         known = journal_file.incarnation_of(connection)
         incarnation = journal_file.next_incarnation(known, before, 0 if mark is None else mark.incarnation)
-        journal_file.note_lost(connection, incarnation, "the journal was restored from a backup")
+        journal_file.note_lost(connection, incarnation, Cause("restored"))
         now = journal_file.mark_now(connection)
         connection.execute("PRAGMA journal_mode = DELETE").fetchall()  # one file, that can be moved
     files.sync(new)

@@ -39,6 +39,7 @@ import msgspec
 import structlog
 
 from rollmuxd.core import facts as core_facts
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.facts import AnyFact
 from rollmuxd.core.state import State
 from rollmuxd.daemon import files
@@ -312,25 +313,25 @@ def left_alone_of(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 class Lost(NamedTuple):
-    """Why the journal does not say what jobs did last, and of which incarnation on that is known; ``(0, "")``: it does.
+    """Why the journal does not say what jobs did last, and of which incarnation on that is known; None: it does.
 
     It stays in the journal. The core has heard of it once the state's incarnation is not smaller.
     """
 
     incarnation: int
-    why: str
+    why: Cause | None
 
 
 def lost_of(connection: sqlite3.Connection) -> Lost:
     """What the journal has lost last."""
-    number, _, why = (get_meta(connection, "lost") or "0 ").partition(" ")
-    return Lost(int(number), why)
+    number, _, why = (get_meta(connection, "lost") or "0 null").partition(" ")
+    return Lost(int(number), msgspec.json.decode(why, type=Cause | None))
 
 
-def note_lost(connection: sqlite3.Connection, incarnation: int, why: str) -> None:
+def note_lost(connection: sqlite3.Connection, incarnation: int, why: Cause) -> None:
     """Begin this incarnation, before which facts were lost. Within a transaction."""
     set_meta(connection, "incarnation", str(incarnation))
-    set_meta(connection, "lost", f"{incarnation} {why}")
+    set_meta(connection, "lost", f"{incarnation} {msgspec.json.encode(why).decode()}")
 
 
 class Mark(NamedTuple):
@@ -377,17 +378,17 @@ def write_mark(path: Path, mark: Mark) -> None:
     files.write(mark_of(path), mark.line())
 
 
-def why_lost(now: Mark, mark: Mark | None) -> str:
-    """Why the journal may lack facts that were answered for, as its mark says; "": it has them all."""
+def why_lost(now: Mark, mark: Mark | None) -> Cause | None:
+    """Why the journal may lack facts that were answered for, as its mark says; None: it has them all."""
     if mark is None:
-        return "" if not now.seq else "the journal has no readable mark that would say how far it had come"
+        return Cause("no_mark") if now.seq else None
     if mark.journal != now.journal:
-        return "another journal was used in this directory before this one"
+        return Cause("another_journal")
     if now.seq < mark.seq:
-        return f"the journal lost its end (it ends at fact {now.seq}, and fact {mark.seq} had been written)"
+        return Cause("facts_missing", {"last": now.seq, "written": mark.seq})
     if now.incarnation < mark.incarnation:
-        return f"the journal lost its end (it is of incarnation {now.incarnation}, and {mark.incarnation} had begun)"
-    return ""
+        return Cause("starts_missing", {"incarnation": now.incarnation, "begun": mark.incarnation})
+    return None
 
 
 def begin(connection: sqlite3.Connection, path: Path) -> None:
@@ -399,9 +400,9 @@ def begin(connection: sqlite3.Connection, path: Path) -> None:
     incarnation = next_incarnation(now.incarnation, mark.incarnation if mark is not None else 0)
     why = why_lost(now, mark)
     connection.execute("BEGIN IMMEDIATE")
-    if why:
+    if why is not None:
         note_lost(connection, incarnation, why)
-        log.error("journal_lost_its_end", path=str(path), reason=why, result="all runs are lost")
+        log.error("journal_lost_its_end", path=str(path), reason=str(why), result="all runs are lost")
     set_meta(connection, "incarnation", str(incarnation))
     connection.execute("COMMIT")
     write_mark(path, now._replace(incarnation=incarnation))

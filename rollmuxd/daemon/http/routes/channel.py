@@ -67,7 +67,7 @@ async def result(call: Call, job: str, body: ResultBody) -> ChannelView:
     done = RankResult(rank=body.rank, ok=body.ok, error=body.error, seconds=body.seconds)
     call.services.hub.result(mine.id, body.session, body.rank, body.order, done)
     if call.others:
-        await call.note(body.order, f"said of rank {body.rank} of job {mine.id}", once=body.order)
+        await call.note(body.order, f"rank {body.rank}", once=body.order)
     return ChannelView()
 
 

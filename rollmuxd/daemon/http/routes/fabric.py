@@ -33,7 +33,7 @@ async def degrade_fabric(call: Call, fabric: str, body: ReasonBody) -> FabricVie
     switch = _find(call, fabric)
     reason = body.reason or f"by {call.caller.name}"
     await call.services.journal.note_left_alone(fabric, reason)
-    await call.note(fabric, f"left alone: {body.reason}" if body.reason else "left alone")
+    await call.note(fabric, "left_alone", reason=body.reason)
     switch.degrade(reason)
     return _view(switch)
 

@@ -44,7 +44,7 @@ async def revoke_key(call: Call, key: str) -> KeyView:
     before = why_shut(known, now) or "good"
     # First the revocation: were the journal to lose it, the fact would be lost with it, and that is noticed.
     await call.services.journal.revoke_key(key, now)
-    await call.services.driver.submit(call.noted(key, before, "was revoked"))
+    await call.services.driver.submit(call.noted(key, before, "revoked"))
     await call.shared.gate.load()
     revoked = await _find(call, key)
     assert revoked is not None  # keys are revoked, never removed

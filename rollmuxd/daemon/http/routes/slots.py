@@ -181,7 +181,7 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
             slot=slot,
             status=str(SlotStatus.OVER if ended is None else ended.status),
             next=None if coming is None else views.slot_view(visibility, coming, job, call.caller, now),
-            next_refused=answer.next_refused or None,
+            next_refused=visibility.sentence(answer.next_refused) or None,
         )
 
     view = await call.read(look)
