@@ -8,10 +8,13 @@ from importlib.resources import files
 from typing import Any, Final
 
 import anyio
+import msgspec
 
 from rollmuxd.spi import ContactLost
 from rollmuxd_backend_local.agent import AgentConnection, frames
 from rollmuxd_backend_local.agent.connection import Opened, end_process
+from rollmuxd_backend_local.agent.kept import Kept
+from rollmuxd_backend_local.agent.reached import Said
 from rollmuxd_backend_slurm import controller
 from rollmuxd_backend_slurm.controller import Node
 from rollmuxd_backend_slurm.options import SlurmOptions
@@ -61,6 +64,7 @@ class Line(AgentConnection):
         self._what = f"node {node.name} of allocation {node.allocation}"
         self._process: asyncio.subprocess.Process | None = None
         self._said = bytearray()
+        self._kept = Kept()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         #: what the step said of itself, and the controller of its allocation, when it was opened
         self.environment: dict[str, str] = {}
@@ -90,6 +94,7 @@ class Line(AgentConnection):
         assert process.stdin is not None
         assert process.stdout is not None
         self._said.clear()
+        self._kept = Kept()
         listening = asyncio.create_task(self._listen(process))
         self._tasks = (listening,)
         process.stdin.write(program)
@@ -98,6 +103,16 @@ class Line(AgentConnection):
         self._told(await self._greeting(process.stdout, mark, listening))
         self._tasks = (listening, asyncio.create_task(self._beat(process.stdin)))
         return process.stdout, process.stdin
+
+    async def _ask(self, writer: asyncio.StreamWriter, ask: frames.Ask) -> Said:
+        wish = ask.wish
+        if isinstance(wish, frames.Run) and (name := self._kept.name(wish.stdin)):
+            known = self._kept.has(name)
+            self._kept.whole(name, name)
+            ask = msgspec.structs.replace(
+                ask, wish=msgspec.structs.replace(wish, kept=name, stdin=b"" if known else wish.stdin)
+            )
+        return await super()._ask(writer, ask)
 
     async def _greeting(
         self, stdout: asyncio.StreamReader, mark: str, listening: "asyncio.Task[None]"
@@ -148,5 +163,5 @@ class Line(AgentConnection):
 def _program() -> bytes:
     """What runs in a step: the modules, in the order in which they need each other."""
     folder = files("rollmuxd_backend_local") / "agent"
-    named = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in ("onnode", "serve")]
+    named = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in ("kept", "onnode", "serve")]
     return json.dumps(named).encode()

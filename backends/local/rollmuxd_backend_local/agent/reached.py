@@ -16,6 +16,8 @@ from rollmuxd_backend_local.options import HostOptions
 
 #: beyond a command's own time limit, which the node keeps to: for reaching it, and for its answer
 _WAY_S: Final = 2.0
+#: the same for all questions, so that one that is asked again is the same input
+_MARK: Final = f"rollmuxd-{secrets.token_hex(8)}"
 
 Said: TypeAlias = frames.Ran | frames.Data | frames.Seen | frames.Failed
 
@@ -47,14 +49,13 @@ class Reached(Asking[ReachedBy]):
 
     async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         """A question and the program that answers it, as a command there."""
-        mark = f"rollmuxd-{secrets.token_hex(8)}"
         # Without site-packages it starts in half of the time, and needs nothing of them.
         argv = (self._of(host).python, "-I", "-S", "-c", payload.OPEN)
-        said = await self._wish(host, frames.Run(argv, {}, payload.pack(dict(question), mark), limit_s), limit_s)
+        said = await self._wish(host, frames.Run(argv, {}, payload.pack(dict(question), _MARK), limit_s), limit_s)
         if not isinstance(said, frames.Ran):
             raise ContactLost(f"{host}: {why(said)}")
         try:
-            return payload.unpack(said.stdout, mark)
+            return payload.unpack(said.stdout, _MARK)
         except ValueError as error:
             spoken = (said.stderr or said.stdout).decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
             raise ContactLost(

@@ -1,7 +1,7 @@
 """A process on a node that does what comes in by its standard input, until that ends or stays silent.
 
 Standard library only, Python 3.8 or newer: it is sent to the node with ``onnode``, and nothing is installed there. Each
-message is its length (4 bytes) and JSON, as in :mod:`rollmuxd_backend_local.agent.frames`.
+message is its length (4 bytes) and JSON, which may be compressed, as in :mod:`rollmuxd_backend_local.agent.frames`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ import base64
 import json
 import os
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
+from .kept import Kept
 from .onnode import OnNode
 
 _SIZE = 4
+#: as in frames
+_SHORT, _COMPRESSED = 500, 2**16
 #: commands that are ended may take so long to be gone
 _END_S = 5.0
 
@@ -48,6 +52,7 @@ class Service:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._node = OnNode()
+        self._kept = Kept()
         #: what is under way: the wish, and the task that does it
         self._asked: dict[int, tuple[dict[str, Any], asyncio.Task[None]]] = {}
 
@@ -57,6 +62,8 @@ class Service:
             while True:
                 said = await asyncio.wait_for(self._read(), silent_s)
                 if said["type"] == "Ask":
+                    if said["wish"]["do"] == "Run":  # in the order in which they come
+                        said["wish"]["stdin"] = self._kept.whole(said["wish"]["kept"], said["wish"]["stdin"])
                     task = asyncio.ensure_future(self._answer(said["number"], said["wish"], said["reach_s"]))
                     self._asked[said["number"]] = (said["wish"], task)
                 elif said["type"] == "Forget":
@@ -71,7 +78,8 @@ class Service:
 
     async def _read(self) -> dict[str, Any]:
         size = int.from_bytes(await self._reader.readexactly(_SIZE), "big")
-        said: dict[str, Any] = json.loads(await self._reader.readexactly(size))
+        body = await self._reader.readexactly(size)
+        said: dict[str, Any] = json.loads(body if body.startswith(b"{") else zlib.decompress(body))
         return said
 
     async def _forget(self, number: int) -> None:
@@ -94,6 +102,8 @@ class Service:
         finally:
             del self._asked[number]
         body = json.dumps({"type": "Answer", "number": number, "said": said}).encode()
+        if _SHORT < len(body) <= _COMPRESSED:
+            body = zlib.compress(body, 1)
         try:
             self._writer.write(len(body).to_bytes(_SIZE, "big") + body)
             await self._writer.drain()
