@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 @pytest.fixture
 def loops(tmp_path):
     """Starts loops by name; what each has done, once all have ended well."""
-    started = {}
+    started, ends = {}, {}
 
-    def start(daemon, name, *arguments):
+    def start(daemon, name, *arguments, fails=""):
         if arguments[0] in ("skyrl", "openrlhf", "areal") and not (FRAMEWORKS / "-".join(arguments[:2])).is_dir():
             what = "==".join(arguments[:2])
             pytest.skip(f'{what} is not here: make drift ARGS="--keep .venv/frameworks {what}"')
@@ -38,16 +38,21 @@ def loops(tmp_path):
         with (tmp_path / f"{name}.out").open("wb") as out, (tmp_path / f"{name}.err").open("wb") as said:
             started[name] = forked.Popen(
                 [sys.executable, LOOPS, *arguments],
-                env={**env, **ours, "HOME": str(tmp_path), "LOOPS_WORK": "20000"},
+                env={**env, **ours, "HOME": str(tmp_path), "LOOPS_WORK": "20000", "LOOPS_FAILS": fails},
                 cwd=tmp_path,
                 stdout=out,
                 stderr=said,
             )
+        ends[name] = 1 if fails else 0
 
     def ended():
         for name, process in started.items():
-            assert process.wait(PATIENCE_S) == 0, (tmp_path / f"{name}.err").read_text()
-        return {name: json.loads((tmp_path / f"{name}.out").read_text().splitlines()[-1]) for name in started}
+            assert process.wait(PATIENCE_S) == ends[name], (tmp_path / f"{name}.err").read_text()
+        return {
+            name: json.loads((tmp_path / f"{name}.out").read_text().splitlines()[-1])
+            for name in started
+            if not ends[name]
+        }
 
     start.ended = ended
     yield start
@@ -144,3 +149,17 @@ def test_a_daemon_that_only_watches_has_them_wait_for_nothing(live, loops):
     assert {job["admission"] for job in daemon.jobs().values()} == {"observed"}
     assert phases(daemon, "roll") == ["init", *["sync", "rollout", "train"] * 2]
     assert phases(daemon, "nemo") == ["init", *["train"] * 4]
+
+
+def test_a_run_that_cannot_send_its_weights_gives_the_trainers_gpus_back_and_the_others_go_on(live, loops):
+    daemon = live.daemon((("0", "train"),))
+    weights = "policy.broadcast_weights_for_collective"
+    asynchronous = ("nemo_rl", "train", "async", "apart")
+    loops(daemon, "cannot", *asynchronous, fails=weights)
+    loops(daemon, "can", *asynchronous)
+    done = loops.ended()
+
+    assert [what for what, phase, _, _ in done["can"] if phase == "train"].count(weights) == 2
+    reasons = {name: job["reason"] for name, job in daemon.jobs().items()}
+    assert reasons == {"can": "finished", "cannot": f"failed: ConnectionError: no answer to {weights}"}
+    assert daemon.facts("slot_lost", "slot_revoked", "job_lost") == []

@@ -98,6 +98,33 @@ def test_killed_while_holding_its_gpus_are_given_on_only_when_they_were_verified
     assert cleared[-1]["seq"] < number["slot_claimed"]
 
 
+def test_an_asynchronous_trainer_that_is_killed_in_its_slot_holds_no_other_up_once_its_gpus_are_clean(live):
+    daemon = live.daemon((("0", "train"),))
+    alone = dict(rollout=None, phases={"train": "train"}, asynchronous=True)
+    a = live.holder("a", "train", **alone)
+    (b, b_asked), (c, c_asked) = (live.waiter(name, "train", **alone) for name in "bc")
+    left = {"gpu": "mock/gpu0", "mb": 2000, "process": f"pid {a.pid} [python] <defunct>"}
+    daemon.fault(strangers=[left])
+
+    a.kill()
+    lost_within_a_lease(live, daemon, "a", daemon.renew("a"))
+
+    held = {why["code"] for why in daemon.slot(daemon.job("b")["slot"])["reasons"]}
+    assert "held_by_lost" in held
+    assert (b.done(b_asked), c.done(c_asked)) == (None, None)
+    daemon.fault()
+    for one, asked in ((b, b_asked), (c, c_asked)):
+        one.answer(asked)
+        one.do("leave")
+    for one in (b, c):  # its rollouts are its own affair: these two share the trainer as before
+        one.do("loop", rounds=2, seconds=0.02, phases=["train"])
+    assert {name: job["status"] == "ended" for name, job in daemon.jobs().items()} == {
+        "a": True,
+        "b": False,
+        "c": False,
+    }
+
+
 def test_killed_while_its_state_is_being_loaded_its_gpus_go_to_the_next(live):
     daemon = live.daemon()
     daemon.fault(faults=[{"do": "delay", "method": "load", "job": "a", "delay_s": 8.0}])  # by then it is dead

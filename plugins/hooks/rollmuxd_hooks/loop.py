@@ -190,12 +190,18 @@ class Loop:
     @contextlib.contextmanager
     def to_its_end(self) -> Iterator[None]:
         """End the job with this, and say how it ended."""
+        with self.ending_with_an_error():
+            yield
+        self.end()
+
+    @contextlib.contextmanager
+    def ending_with_an_error(self) -> Iterator[None]:
+        """End the job with an error of this: a user's script may not tell of it."""
         try:
             yield
         except BaseException as error:
             self.end(error)
             raise
-        self.end()
 
     def end(self, error: BaseException | None = None) -> None:
         """Release what is held, and end the job; a second time, nothing."""

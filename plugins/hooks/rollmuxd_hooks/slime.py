@@ -99,7 +99,8 @@ def _train(loop: Loop, theirs: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 def _send(loop: Loop, theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return loop.send(lambda: theirs(*args, **kwargs))
+    with loop.ending_with_an_error():
+        return loop.send(lambda: theirs(*args, **kwargs))
 
 
 class Manager:

@@ -318,10 +318,25 @@ def test_prime_rl_waits_for_a_batch_without_a_slot_and_parked_meanwhile_not_a_bi
     assert weights == slots(drive(tmp_path, "prime-rl", release, "alone"))[-1]
 
 
-def test_where_weights_cannot_be_sent_the_slot_is_given_back_and_the_job_ends_with_that(tmp_path):
-    told = drive(tmp_path, "prime-rl", "0.8.0", "fails")
+@pytest.mark.parametrize(
+    ("arguments", "sends"),
+    [
+        (("prime-rl", "0.8.0"), "weights.broadcast 1"),
+        (("skyrl", "0.3.0", "fully async"), "policy.broadcast_to_inference_engines"),
+        (("areal", "1.0.4", "apart"), "actor.update_weights"),
+        (("nemo_rl", "train", "async", "apart"), "policy.broadcast_weights_for_collective"),
+        (("slime", "train_async"), "actor.update_weights"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_where_weights_cannot_be_sent_the_slot_is_given_back_and_the_job_ends_with_that(tmp_path, arguments, sends):
+    told = drive(tmp_path, *arguments, LOOPS_FAILS=sends)
     assert told.returncode == 1
-    assert "ended: {'math': 'failed: ConnectionError: no inference server'}" in told.stderr
+    *_, done, last = [line for line in told.stderr.splitlines() if line.startswith(("done: ", "ended: "))]
+    assert done == f"done: {sends}", "something was done to the engines after that"
+    assert list(ast.literal_eval(last.removeprefix("ended: ")).values()) == [
+        f"failed: ConnectionError: no answer to {sends}"
+    ]
     assert "held: None" in told.stderr
 
 
