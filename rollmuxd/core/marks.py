@@ -27,8 +27,8 @@ class Dirty:
     """What has to be looked at. Dicts, not sets: the order of marks decides the order of facts."""
 
     __slots__ = (
-        *("groups", "homes", "jobs", "lend", "newcomers", "nodes", "places"),
-        *("room", "spread", "untried", "watched"),
+        *("again", "groups", "homes", "jobs", "lend", "newcomers", "nodes", "places"),
+        *("room", "spread", "watched"),
     )
 
     def __init__(self) -> None:
@@ -38,8 +38,8 @@ class Dirty:
         #: jobs that have begun to wait; the others were tried, and do not fit in the room that there was
         self.newcomers: dict[JobId, None] = {}
         self.room = False
-        #: jobs of the pass under way that were not tried yet are due
-        self.untried = False
+        #: waiting jobs are tried although nothing that is marked has made room
+        self.again = False
         self.places = False
         #: nodes that are observed again while something on them is to come clean
         self.watched: dict[NodeId, None] = {}
@@ -50,7 +50,7 @@ class Dirty:
 
     def __bool__(self) -> bool:
         """Whether a step has something to look at."""
-        served = self.groups or self.jobs or self.nodes or self.room or self.untried or self.newcomers
+        served = self.groups or self.jobs or self.nodes or self.room or self.again or self.newcomers
         return bool(served or self.lend or self.homes)
 
     def everything(self, state: State) -> None:
@@ -60,6 +60,7 @@ class Dirty:
         self.nodes.update(dict.fromkeys(state.nodes))
         self.lend.update(dict.fromkeys(state.nodes))
         self.homes = self.spread = True
+        self.room = bool(state.waiting)
 
     def group(self, name: GroupId | None) -> None:
         """The turn of one of its jobs may have come."""
@@ -76,9 +77,9 @@ class Dirty:
         if job.spec.filler is not None:
             self.lend.update(dict.fromkeys(node for nodes in job.pins.values() for node in nodes))
 
-    def try_the_rest(self) -> None:
-        """Jobs of the pass under way that were not tried yet are due."""
-        self.untried = True
+    def try_again(self) -> None:
+        """Try the waiting jobs: those that the pass under way has left, else all of them."""
+        self.again = True
 
     def watch(self, node: NodeId) -> None:
         """Something on it is to come clean."""

@@ -187,18 +187,6 @@ class SpendsCredit(Protocol):
 
 
 @runtime_checkable
-class AsksForCredit(Protocol):
-    """A policy may also keep newcomers out of a group until its members have earned some credit.
-
-    Waiting jobs are tried again when the end of a member's iteration makes this true.
-    """
-
-    def can_afford_newcomer(self, state: State, group: GroupId) -> bool:
-        """Whether the members can afford a newcomer."""
-        ...
-
-
-@runtime_checkable
 class HeedsOwners(Protocol):
     """What a policy is, besides, that plans around how many nodes an owner may hold.
 

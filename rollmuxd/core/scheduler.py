@@ -88,7 +88,7 @@ _DUE: dict[str, Callable[[Context, str], None]] = {
     "leave": drain.look_again,
     "lend": lambda c, node: c.dirty.lend.setdefault(node),
     "yield": slots.yield_due,
-    "admit": lambda c, _: c.dirty.try_the_rest(),
+    "admit": lambda c, _: c.dirty.try_again(),
 }
 
 

@@ -164,8 +164,6 @@ class Timers:
                 self.at(now + config.lease_ms, "reap", job.id)
             if job.slot is not None:
                 self.at(now + config.lease_ms, "overrun", job.id)
-        if state.waiting:  # which of them were tried is not known
-            self.at(now, "admit", "")
         for node in state.nodes.values():
             if node.loan is not None:
                 self.at(now, "lend", node.id)

@@ -79,7 +79,7 @@ class Cluster:
         moved = []
         for _ in range(20_000):
             due = self.core.deadline()
-            if due is None or due > self.now + MINUTE_MS:
+            if due is None or due >= self.now + MINUTE_MS:
                 return moved
             self.now = max(self.now, due)
             facts = self.hand(i.Tick())

@@ -1,4 +1,4 @@
-"""Who waits for a member of a group to earn credit is let in when it has, and not only when somebody leaves."""
+"""A job that waits for a member to earn credit is let in within a minute of that, not only when a job leaves."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def spec(name, movable):
 
 
 @pytest.mark.parametrize(
-    ("movable", "lets_in_after"),
+    ("movable", "earned_after"),
     [
         # An iteration alone earns a fifth of its time: what one takes has been earned after five.
         (Movable.NO, 5),
@@ -30,12 +30,12 @@ def spec(name, movable):
         (Movable.WARM, 19),
     ],
 )
-def test_a_job_is_let_in_beside_one_as_soon_as_that_has_earned_its_reserve(movable, lets_in_after):
+def test_a_job_is_let_in_beside_one_soon_after_that_has_earned_its_reserve(movable, earned_after):
     cluster = Cluster(movable)
     waited = []
     while cluster.second_waits() and len(waited) < 25:
         waited.append(cluster.iterates())
-    assert len(waited) - 1 == lets_in_after  # seen when the next one begins
+    assert earned_after <= len(waited) - 1 <= earned_after + 60_000 // (ROLLOUT_MS + TRAIN_MS) + 1
     assert cluster.group("first") == cluster.group("second")
 
 
@@ -46,8 +46,10 @@ def test_a_job_is_let_in_when_it_is_less_that_is_asked_for_since_iterations_have
     # When the fifth begins it is ahead by more than four alone explain, and not by a whole one: 12.4 s of 13 s.
     cluster.core.state.jobs[cluster.first].progress.elapsed_ms -= 2_000
     cluster.iterates(rollout_ms=1_000)
+    cluster.tries_again()
     assert cluster.second_waits()
     cluster.iterates()  # after a short one 11.2 s are asked for, which it had before it
+    cluster.tries_again()
     assert not cluster.second_waits()
 
 
@@ -80,6 +82,11 @@ class Cluster:
     def hand(self, given):
         return self.core.handle(given, self.now).answer
 
+    def tries_again(self):
+        """Have the waiting job tried, as a minute later."""
+        self.core.context.dirty.try_again()
+        self.hand(i.Tick())
+
     def iterates(self, rollout_ms=ROLLOUT_MS):
         """One iteration of the first job. Tells whether the second still waits when it begins."""
         waits = None
@@ -87,7 +94,11 @@ class Cluster:
             self._calls += 1
             slot = self.hand(i.RequestSlot(self.first, self._session, phase, f"call {self._calls}")).slot
             waits = self.second_waits() if waits is None else waits
-            self.now += took_ms
+            until = self.now + took_ms
+            while (due := self.core.deadline()) is not None and due <= until:
+                self.now = max(self.now, due)
+                self.hand(i.Tick())
+            self.now = until
             self.hand(i.ReleaseSlot(slot, self.core.state.slots[slot].fence))
         return waits
 

@@ -17,7 +17,6 @@ from rollmuxd.core.order import find_phase
 from rollmuxd.core.spec import IfUnmet, Park
 from rollmuxd.core.steps.admit import limits_of, moves_without_its_process
 from rollmuxd.core.steps.dispatch import take_place
-from rollmuxd.core.steps.guard import keeps_others_out
 from rollmuxd.core.steps.guard import watch as watch_credit
 from rollmuxd.core.steps.reclaim import (
     drop_requests,
@@ -94,7 +93,6 @@ def queue(c: Context, job: Job, session: SessionId, phase: str, request_id: str)
     slot = c.state.next_id("s")
     side = all(known.name != phase for known in job.spec.phases)
     begins = not side and phase == job.spec.phases[0].name and job.spec.filler is None
-    closed = begins and bool(c.state.waiting) and keeps_others_out(c, job)
     c.fact(
         f.SlotQueued(c.now, slot, job.id, job.run, session, phase, request_id, side, begins, judged_by_ms(job, c.now))
     )
@@ -106,7 +104,7 @@ def queue(c: Context, job: Job, session: SessionId, phase: str, request_id: str)
         judge(c, job)
     if begins:
         watch_times(c, job)
-        watch_credit(c, job, closed=closed)
+        watch_credit(c, job)
     return slot
 
 

@@ -27,6 +27,8 @@ _NO_LIMITS = OwnerLimits()
 
 #: what one input may spend on trying waiting jobs; the rest is tried at the next tick, which is due at once
 SPENT_AT_ONCE: Final = 600
+#: waiting jobs are tried again after this time, although nothing has made room that they are known to wait for
+AGAIN_MS: Final = 60_000
 #: what it takes to try a placement, and to look at a job and see that its like was refused
 TRY, LOOK = 100, 1
 
@@ -80,22 +82,23 @@ def limits_of(c: Context, owner: str) -> OwnerLimits:
 def admit(c: Context) -> None:
     """Place every waiting job that fits. One that has waited too long is not overtaken on the pools it wants.
 
-    Without new room only newcomers are tried: the others were, and still do not fit.
+    Without new room only newcomers are tried: the others were, and still do not fit. Measured times and earned credit
+    make room that nothing marks. For that, all are tried again now and then.
     """
     dirty, round_ = c.dirty, c.timers.round
-    newcomers, room, untried = dirty.newcomers, dirty.room, dirty.untried
-    dirty.newcomers, dirty.room, dirty.untried = {}, False, False
-    if room or (round_ is None and (newcomers or untried)):
+    newcomers, room, again = dirty.newcomers, dirty.room, dirty.again
+    dirty.newcomers, dirty.room, dirty.again = {}, False, False
+    if not (newcomers or room or again):
+        return
+    under_way = round_ is not None and not round_.is_over()
+    if room or round_ is None or (again and not under_way):
         _begin_pass(c, round_)
-    elif newcomers and round_ is not None:
-        under_way = not round_.is_over()
+    elif newcomers:
         for newcomer in newcomers:
             round_ = _with_newcomer(c, round_, newcomer)
         c.timers.round = round_
-        if under_way and not untried:
+        if under_way and not again:
             return  # each is tried in its turn, at the next tick
-    elif not untried:
-        return
     continue_pass(c)
 
 
@@ -121,6 +124,8 @@ def continue_pass(c: Context) -> None:
             c.timers.round = AdmissionPass(waiting_order(c, c.now))
     if c.timers.round is None or not c.timers.round.is_over():
         c.timers.at(c.now, "admit", "")
+    elif c.state.waiting:
+        c.timers.at(c.now + AGAIN_MS, "admit", "")
 
 
 def _with_newcomer(c: Context, round_: AdmissionPass, newcomer: JobId) -> AdmissionPass:

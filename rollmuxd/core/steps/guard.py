@@ -20,7 +20,7 @@ from rollmuxd.core.context import Context
 from rollmuxd.core.estimates import credit_ms, solo_ms
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.model import Dispatch, Group, Job, JobStatus
-from rollmuxd.core.policy import AsksForCredit, Move
+from rollmuxd.core.policy import Move
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps.locality import place
 from rollmuxd.core.steps.move import plan, refused
@@ -33,20 +33,8 @@ RESERVE: Final = 1
 RETURN: Final = 6
 
 
-def keeps_others_out(c: Context, job: Job) -> bool:
-    """Whether no job may join the job's group, because a member has not earned enough credit yet."""
-    return (
-        job.group is not None
-        and isinstance(c.policy, AsksForCredit)
-        and not c.policy.can_afford_newcomer(c.state, job.group)
-    )
-
-
-def watch(c: Context, job: Job, *, closed: bool = False) -> None:
-    """An iteration has ended: see whether the job is short of credit, or has enough again.
-
-    ``closed``: a job waits, and before this none could join the group, as a member lacked credit.
-    """
+def watch(c: Context, job: Job) -> None:
+    """An iteration has ended: see whether the job is short of credit, or has enough again."""
     group = c.state.groups.get(job.group or "")
     if group is None or group.dispatch is not Dispatch.CREDIT or job.status is not JobStatus.ADMITTED:
         return
@@ -55,8 +43,6 @@ def watch(c: Context, job: Job, *, closed: bool = False) -> None:
     least, enough = reserve_ms(job, debit), reserve_ms(job, 2 * debit, RETURN)
     if credit is None or not job.promised:
         return
-    if closed and not keeps_others_out(c, job):
-        c.dirty.room = True
     judged = job.progress.finished - job.guard_from >= JUDGED_AFTER
     if not job.guarded and judged and credit < least:
         c.fact(f.JobGuarded(c.now, job.id, credit, least))
