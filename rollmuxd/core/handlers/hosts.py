@@ -161,6 +161,8 @@ def may_run_still(job: Job) -> bool:
     """Whether a process that was to be ended may be there: the daemon may have stopped before that was done."""
     if job.status is JobStatus.LOST:
         return job.spec.on_loss is OnLoss.KILL or job.launch is not None
+    if job.status is JobStatus.QUARANTINED and job.spec.filler is not None:
+        return bool(job.pins)  # what it keeps must not hold up others
     return job.launch is not None and job.launch.over and (job.live or bool(job.pins))
 
 
