@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from simkit import checked
 
 from rollmuxd.fabric.topology import CARD
@@ -610,3 +611,53 @@ def test_asynchronous_runs_wait_for_each_other_only_where_their_trainer_is_full(
     assert all(job.slowdown == pytest.approx(slowdown, abs=0.02) for job in found.jobs)
     (train,) = (pool for pool in found.pools if pool.name == "train")
     assert train.utilisation == pytest.approx(use, abs=0.03)
+
+
+def test_a_share_of_the_production_jobs_may_be_asynchronous_and_takes_the_same_times():
+    plain = read("weave-production", Options(jobs=40)).draw(3)
+    half = read("weave-production", Options(jobs=40, more={"async": "0.5"})).draw(3)
+    beside = [job for job in half.jobs if job.spec.asynchronous]
+    assert len(beside) == 20
+    of = {job.name: job for job in plain.jobs}
+    assert [job for job in half.jobs if job not in beside] == [
+        of[job.name] for job in half.jobs if job.name not in {one.name for one in beside}
+    ]
+    for job in beside:
+        rollout, train = of[job.name].planned
+        assert (job.spec.asynchronous.pace_ms, job.batches, job.series) == (rollout, (rollout,), ((train,),))
+        assert (job.planned, job.solo_ms) == ((train,), max(rollout, train))
+        assert (wants(job), job.footprint) == tuple(
+            {"train": nodes["train"]} for nodes in (wants(of[job.name]), of[job.name].footprint)
+        )
+        assert job.spec.slo == of[job.name].spec.slo
+
+
+@pytest.mark.parametrize("place", ["phase", "within", "between"])
+def test_an_asynchronous_jobs_slot_includes_what_its_weights_take(place):
+    options = Options(jobs=4, sync="table", sync_place=place)
+    plain = read("weave-production", options).draw(0).jobs
+    asynchronous = read("weave-production", replace(options, more={"async": "1"})).draw(0).jobs
+    assert [job.planned[0] for job in asynchronous] == [job.solo_ms - job.planned[0] for job in plain]
+
+
+@pytest.mark.parametrize("given", ["1.5", "-1", "half"])
+def test_a_share_is_at_most_all_of_them(given):
+    with pytest.raises(ValueError, match=f"async is '{given}': expected a number of at least 0 and at most 1"):
+        read("weave-production", Options(more={"async": given}))
+
+
+def test_where_half_the_production_jobs_are_asynchronous_all_keep_their_slos_on_fewer_training_nodes():
+    options = Options(more={"async": "0.5"})
+    ours, solo = (
+        checked.perform(Task("weave-production", options, policy, "cost", "paper", 0)) for policy in ("rollmux", "solo")
+    )
+    assert ours.attainment == 1
+    (mine, alone) = (next(pool for pool in found.pools if pool.name == "train") for found in (ours, solo))
+    assert mine.peak_gpus <= 0.7 * alone.peak_gpus
+
+
+def test_synchronous_and_asynchronous_jobs_keep_their_slos_phase_by_phase():
+    options = Options(jobs=16, nodes={"rollout": 4, "train": 4}, more={"async": "0.5"})
+    found = checked.perform(Task("weave-production", options, "default", "phase", WORK, 0))
+    assert found.attainment == 1
+    assert len(found.jobs) == 16

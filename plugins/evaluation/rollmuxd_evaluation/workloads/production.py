@@ -6,12 +6,16 @@ jobs at once, half of them 7B with 8k tokens. Profiles are means, not worst case
 A 32B job takes two nodes of each pool by the paper's rule. The artifact counts it so where it is alone, and with *one*
 training node where it shares (in both, its phases take the same time). That is ``weave-production``, whose figures
 compare with the published ones. In ``weave-production-honest`` it wants two training nodes wherever it is.
+
+The share ``async`` of the jobs (0) is asynchronous, with the same times: they roll out on nodes of their own, which
+nothing here counts.
 """
 
+import random
 from typing import NamedTuple
 
 from rollmuxd.sim.workload import Options, Workload, by_arrival
-from rollmuxd_evaluation.workloads.shapes import Shape, Terms, inside, ms
+from rollmuxd_evaluation.workloads.shapes import Shape, Terms, apart, inside, ms
 from rollmuxd_evaluation.workloads.tables import shipped
 
 SOURCE = "wutianyuan1/ROLL, trace/wild.trace and trace/profile.json (Apache-2.0)"
@@ -73,18 +77,19 @@ def arrivals(kinds: list[str]) -> list[Arrival]:
 
 
 class Production:
-    """The trace. A seed draws the SLOs, and which jobs stay if fewer are wanted."""
+    """The trace. A seed draws the SLOs, which jobs stay if fewer are wanted, and which are asynchronous."""
 
     def __init__(self, name: str, summary: str, options: Options) -> None:
         self.name, self.summary = name, summary
-        self._terms = Terms(options)
+        self._terms = Terms(options, ("async",))
+        self._asynchronous = self._terms.amount("async", 0.0, most=1.0)
         self._profiles = profiles(honest=name.endswith("-honest"))
         self._arrivals = arrivals(list(self._profiles))
 
     def draw(self, seed: int) -> Workload:
         """The workload of one seed."""
         chosen = self._terms.thinned(self._arrivals, seed)
-        jobs = (
+        jobs = [
             self._terms.job(
                 it.job,
                 self._profiles[it.kind],
@@ -93,5 +98,7 @@ class Production:
                 slo=slo,
             )
             for it, slo in zip(chosen, self._terms.slos(len(chosen), seed), strict=True)
-        )
+        ]
+        for number in random.Random(f"async {seed}").sample(range(len(jobs)), round(self._asynchronous * len(jobs))):
+            jobs[number] = apart(jobs[number])
         return Workload(self.name, by_arrival(tuple(jobs)), self._terms.pools(), SOURCE)

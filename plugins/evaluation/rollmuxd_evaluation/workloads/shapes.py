@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rollmuxd.core.ids import Millis, PoolName
-from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
+from rollmuxd.core.spec import Asynchronous, JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.fabric.sync import Links, Way, seconds
 from rollmuxd.sim.inside import Inside, drawn
 from rollmuxd.sim.workload import Alone, Durations, Options, Pool, SimJob, Starts
@@ -179,7 +179,7 @@ class Terms:
             raise ValueError(f"{key} is {word!r}{nearest(word, known)} ({', '.join(known)})")
         return word
 
-    def amount(self, key: str, default: float, least: float = 0.0) -> float:
+    def amount(self, key: str, default: float, least: float = 0.0, most: float = math.inf) -> float:
         """A number of the workload's own settings."""
         given = self.options.more.get(key, "")
         if not given:
@@ -188,8 +188,9 @@ class Terms:
             value = float(given)
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and value >= least):
-            raise ValueError(f"{key} is {given!r}: expected a number of at least {least:g}")
+        if not (math.isfinite(value) and least <= value <= most):
+            upper = f" and at most {most:g}" if most < math.inf else ""
+            raise ValueError(f"{key} is {given!r}: expected a number of at least {least:g}{upper}")
         return value
 
     # ---- for each seed -----------------------------------------------------------------------------------------------
@@ -311,6 +312,32 @@ class Terms:
             iterations=iterations,
             inside=shape.inside,
         )
+
+
+def apart(job: SimJob) -> SimJob:
+    """The same job, but asynchronous: each rollout runs on nodes of its own, while the one before it is trained on.
+
+    Its slot is for all the rest of an iteration, weights included.
+    """
+    own_ms = sum(phase.gap_ms for phase in job.spec.phases)
+    return replace(
+        job,
+        spec=replace(
+            job.spec,
+            phases=(PhaseSpec(TRAIN, (TRAIN,), planned_ms=own_ms + sum(job.planned[1:])),),
+            wants=tuple(want for want in job.spec.wants if want.pool == TRAIN),
+            side=tuple(replace(phase, pools=(TRAIN,)) for phase in job.spec.side),
+            states=tuple(state for state in job.spec.states if state.pool == TRAIN),
+            asynchronous=Asynchronous(job.planned[0]),
+        ),
+        series=tuple((own_ms + sum(took[1:]),) for took in job.series),
+        batches=tuple(took[0] for took in job.series),
+        footprint={TRAIN: job.footprint[TRAIN]},
+        colocated=None,
+        starts={pool: starts for pool, starts in job.starts.items() if pool == TRAIN},
+        tail_from=(),
+        inside=None,
+    )
 
 
 def _handed_on(took: Durations, within: Millis, takes: Millis, place: str) -> Durations:
