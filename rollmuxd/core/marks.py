@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.ids import GroupId, JobId, NodeId
-from rollmuxd.core.model import Job, JobStatus
+from rollmuxd.core.ids import GroupId, HostId, JobId, NodeId
+from rollmuxd.core.model import Job, JobStatus, nodes_in
 from rollmuxd.core.state import State
 
 
@@ -28,7 +28,7 @@ class Dirty:
 
     __slots__ = (
         *("again", "groups", "homes", "jobs", "lend", "newcomers", "nodes", "places"),
-        *("room", "spread", "watched"),
+        *("hosts", "room", "spread", "watched"),
     )
 
     def __init__(self) -> None:
@@ -41,6 +41,8 @@ class Dirty:
         #: waiting jobs are tried although nothing that is marked has made room
         self.again = False
         self.places = False
+        #: hosts that are looked at now, if something on them is to come clean
+        self.hosts: dict[HostId, None] = {}
         #: nodes that are observed again while something on them is to come clean
         self.watched: dict[NodeId, None] = {}
         #: nodes with fillers that may be lent, or are wanted back
@@ -75,11 +77,16 @@ class Dirty:
         if job.move is not None:
             self.groups[job.move.group] = None
         if job.spec.filler is not None:
-            self.lend.update(dict.fromkeys(node for nodes in job.pins.values() for node in nodes))
+            self.lend.update(dict.fromkeys(nodes_in(job.pins)))
 
     def try_again(self) -> None:
         """Try the waiting jobs: those that the pass under way has left, else all of them."""
         self.again = True
+
+    def hosts_of(self, state: State, job: Job) -> None:
+        """Something on the nodes that a job has, or had, is to come clean."""
+        for name in (*nodes_in(job.pins), *job.left):
+            self.hosts[state.nodes[name].host] = None
 
     def watch(self, node: NodeId) -> None:
         """Something on it is to come clean."""
@@ -87,9 +94,7 @@ class Dirty:
 
     def nodes_of(self, job: Job) -> None:
         """The nodes that a job has may be empty."""
-        for names in job.pins.values():
-            for name in names:
-                self.nodes[name] = None
+        self.nodes.update(dict.fromkeys(nodes_in(job.pins)))
 
 
 def mark_loans(dirty: Dirty, state: State, fact: f.Fact) -> None:
@@ -104,12 +109,12 @@ def mark_loans(dirty: Dirty, state: State, fact: f.Fact) -> None:
     job = state.jobs.get(getattr(fact, "job", "") or (slot.job if slot is not None else order.job if order else ""))
     if job is not None:
         groups.append(job.group)
-        about += [name for names in job.pins.values() for name in names]
+        about += nodes_in(job.pins)
     node = state.nodes.get(node_of) if isinstance(node_of := getattr(fact, "node", None), str) else None
     if node is not None:
         about.append(node.id)
         groups.append(node.group)
-    for pinned in (name for names in getattr(fact, "pins", {}).values() for name in names):
+    for pinned in nodes_in(getattr(fact, "pins", {})):
         about += state.hosts[state.nodes[pinned].host].nodes  # it takes RAM there
     for group in groups:
         if group in state.groups:
@@ -150,6 +155,10 @@ def _its_job(dirty: Dirty, state: State, fact: Any) -> None:
     dirty.job(state.jobs[state.slots[fact.slot].job])
 
 
+def _slot_reclaiming(dirty: Dirty, state: State, fact: f.SlotReclaiming) -> None:
+    dirty.hosts_of(state, state.jobs[state.slots[fact.slot].job])
+
+
 def _slot_over(dirty: Dirty, state: State, fact: f.SlotOver) -> None:
     job = state.jobs[state.slots[fact.slot].job]
     dirty.job(job)
@@ -161,13 +170,26 @@ def _slot_over(dirty: Dirty, state: State, fact: f.SlotOver) -> None:
 
 def _order(dirty: Dirty, state: State, fact: Any) -> None:
     order = state.orders[fact.order]
-    dirty.job(state.jobs[order.job])
+    job = state.jobs[order.job]
+    dirty.job(job)
     dirty.nodes[order.node] = None
+    if not job.has_place:
+        dirty.hosts_of(state, job)
+
+
+def _order_faulted(dirty: Dirty, state: State, fact: f.OrderFaulted) -> None:
+    _order(dirty, state, fact)
+    dirty.hosts[state.nodes[state.orders[fact.order].node].host] = None
 
 
 def _state(dirty: Dirty, state: State, fact: Any) -> None:
     dirty.job(state.jobs[fact.job])
     dirty.nodes[fact.node] = None
+
+
+def _state_unknown(dirty: Dirty, state: State, fact: f.StateUnknown) -> None:
+    _state(dirty, state, fact)
+    dirty.hosts[state.nodes[fact.node].host] = None
 
 
 def _state_observed(dirty: Dirty, state: State, fact: f.StateObserved) -> None:
@@ -181,6 +203,10 @@ def _state_observed(dirty: Dirty, state: State, fact: f.StateObserved) -> None:
 def _node(dirty: Dirty, state: State, fact: Any) -> None:
     dirty.nodes[fact.node] = None
     dirty.group(state.nodes[fact.node].group)
+
+
+def _not_clean(dirty: Dirty, state: State, fact: f.GpusNotClean) -> None:
+    dirty.hosts[state.nodes[fact.node].host] = None
 
 
 def _node_in_or_out(dirty: Dirty, state: State, fact: Any) -> None:
@@ -234,6 +260,7 @@ def _placed(dirty: Dirty, state: State, fact: f.JobPlaced) -> None:
     dirty.jobs[fact.job] = None
     dirty.groups[fact.group] = None
     dirty.places = True
+    dirty.hosts.update(dict.fromkeys(state.nodes[name].host for name in nodes_in(fact.pins)))
 
 
 def _job_and_room(dirty: Dirty, state: State, fact: Any) -> None:
@@ -246,9 +273,17 @@ def _reinstated(dirty: Dirty, state: State, fact: f.JobReinstated) -> None:
     dirty.room = True
 
 
+def _job_leaves(dirty: Dirty, state: State, fact: Any) -> None:
+    _job_and_room(dirty, state, fact)
+    dirty.hosts_of(state, state.jobs[fact.job])
+
+
 def _leaves_its_nodes(dirty: Dirty, state: State, fact: Any) -> None:
     _job_and_room(dirty, state, fact)
-    dirty.nodes_of(state.jobs[fact.job])
+    job = state.jobs[fact.job]
+    dirty.nodes_of(job)
+    if job.move is not None:
+        dirty.hosts.update(dict.fromkeys(state.nodes[name].host for name in nodes_in(job.move.pins)))
 
 
 def _moves(dirty: Dirty, state: State, fact: Any) -> None:
@@ -272,7 +307,9 @@ def _replanned(dirty: Dirty, state: State, fact: f.GroupReplanned) -> None:
 
 
 def _session(dirty: Dirty, state: State, fact: Any) -> None:
-    dirty.job(state.jobs[state.sessions[fact.session].job])
+    job = state.jobs[state.sessions[fact.session].job]
+    dirty.job(job)
+    dirty.hosts_of(state, job)
 
 
 def _table(*rows: tuple[Mark, tuple[type[f.Fact], ...]]) -> Mapping[type[f.Fact], Mark]:
@@ -284,12 +321,15 @@ MARKS: Final = _table(
     (_slot_queued, (f.SlotQueued,)),
     (_its_group, (f.SlotWithdrawn, f.SlotShrunk)),
     (_its_job, (f.SlotReleased, f.SlotRevoked)),
+    (_slot_reclaiming, (f.SlotReclaiming,)),
     (_slot_over, (f.SlotOver,)),
-    (_order, (f.OrderEnded, f.OrderFaulted, f.OrderContactLost)),
-    (_state, (f.StateUnknown,)),
+    (_order, (f.OrderEnded, f.OrderContactLost)),
+    (_order_faulted, (f.OrderFaulted,)),
+    (_state_unknown, (f.StateUnknown,)),
     (_state_observed, (f.StateObserved,)),
     (_room_only, (f.ResidualMemoryObserved,)),
     (_node, (f.GpusVerifiedClean, f.LoanEnded)),
+    (_not_clean, (f.GpusNotClean,)),
     (_node_in_or_out, (f.NodeUp, f.NodeDraining)),
     (_node_undrained, (f.NodeUndrained,)),
     (_node_out, (f.NodeOccupied, f.NodeLost, f.NodeQuarantined)),
@@ -300,7 +340,8 @@ MARKS: Final = _table(
     (_placed, (f.JobPlaced,)),
     (_resumed, (f.JobResumed,)),
     (_reinstated, (f.JobReinstated,)),
-    (_job_and_room, (f.JobPromised, f.JobUnplaced, f.JobPaused, f.JobQuarantined, f.JobLost, f.JobEnded)),
+    (_job_and_room, (f.JobPromised, f.JobPaused)),
+    (_job_leaves, (f.JobUnplaced, f.JobQuarantined, f.JobLost, f.JobEnded)),
     (_job_and_room, (f.JobGuarded, f.GuardEnded, f.MoveAbandoned)),
     (_leaves_its_nodes, (f.PlacementEnded, f.MoveEnded)),
     (_move_planned, (f.MovePlanned,)),
@@ -311,9 +352,9 @@ MARKS: Final = _table(
 #: facts that make nothing possible, or say only that something is to be seen, or come with facts that are marked
 NOTHING_FOLLOWS: Final = frozenset(
     (
-        *(f.DaemonStarted, f.LoopStalled, f.HostRemoved, f.HostBooted, f.NodeUnknown, f.GpusNotClean, f.Audited),
+        *(f.DaemonStarted, f.LoopStalled, f.HostRemoved, f.HostBooted, f.NodeUnknown, f.Audited),
         *(f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted, f.ProcessOver, f.SessionOpened, f.SessionFenced),
-        *(f.SlotClaimed, f.SlotGranted, f.SlotGrown, f.SlotReclaiming, f.SlotOverran, f.TurnAdded, f.TurnSkipped),
+        *(f.SlotClaimed, f.SlotGranted, f.SlotGrown, f.SlotOverran, f.TurnAdded, f.TurnSkipped),
         *(f.NextAnswered, f.OrderIssued, f.SlotRequeued, f.SlotFaulted, f.SlotLost),
         *(f.FillerPlaced, f.NodeLent, f.YieldAsked),
     )

@@ -5,7 +5,9 @@ Only :func:`rollmuxd.core.apply.apply` writes these records. Times are integer m
 in each process, and two runs of one seed must give the same bytes.
 """
 
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from itertools import chain
 
 from msgspec import Struct, field
 
@@ -117,6 +119,11 @@ class OrderKind(StrEnum):
     LOAD = "load"
     PARK = "park"
     DISCARD = "discard"
+
+
+def nodes_in(pins: Mapping[PoolName, Iterable[NodeId]]) -> list[NodeId]:
+    """The nodes of a placement, each once."""
+    return list(dict.fromkeys(chain.from_iterable(pins.values())))
 
 
 # ---- what the scheduler remembers --------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from rollmuxd.core.steps import drain, move, replan
 from rollmuxd.core.steps.admit import admit
 from rollmuxd.core.steps.dispatch import dispatch
 from rollmuxd.core.steps.lend import lend
-from rollmuxd.core.steps.reclaim import observe_until_clean, reclaim
+from rollmuxd.core.steps.reclaim import observe, reclaim
 
 #: rounds until the state is at rest, at most. Each but the last has recorded a fact, and facts lead forward
 MAX_ROUNDS: Final = 100
@@ -50,17 +50,11 @@ def looks_at_everything(state: State) -> bool:
 
 
 def look_later(c: Context) -> None:
-    """Plan what is looked at next: better places for jobs, and nodes that are to come clean.
-
-    Nodes come last. Planned before a step asks for an observation at once, the later one would take its place.
-    """
+    """Plan what is looked at next: better places for jobs, and hosts on which something is to come clean."""
     dirty = c.dirty
     if dirty.places:
         dirty.places = False
         move.search_again(c)
         drain.plan_departures(c)
-    if dirty.watched:
-        for node in dirty.watched:
-            if node in c.state.nodes:
-                observe_until_clean(c, c.state.nodes[node])
-        dirty.watched.clear()
+    if dirty.hosts or dirty.watched:
+        observe(c)

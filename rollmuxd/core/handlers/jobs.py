@@ -15,7 +15,6 @@ from rollmuxd.core.steps.reclaim import (
     abandon,
     drop_requests,
     end_now,
-    observe_job,
     revoke_held,
     take_away,
 )
@@ -228,7 +227,6 @@ def process_replaced(c: Context, job: Job, session: SessionId) -> None:
         kept = c.state.states[key]
         if kept.status in (StateStatus.LOADED, StateStatus.PARKED):
             c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
-    observe_job(c, job)
     if job.status is JobStatus.QUARANTINED:
         c.fact(f.JobReinstated(c.now, job.id, f"session {session}"))
 
@@ -317,7 +315,6 @@ def nobody_knows(c: Context, job: Job) -> None:
         kept = c.state.states[key]
         if kept.status not in (StateStatus.GONE, StateStatus.PARKED, StateStatus.UNKNOWN):
             c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
-    observe_job(c, job)
 
 
 def process_gone(c: Context, told: i.ProcessGone) -> Answer:

@@ -16,7 +16,6 @@ from rollmuxd.core.steps.move import fall_back
 from rollmuxd.core.steps.reclaim import (
     expect_clean,
     gpus_observed,
-    observe_job,
     park_own,
     quarantine,
     take_away,
@@ -66,21 +65,14 @@ def order_failed(c: Context, told: i.OrderFailed) -> Answer:
 
 def failed(c: Context, order: Order, error: Cause) -> None:
     c.fact(f.OrderFaulted(c.now, order.id, error))
-    if sent_to_another(c, c.state.jobs[order.job], order) and not order.gpus:
-        observe_job(c, c.state.jobs[order.job])
-    elif is_ahead(order) and state_of(c, order).status is StateStatus.UNKNOWN:
-        kept = state_of(c, order)
+    kept = state_of(c, order)
+    old = sent_to_another(c, c.state.jobs[order.job], order) and not order.gpus
+    if kept.status is StateStatus.UNKNOWN and order.kind is not OrderKind.DISCARD and not old:
         c.fact(f.StateObserved(c.now, order.job, order.pool, order.node, StateStatus.LOADED))
-        issue(c, OrderKind.PARK, kept, None)  # its own turn loads it again
-        return
-    elif order.kind is not OrderKind.DISCARD and state_of(c, order).status is StateStatus.UNKNOWN:
-        c.fact(f.StateObserved(c.now, order.job, order.pool, order.node, StateStatus.LOADED))
+        if order.kind is OrderKind.LOAD and order.slot is None:  # back after a loan, before its job's turn
+            issue(c, OrderKind.PARK, kept, None)
+            return
     fault(c, order, Cause("order_failed", about(order), error))
-
-
-def is_ahead(order: Order) -> bool:
-    """Whether it was to load a state back after a loan, before its job's turn."""
-    return order.kind is OrderKind.LOAD and order.slot is None
 
 
 def order_not_begun(c: Context, told: i.OrderNotBegun) -> Answer:

@@ -19,7 +19,6 @@ from rollmuxd.core.state import State
 from rollmuxd.core.steps.dispatch import take_place
 from rollmuxd.core.steps.launch import launch
 from rollmuxd.core.steps.locality import locality_violation, place
-from rollmuxd.core.steps.reclaim import must_be_cleaned, observe_host
 from rollmuxd.core.timers import AdmissionPass
 
 _NO_LIMITS = OwnerLimits()
@@ -243,18 +242,9 @@ def _place(c: Context, job: Job, placed: Placed) -> None:
         )
     )
     launch(c, job)
-    observe_residual_memory(c, job)
     if job.queued is not None:
         slot = c.state.slots[job.queued]
         take_place(c, job, slot.phase, side=slot.side)
-
-
-def observe_residual_memory(c: Context, job: Job) -> None:
-    """Observe the job's nodes on which something is to come clean: from now on there is a limit for it."""
-    for name in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
-        node = c.state.nodes[name]
-        if must_be_cleaned(c, node):
-            observe_host(c, node.host)
 
 
 def _shape_of(c: Context, job: Job) -> object:

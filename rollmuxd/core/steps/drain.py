@@ -30,7 +30,7 @@ from rollmuxd.core.steps.admit import over_its_nodes, place_now
 from rollmuxd.core.steps.dispatch import issue, unheld_by
 from rollmuxd.core.steps.locality import limited_to_locality, locality_violation, place
 from rollmuxd.core.steps.move import asks_for, plan, refused
-from rollmuxd.core.steps.reclaim import end_placement_if_empty, nodes_of, observe_job
+from rollmuxd.core.steps.reclaim import end_placement_if_empty, nodes_of
 from rollmuxd.core.trial import trial_versions, without
 
 #: wait so long for further drains before any job is moved: a host's nodes are drained one after the other
@@ -135,7 +135,6 @@ def replace_drained(c: Context, job: Job) -> None:
         for kept in there:
             if kept.status is StateStatus.LOADED and unheld_by(c, c.state.nodes[kept.node], job.id):
                 issue(c, OrderKind.PARK, kept, None)
-        observe_job(c, job)
         c.timers.at(c.now + SETTLE_MS, "leave", "")
         return
     c.fact(f.JobUnplaced(c.now, job.id, Cause("placed_again", {"nodes": drained(c, job)}), keeps=True))

@@ -39,7 +39,7 @@ from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import state_key
-from rollmuxd.core.steps.admit import observe_residual_memory, over_its_nodes
+from rollmuxd.core.steps.admit import over_its_nodes
 from rollmuxd.core.steps.dispatch import OUT, at_boundary, issue, take_place, unheld_by
 from rollmuxd.core.steps.launch import end_process, launch, next_key
 from rollmuxd.core.steps.locality import locality_violation, place
@@ -48,7 +48,6 @@ from rollmuxd.core.steps.reclaim import (
     drop_requests,
     expect_clean,
     is_of_use,
-    observe_job,
     take_away,
 )
 
@@ -195,7 +194,6 @@ def process_goes(c: Context, job: Job) -> None:
         kept = c.state.states[key]
         if kept.status not in (StateStatus.GONE, StateStatus.UNKNOWN):
             c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
-    observe_job(c, job)
 
 
 def park_what_stays(c: Context, job: Job) -> None:
@@ -232,7 +230,6 @@ def end(c: Context, job: Job) -> None:
         launch(c, job)
     else:
         c.fact(f.MoveEnded(c.now, job.id, use=use))
-    observe_residual_memory(c, job)
     for name in left:
         node = c.state.nodes[name]
         expect_clean(c, node, job, Cause("after_move", {"job": job.id}))

@@ -21,6 +21,7 @@ from rollmuxd.core.model import (
     Slot,
     SlotStatus,
     StateStatus,
+    nodes_in,
 )
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.shares import use_of
@@ -74,7 +75,6 @@ def take_away(c: Context, slot: Slot, fact: f.SlotLost | f.SlotRevoked | f.SlotF
     c.fact(fact)
     c.fact(f.SlotReclaiming(c.now, slot.id))
     c.timers.forget_slot(slot.id)
-    observe_job(c, c.state.jobs[slot.job])
 
 
 def park_own(c: Context, job: Job, slot: Slot) -> None:
@@ -195,14 +195,11 @@ def nothing_left(c: Context, job: Job) -> bool:
         if kept.status in (StateStatus.LOADED, StateStatus.PARKED) and job.slot is None:
             issue(c, OrderKind.PARK if keeps and kept.warm else OrderKind.DISCARD, kept, None)
         left = left or kept.status is not StateStatus.GONE
-    left = left or any(is_dirty_by(node, job.id) for node in nodes_of(c, job))
-    if left:
-        observe_job(c, job)
-    return not left
+    return not left and not any(is_dirty_by(node, job.id) for node in nodes_of(c, job))
 
 
 def nodes_of(c: Context, job: Job) -> list[Node]:
-    return [c.state.nodes[name] for name in dict.fromkeys(n for nodes in job.pins.values() for n in nodes)]
+    return [c.state.nodes[name] for name in nodes_in(job.pins)]
 
 
 def drained_if_empty(c: Context, node: Node) -> None:
@@ -345,11 +342,20 @@ def is_of_use(c: Context, job: Job, old: JobState) -> bool:
     return job.has_place and old.node in job.newest.get(old.pool, ())
 
 
-def observe_job(c: Context, job: Job) -> None:
-    """Look at the hosts of a job's nodes now, and again until they are clean."""
-    nodes = (*nodes_of(c, job), *(c.state.nodes[name] for name in job.left))
-    for host in dict.fromkeys(node.host for node in nodes):
-        observe_host(c, host)
+def observe(c: Context) -> None:
+    """Look at hosts on which something is to come clean: now, and later at what may still be there.
+
+    What is looked at later comes last. Planned first, it would take the place of the look at once.
+    """
+    hosts, c.dirty.hosts = c.dirty.hosts, {}
+    for host in hosts:
+        known = c.state.hosts.get(host)
+        if known is not None and any(must_be_cleaned(c, c.state.nodes[name]) for name in known.nodes):
+            observe_host(c, host)
+    watched, c.dirty.watched = c.dirty.watched, {}
+    for name in watched:
+        if name in c.state.nodes:
+            observe_until_clean(c, c.state.nodes[name])
 
 
 def observe_host(c: Context, host: HostId) -> None:
