@@ -848,13 +848,16 @@ class Server:
 
 async def _until_signal(stopping: anyio.Event, *, task_status: TaskStatus[None]) -> None:
     """Set the event at the first signal; leave at the second, without ceremony: the journal is whole at any instant."""
-    heard = [signal.SIGTERM, signal.SIGINT]
+    heard = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # it is where nohup started us
         heard.append(signal.SIGHUP)
     try:
         with anyio.open_signal_receiver(*heard) as signals:
             task_status.started()
             async for received in signals:
+                if received == signal.SIGUSR1:  # by Slurm's --signal, some time before the end, which is known
+                    log.info("signal_ignored", signal=received.name)
+                    continue
                 if stopping.is_set() and received == signal.SIGHUP:
                     continue  # a terminal that closes may send two
                 if stopping.is_set():

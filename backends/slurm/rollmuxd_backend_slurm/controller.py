@@ -141,6 +141,11 @@ def in_words(said: str, node: Node) -> str:
         return f"the Slurm controller cannot be reached ({last}); what runs continues, and new steps wait for it"
     if any(sign in said for sign in ("Invalid job id", "Expired or invalid job", "already completing")):
         return f"allocation {node.allocation} is over, or is another user's ({last})"
+    if "Step limit reached" in said:
+        return (
+            f"allocation {node.allocation} has had as many steps as the site allows (MaxStepCount); no job can be "
+            f"started there, and no lost node reached again: start another allocation ({last})"
+        )
     if "Requested node configuration is not available" in said:
         return (
             f"node {node.name} is not in allocation {node.allocation}, or has failed: a failed node does not come "

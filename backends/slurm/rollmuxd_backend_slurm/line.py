@@ -28,9 +28,12 @@ _SAID_KEPT: Final = 4_000
 #: a site's prolog may print something before the step's program does
 _NOISE: Final = 2**16
 
-#: Reads the program from standard input, where no argument is too long, and becomes it.
+#: Reads the program from standard input, where no argument is too long, and becomes it. Slurm can send a signal some
+#: time before the end (--signal=USR1@600), which says nothing here.
 _OPENER: Final = """
-import json, os, sys, types
+import json, os, signal, sys, types
+for number in (signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda *_: None)
 
 def take(size):
     got = b""

@@ -24,9 +24,12 @@ _LOOK_S: Final = 0.1
 
 #: The program of the step. It starts the process as on every other host, and writes down what came of it. It stays
 #: until the process and all its descendants have ended, which become its children (36 is PR_SET_CHILD_SUBREAPER).
+#: A signal before the allocation's end reaches the process too, which may want it; this one must not end.
 #: Key and mark of the run are in the file: they are in no argument, and not in srun's environment.
 _STARTER: Final = """
-import ctypes, json, os, sys, zlib
+import ctypes, json, os, signal, sys, zlib
+for number in (signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda *_: None)
 path = sys.argv[1]
 with open(path, "rb") as file:
     p = json.loads(zlib.decompress(file.read()))

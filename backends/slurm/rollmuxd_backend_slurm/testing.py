@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -62,7 +62,6 @@ SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,bf_interval=1
 ReturnToService=2
-SlurmdTimeout={slurmd_timeout_s}
 SlurmctldTimeout=5
 MessageTimeout=60
 BatchStartTimeout=300
@@ -72,7 +71,13 @@ InactiveLimit=0
 OverTimeLimit=0
 GresTypes=gpu
 SwitchType=switch/none
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+Include {folder}/site.conf
 """
+
+#: what a site may have otherwise
+_SITE: Final = {"SlurmdTimeout": "60"}
 
 
 def missing() -> tuple[str, ...]:
@@ -83,12 +88,11 @@ def missing() -> tuple[str, ...]:
 class Cluster:
     """Its processes, as children of this one. ``with`` starts and stops it."""
 
-    def __init__(self, folder: Path, nodes: Sequence[str], *, slurmd_timeout_s: int = 60) -> None:
+    def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
         self.folder, self.nodes = folder, tuple(nodes)
         self.config = folder / "slurm.conf"
         #: for processes that are to find this cluster
         self.env = {**os.environ, "PATH": _PATH, "SLURM_CONF": str(self.config)}
-        self._slurmd_timeout_s = slurmd_timeout_s
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -135,6 +139,17 @@ class Cluster:
             process.kill()
             process.wait()
 
+    @contextlib.contextmanager
+    def site(self, **settings: str) -> Iterator[None]:
+        """For a while, other settings of ``slurm.conf``."""
+        try:
+            self._write_site(settings)
+            self.command("scontrol", "reconfigure")
+            yield
+        finally:
+            self._write_site({})
+            self.command("scontrol", "reconfigure")
+
     def command(self, *argv: str, limit_s: float = _COMMAND_S) -> str:
         """Run one of Slurm's commands; what it says. Raises RuntimeError with its error."""
         ran = subprocess.run(
@@ -160,10 +175,11 @@ class Cluster:
             raise RuntimeError(f"salloc {' '.join(options)}: {ran.stderr.strip()}")
         return said[0].split()[-1]
 
-    def release(self, allocation: str) -> None:
-        """End an allocation, and return when its nodes are idle again."""
-        with contextlib.suppress(RuntimeError):  # it has ended by itself
-            self.command("scancel", allocation)
+    def release(self, *allocations: str) -> None:
+        """End all allocations that there are, and return when the nodes are idle again."""
+        for allocation in allocations:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                self.command("scancel", allocation)
         self._until("its nodes are not idle after scancel", self._all_idle)
 
     # ---- how ---------------------------------------------------------------------------------------------------------
@@ -183,18 +199,25 @@ class Cluster:
             user=getpass.getuser(),
             folder=self.folder,
             port=ports[0],
-            slurmd_timeout_s=self._slurmd_timeout_s,
         )
         for node, port in zip(self.nodes, ports[1:], strict=True):
             lines += (
                 f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 Boards=1 SocketsPerBoard=1 "
                 f"CoresPerSocket=8 ThreadsPerCore=1 RealMemory=4000 Gres=gpu:{GPUS} State=UNKNOWN\n"
             )
-        lines += "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
+        lines += (
+            "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1\n"
+            "PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10\n"
+        )
         self.config.write_text(lines)
+        self._write_site({})
         devices = "".join(f"Name=gpu File={device}\n" for device in _DEVICES[:GPUS])
         (self.folder / "gres.conf").write_text(devices)
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
+
+    def _write_site(self, settings: Mapping[str, str]) -> None:
+        lines = (f"{name}={value}\n" for name, value in {**_SITE, **settings}.items())
+        (self.folder / "site.conf").write_text("".join(lines))
 
     def _munged(self) -> tuple[str, ...]:
         run = self.folder / "run"
@@ -220,7 +243,7 @@ class Cluster:
 
     def _all_idle(self) -> bool:
         with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
-            states = self.command("sinfo", "--noheader", "--Node", "--format=%T").split()
+            states = self.command("sinfo", "--noheader", "--Node", "--partition=all", "--format=%T").split()
             return states == ["idle"] * len(self.nodes)
         return False
 

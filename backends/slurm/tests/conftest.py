@@ -29,8 +29,7 @@ def allocate(cluster):
         return made[-1]
 
     yield make
-    for allocation in made:
-        cluster.release(allocation)
+    cluster.release(*made)
 
 
 @pytest.fixture

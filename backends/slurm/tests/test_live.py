@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from patience import PATIENCE_S, eventually, until
@@ -111,11 +112,15 @@ def opened(cluster, made_up, tmp_path):
     return open_
 
 
-async def lost(backend, host="rx1"):
-    """What is said of a host that is away."""
-    with pytest.raises(ContactLost) as error:
-        await backend.observe(host)
-    return str(error.value)
+async def lost(backend, host="rx1", says=""):
+    """What is said of a host that is away, once it is and that is said: Slurm takes its time to end a step."""
+    while True:
+        try:
+            await backend.observe(host)
+        except ContactLost as error:
+            if says in str(error):
+                return str(error)
+        await asyncio.sleep(0.1)
 
 
 async def seen(backend, host="rx1"):
@@ -139,8 +144,8 @@ def children_of(pids):
     return found
 
 
-def order(launch, *argv):
-    return ProcessOrder(launch=launch, job="j1", run=1, owner="o", user="u", name="n", argv=argv, cwd="/", env={})
+def order(launch, *argv, job="j1", env=None):
+    return ProcessOrder(launch=launch, job=job, run=1, owner="o", user="u", name="n", argv=argv, cwd="/", env=env or {})
 
 
 @pytest.mark.asyncio
@@ -205,7 +210,8 @@ async def test_a_job_outlives_a_daemon_that_is_killed_with_its_sruns_and_the_kep
     line = backend._lines["rx1"]
     sruns = [line._process.pid, *(one.pid for one in backend._steps._sruns)]
     for pid in (*children_of(sruns), *sruns):  # the child of an srun would cancel its step
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended with its child
+            os.kill(pid, signal.SIGKILL)
     # As a daemon that is gone: it says nothing to its step any more, and does not close its input either.
     for task in line._tasks:
         task.cancel()
@@ -230,6 +236,7 @@ async def test_an_allocation_that_is_over_is_said_and_hangs_nothing(cluster, all
     cluster.command("scancel", allocation)
     with contextlib.suppress(ContactLost):  # Slurm ends what the step runs, then the step, which may still tell of it
         assert (await command).exit_code != 0
+    await lost(backend, says="is over")
     for _ in range(3):
         said = await lost(backend)
         assert f"allocation {allocation} is over" in said
@@ -269,14 +276,123 @@ async def test_a_node_that_failed_is_gone_for_its_allocation_and_the_others_are_
     await backend.observe("rx2")
     cluster.command("scontrol", "update", "NodeName=rx2", "State=DOWN", "Reason=test")
     try:
-        while "does not come back to its allocation" not in await lost(backend, "rx2"):
-            await asyncio.sleep(0.1)
+        await lost(backend, "rx2", "does not come back to its allocation")
         await backend.observe("rx1")
     finally:
         with contextlib.suppress(RuntimeError):  # it has come back by itself
             cluster.command("scontrol", "update", "NodeName=rx2", "State=RESUME")
     assert "does not come back to its allocation" in await lost(backend, "rx2")
     await backend.close()
+
+
+@pytest.mark.asyncio
+async def test_a_slurmd_that_dies_takes_its_node_away_for_good_and_no_other(cluster, allocate, opened):
+    allocation = allocate("--nodelist=rx1,rx2", "--no-kill")
+    backend = await opened({"rx1": {}, "rx2": {}}, allocation=allocation)
+    for host in ("rx1", "rx2"):
+        await backend.observe(host)
+    try:
+        with cluster.site(SlurmdTimeout="5"):
+            cluster.kill("rx2")
+            await lost(backend, "rx2", "does not come back to its allocation")
+        await backend.observe("rx1")
+    finally:
+        cluster.start_node("rx2")
+    assert "does not come back to its allocation" in await lost(backend, "rx2")
+    await backend.close()
+
+
+@pytest.mark.asyncio
+async def test_without_no_kill_a_node_that_fails_ends_the_allocation(cluster, allocate, opened):
+    allocation = allocate("--nodelist=rx1,rx2")
+    backend = await opened({"rx1": {}, "rx2": {}}, allocation=allocation)
+    await backend.observe("rx1")
+    cluster.command("scontrol", "update", "NodeName=rx2", "State=DOWN", "Reason=test")
+    try:
+        for host in ("rx1", "rx2"):
+            said = await lost(backend, host, "is over")
+            assert f"allocation {allocation} is over: its state is NODE_FAIL" in said
+    finally:
+        with contextlib.suppress(RuntimeError):  # it has come back by itself
+            cluster.command("scontrol", "update", "NodeName=rx2", "State=RESUME")
+    await backend.close()
+
+
+@pytest.mark.asyncio
+async def test_a_limit_of_steps_is_not_used_up_by_looks_and_where_it_is_reached_it_is_said(cluster, allocate, opened):
+    allocation = allocate("--nodelist=rx1")
+    with cluster.site(MaxStepCount="3"):
+        backend = await opened({"rx1": {}}, allocation=allocation, starts_processes=True)
+        for _ in range(5):
+            await backend.observe("rx1")
+            await backend.run("rx1", ("true",))
+        for number in (1, 2):
+            await backend.start("rx1", order(f"l{number}", "sleep", "600", job=f"j{number}"))
+        with pytest.raises(ContactLost, match=r"as many steps as the site allows \(MaxStepCount\)"):
+            await backend.start("rx1", order("l3", "sleep", "600", job="j3"))
+        assert [await backend.alive("rx1", f"l{number}") for number in (1, 2, 3)] == [True, True, False]
+        await backend.close()
+        assert "(MaxStepCount)" in await lost(await opened({"rx1": {}}, allocation=allocation))
+
+
+WAITS_FOR_A_SIGNAL = """\
+import pathlib, signal, sys, time
+def told(number, frame):
+    pathlib.Path(sys.argv[1]).write_text(signal.Signals(number).name)
+signal.signal(signal.SIGUSR1, told)
+pathlib.Path(sys.argv[1]).write_text("up")
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.asyncio
+async def test_a_signal_before_the_end_reaches_the_job_and_ends_neither_its_step_nor_the_kept_one(
+    cluster, allocate, opened, tmp_path
+):
+    allocation, said = allocate("--nodelist=rx1"), tmp_path / "said"
+    backend = await opened({"rx1": {}}, allocation=allocation, starts_processes=True)
+    argv = (sys.executable, "-c", WAITS_FOR_A_SIGNAL, str(said))
+    await backend.start("rx1", order("l1", *argv))
+    await eventually("the job runs", lambda: said.exists() and said.read_text() == "up")
+    kept = (await backend.run("rx1", ("sh", "-c", "echo $PPID"))).stdout
+    cluster.command("scancel", "--signal=USR1", allocation)  # what --signal=USR1@60 sends, to all steps
+    await eventually("the job has heard it", lambda: said.read_text() == "SIGUSR1")
+    assert await backend.alive("rx1", "l1")
+    assert (await backend.run("rx1", ("sh", "-c", "echo $PPID"))).stdout == kept
+    assert all(one.poll() is None for one in backend._steps._sruns), "the job's step is there"
+    await backend.close()
+
+
+#: ignores SIGTERM, in a session of its own, under a parent that does not
+LEAVES_ITS_SESSION = "(trap '' TERM; exec setsid sleep 86399) & sleep 86399"
+
+
+@pytest.mark.parametrize("epilog", [False, True])
+@pytest.mark.asyncio
+async def test_what_outlives_its_allocation_is_found_and_stopped_from_the_next_unless_an_epilog_has_killed_it(
+    cluster, allocate, opened, tmp_path, epilog
+):
+    script = tmp_path / "epilog"
+    script.write_text(
+        "#!/bin/sh\n"
+        f"for its in $(grep -lszx 'LEFT_BY={tmp_path}' /proc/[0-9]*/environ); do\n"
+        '  kill -9 "$(basename "$(dirname "$its")")"\n'
+        "done\nexit 0\n"
+    )
+    script.chmod(0o755)
+    with cluster.site(**({"Epilog": str(script)} if epilog else {})):
+        allocation = allocate("--nodelist=rx1")
+        backend = await opened({"rx1": {}}, allocation=allocation, starts_processes=True)
+        await backend.start("rx1", order("l1", "sh", "-c", LEAVES_ITS_SESSION, env={"LEFT_BY": str(tmp_path)}))
+        cluster.release(allocation)
+        await lost(backend, says="is over")
+        await backend.close()
+    again = await opened({"rx1": {}}, allocation=allocate("--nodelist=rx1"), starts_processes=True)
+    assert await again.alive("rx1", "l1") is not epilog
+    assert await again.stop("rx1", "l1") is not epilog
+    assert not await again.alive("rx1", "l1")
+    await again.close()
 
 
 @pytest.mark.asyncio
@@ -341,28 +457,34 @@ pools = ["train"]
 
 
 class InBatchStep:
-    """A daemon that runs in the batch step of a heterogeneous allocation, as the how-to has it."""
+    """A daemon that runs in the batch step of a heterogeneous allocation, by a script of its own or the how-to's."""
 
-    def __init__(self, cluster, folder, drain_before_s=0):
+    def __init__(self, cluster, folder, script, *first):
         self.cluster, self.folder = cluster, folder
-        for node in ("rx1", "rx3"):
+        self.url = f"unix://{folder}/rollmux.sock"
+        for node in cluster.nodes:
             gpus = [{"uuid": f"GPU-{node}-{number}", "name": "NVIDIA H20", "total_mb": 80_000} for number in (0, 1)]
             (folder / f"{node}.json").write_text(json.dumps({"gpus": gpus}))
-        names = {"folder": folder, "conf": cluster.config, "python": sys.executable}
-        (folder / "rollmux.toml").write_text(CONFIG.format(**names, drain_before_s=drain_before_s))
-        command = f"exec {sys.executable} -m rollmuxd daemon run --config {folder}/rollmux.toml"
-        (folder / "batch.sh").write_text(f"#!/bin/sh\n{command}\n")
-        one, other = (("--exclusive", "--gres=gpu:2", f"--nodelist={node}", "--time=30") for node in ("rx1", "rx3"))
-        self.allocation = cluster.command(
-            *("sbatch", "--parsable", f"--output={folder}/log", "--open-mode=append"),
-            *(*one, ":", *other, str(folder / "batch.sh")),
-        ).strip()
+        (folder / "batch.sh").write_text(script)
+        self.allocation = self._sbatch(*first, str(folder / "batch.sh"))
+
+    def _sbatch(self, *argv):
+        ran = subprocess.run(
+            ("sbatch", "--parsable", "--output=log", "--open-mode=append", *argv),
+            cwd=self.folder,
+            env=with_path(self),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return ran.stdout.strip()
 
     def says(self, *words):
         """What a command answers; None while there is no daemon yet."""
         ran = subprocess.run(
             [sys.executable, "-m", "rollmuxd", *words, "--json"],
-            env={**os.environ, "ROLLMUX_URL": f"unix://{self.folder}/rollmux.sock"},
+            env={**os.environ, "ROLLMUX_URL": self.url},
             capture_output=True,
             check=False,
         )
@@ -373,23 +495,154 @@ class InBatchStep:
         found = self.says("node", "list")
         return {} if found is None else {node["node"]: node["status"] for node in found["items"]}
 
+    def state(self):
+        """What Slurm says of it; of its first component."""
+        said = self.cluster.command("squeue", "--noheader", "--states=all", f"--jobs={self.allocation}", "--format=%T")
+        return said.split()[0]
+
+    def update(self, setting):
+        """Of both components."""
+        for component in range(2):
+            number = str(int(self.allocation) + component)
+            self.cluster.command("scontrol", "update", f"JobId={number}", setting)
+
     def log(self):
-        return (self.folder / "log").read_text(errors="replace")
+        path = self.folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
 
-def test_a_daemon_in_the_batch_step_finds_its_allocation_and_stops_in_good_order_with_it(cluster, tmp_path):
-    daemon = InBatchStep(cluster, tmp_path)
+def with_path(daemon):
+    """An environment with this Python, and the programs in a test's own folder."""
+    path = (f"{daemon.folder}/bin", os.path.dirname(sys.executable), daemon.cluster.env["PATH"])
+    return {**daemon.cluster.env, "PATH": ":".join(path)}
+
+
+@pytest.fixture
+def unhurried(cluster):
+    """A cluster that kills what it ends only after a time that a busy machine needs as well."""
+    with cluster.site(KillWait=f"{PATIENCE_S:g}"):
+        yield cluster
+
+
+@pytest.fixture
+def in_batch_step(unhurried, tmp_path):
+    """A function that starts a daemon with its configuration, on rx1 and rx3."""
+    started = []
+
+    def start(*options, drain_before_s=0):
+        names = {"folder": tmp_path, "conf": unhurried.config, "python": sys.executable}
+        (tmp_path / "rollmux.toml").write_text(CONFIG.format(**names, drain_before_s=drain_before_s))
+        script = f"#!/bin/sh\nexec {sys.executable} -m rollmuxd daemon run --config {tmp_path}/rollmux.toml\n"
+        one, other = (("--exclusive", "--gres=gpu:2", f"--nodelist={node}", "--time=30") for node in ("rx1", "rx3"))
+        started.append(InBatchStep(unhurried, tmp_path, script, *options, *one, ":", *other))
+        return started[-1]
+
+    yield start
+    unhurried.release(*(one.allocation for one in started))
+
+
+def journal_is_whole(folder):
+    ran = subprocess.run(
+        [sys.executable, "-m", "rollmuxd", "journal", "check", str(folder)], capture_output=True, check=False
+    )
+    return ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_a_daemon_in_the_batch_step_finds_its_allocation_and_stops_in_good_order_with_it(in_batch_step, tmp_path):
+    daemon = in_batch_step()
+    until("both components are up", lambda: set(daemon.nodes().values()) == {"up"})
+    assert sorted(daemon.nodes()) == ["rx1/gpu0-1", "rx3/gpu0-1"]
+    shown = daemon.says("host", "show", "rx3")
+    assert (shown["host"], shown["reachable"]) == ("rx3", True)
+    assert shown["ends_at"] is not None
+    daemon.cluster.release(daemon.allocation)
+    assert "stopping" in daemon.log()
+    assert journal_is_whole(tmp_path / "state") == (True, ANY)
+
+
+def test_a_signal_before_the_end_leaves_a_daemon_as_it_is_and_at_the_end_it_stops_in_good_order(
+    in_batch_step, tmp_path
+):
+    daemon = in_batch_step("--signal=B:USR1@60")
+    until("both components are up", lambda: set(daemon.nodes().values()) == {"up"})
+    daemon.cluster.command("scancel", "--batch", "--signal=USR1", daemon.allocation)
+    until("it has heard it", lambda: "signal=SIGUSR1" in daemon.log())
+    assert set(daemon.nodes().values()) == {"up"}
+    daemon.update("EndTime=now+1")  # Slurm looks at limits twice a minute
+    until("its time is over", lambda: daemon.state() == "TIMEOUT")
+    assert "stopping" in daemon.log()
+    assert journal_is_whole(tmp_path / "state") == (True, ANY)
+
+
+def test_shortly_before_the_end_nothing_new_begins_and_it_says_why(in_batch_step):
+    daemon = in_batch_step(drain_before_s=80_000)
+    until("both are drained", lambda: set(daemon.nodes().values()) == {"drained"})
+    shown = daemon.says("node", "show", "rx1/gpu0-1")
+    assert f"the end of allocation {daemon.allocation} at " in shown["reason"]
+
+
+#: ``rollmuxd`` on nodes whose GPUs are made up in files, and on a machine that may be busy
+ROLLMUXD = """\
+#!{python}
+from msgspec.structs import replace
+from rollmuxd.cli.main import main
+from rollmuxd.daemon import init_config
+from rollmuxd_backend_local import asking
+from rollmuxd_backend_slurm import SlurmBackend
+
+asking.LOOK_S = init_config.LOOK_S = 600
+opens = SlurmBackend.open.__func__
+
+async def open_(cls, hosts, options):
+    made_up = [
+        replace(host, options={{"made_up_gpus": f"{folder}/{{host.id}}.json", **host.options}}) for host in hosts
+    ]
+    return await opens(cls, made_up, {{"connect_s": 600, "silent_s": 600, **options}})
+
+SlurmBackend.open = classmethod(open_)
+main()
+"""
+
+
+def how_to():
+    """The blocks of the how-to, to be typed."""
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "slurm.md").read_text()
+    return [block.strip("\n") + "\n" for block in page.split("```")[1::2]]
+
+
+@pytest.fixture
+def as_typed(tmp_path):
+    """A function that fits what the how-to types to this cluster; and ``rollmuxd`` is on the PATH."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "rollmuxd"
+    program.write_text(ROLLMUXD.format(python=sys.executable, folder=tmp_path))
+    program.chmod(0o755)
+
+    def fit(block, **here):
+        for word, ours in here.items():
+            assert word in block, block
+            block = block.replace(word, ours)
+        return block
+
+    return fit
+
+
+def test_the_recipe_of_the_how_to_runs_as_it_is_typed_and_again_on_other_nodes_when_it_was_preempted(
+    unhurried, as_typed, tmp_path
+):
+    script, joins, *_ = how_to()
+    sizes = {"--nodes=4": "--nodes=1", "--nodes=2": "--nodes=1", "gpu:8": "gpu:2", "/scratch/rollmux": str(tmp_path)}
+    script = as_typed(script, **sizes)
+    assert script.startswith("#!/bin/bash\n")
+    daemon = InBatchStep(unhurried, tmp_path, script)
     try:
-        until("both components are up", lambda: set(daemon.nodes().values()) == {"up"})
-        assert sorted(daemon.nodes()) == ["rx1/gpu0-1", "rx3/gpu0-1"]
-        shown = daemon.says("host", "show", "rx3")
-        assert (shown["host"], shown["reachable"]) == ("rx3", True)
-        assert shown["ends_at"] is not None
+        until("both components are up", lambda: list(daemon.nodes().values()) == ["up"] * 2)
+        assert sorted(daemon.nodes()) == ["rx1/gpu0-1", "rx2/gpu0-1"]
+        here = {"4711": daemon.allocation, "/scratch/rollmux": str(tmp_path)}
         hello = Path(__file__).parents[3] / "examples" / "hello.py"
-        step = ("srun", f"--jobid={daemon.allocation}", "--het-group=0", "--overlap", "--ntasks=1", "--nodelist=rx1")
         joined = subprocess.run(
-            [*step, "--mpi=none", sys.executable, str(hello)],
-            env={**cluster.env, "ROLLMUX_URL": f"unix://{tmp_path}/rollmux.sock"},
+            ["bash", "-c", as_typed(joins, **here, **{"train.py": str(hello)})],
+            env=with_path(daemon),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
@@ -398,22 +651,18 @@ def test_a_daemon_in_the_batch_step_finds_its_allocation_and_stops_in_good_order
         assert b"step 9: centre" in joined.stdout
         (job,) = daemon.says("job", "list", "--all")["items"]
         assert (job["name"], job["status"]) == ("hello", "ended")
-    finally:
-        cluster.release(daemon.allocation)
-    assert "stopping" in daemon.log()
-    ran = subprocess.run(
-        [sys.executable, "-m", "rollmuxd", "journal", "check", str(tmp_path / "state")],
-        capture_output=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
 
-
-def test_shortly_before_the_end_nothing_new_begins_and_it_says_why(cluster, tmp_path):
-    daemon = InBatchStep(cluster, tmp_path, drain_before_s=80_000)
-    try:
-        until("both are drained", lambda: set(daemon.nodes().values()) == {"drained"})
-        shown = daemon.says("node", "show", "rx1/gpu0-1")
-        assert f"the end of allocation {daemon.allocation} at " in shown["reason"]
+        urgent = unhurried.allocate("--partition=urgent", "--exclusive", "--nodelist=rx1")
+        try:
+            until("it waits for nodes again", lambda: daemon.state() == "PENDING")
+            assert "stopping" in daemon.log()
+            daemon.update("StartTime=now")  # else it waits for two minutes
+            until("it is there again", lambda: list(daemon.nodes().values()) == ["up"] * 2)
+            assert sorted(daemon.nodes()) == ["rx2/gpu0-1", "rx3/gpu0-1"]
+            (job,) = daemon.says("job", "list", "--all")["items"]
+            assert (job["name"], job["status"]) == ("hello", "ended"), "the state directory is the same"
+        finally:
+            unhurried.release(urgent, daemon.allocation)
     finally:
-        cluster.release(daemon.allocation)
+        unhurried.release(daemon.allocation)
+    assert journal_is_whole(tmp_path) == (True, ANY)
