@@ -119,6 +119,20 @@ class Turns:
             )
 
 
+def check_settings(settings: Mapping[str, Any], *, gateway: Any = "") -> None:
+    """Raise ValueError for keywords of :func:`rollmuxd.job` that a hook cannot keep, and for a gateway without use."""
+    if settings.get("movable") == "warm":
+        raise ValueError(
+            "movable='warm': a framework's processes load their state where it was, and cannot on other GPUs; leave it "
+            "out, or say movable='relaunch' in the file of rollmuxd run, for a script that resumes from its checkpoint"
+        )
+    if gateway and "rollout" not in settings.get("phases", ("rollout",)):
+        raise ValueError(
+            f"gateway={gateway!r}: this run has no phase rollout that joins it, only "
+            f"{', '.join(settings['phases'])}; leave it out"
+        )
+
+
 def _gateway(given: Any) -> tuple[str, str]:
     """Address and key."""
     if isinstance(given, str):

@@ -37,7 +37,7 @@ from rollmuxd.client.retry import persist
 from rollmuxd.client.sync import Daemon
 from rollmuxd_channel.torch_state import TorchState
 from rollmuxd_hook_kit.ranks import settle, store
-from rollmuxd_hook_kit.turns import Mover, Turns
+from rollmuxd_hook_kit.turns import Mover, Turns, check_settings
 from rollmuxd_hook_trl.contract import check, check_class
 
 check(trl.__version__, inspect.getsource(grpo_trainer))
@@ -96,6 +96,7 @@ class Sharing(_Trainer):  # type: ignore[misc]
         gateway = settings.pop("gateway", "")
         shape = "asynchronous" if self._asynchronous else "server" if self._has_server else "one pool"
         settings = _job_settings(settings, config, self._mover, shape=shape, on_cpu=self._on_cpu)
+        check_settings(settings, gateway=gateway)
         self._job = rollmuxd.job(**settings)
         if self._parking:
             _check_parking(config, settings)

@@ -302,9 +302,18 @@ def test_rollouts_that_have_failed_end_the_job_while_it_holds_no_slot(make, daem
     assert daemon.ended["math"].startswith("failed: RuntimeError: no more samples")
 
 
-def test_it_generates_on_gpus_of_its_own(make, daemon):
-    with pytest.raises(ValueError, match="this run generates on GPUs of its own, so give train= only"):
-        make(rollmux=dict(rollout=dict(nodes=1), train=dict(nodes=1)))
+@pytest.mark.parametrize(
+    ("rollmux", "said"),
+    [
+        (dict(rollout=dict(nodes=1)), "this run generates on GPUs of its own, so give train= only"),
+        (dict(gateway="http://127.0.0.1:1"), "this run has no phase rollout that joins it, only train; leave it out"),
+        (dict(movable="warm"), "load their state where it was, and cannot on other GPUs"),
+    ],
+    ids=["rollout", "gateway", "movable"],
+)
+def test_what_an_asynchronous_run_cannot_keep_is_refused_before_anything_is_sent(make, daemon, rollmux, said):
+    with pytest.raises(ValueError, match=said):
+        make(rollmux=rollmux)
     assert daemon.calls == []
 
 

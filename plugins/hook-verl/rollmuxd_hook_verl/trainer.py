@@ -33,7 +33,7 @@ from typing import Any
 
 import rollmuxd
 from rollmuxd_hook_kit.contract import check, check_class, facts_under, release
-from rollmuxd_hook_kit.turns import Turns
+from rollmuxd_hook_kit.turns import Turns, check_settings
 from rollmuxd_hook_verl.contract import ONE_STEP, PPO_TRAINER, V1_TRAINER, VERL
 from rollmuxd_hook_verl.residency import Engine, check_offload
 
@@ -91,6 +91,7 @@ class Sharing(_Trainer):  # type: ignore[misc]
         parking = given.pop("parking", config.trainer.device != "cpu")
         gateway = given.pop("gateway", "")
         settings = _job_settings(given, config, ahead=self.ahead if self._asynchronous else None)
+        check_settings(settings, gateway=gateway)
         construct(*args, **kwargs)
         if parking:
             check_offload(

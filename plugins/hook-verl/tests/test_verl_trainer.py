@@ -362,6 +362,7 @@ def test_what_rollmuxd_run_has_started_is_called_as_its_job(tiny, out, daemon, m
     [
         ("+rollmux.priorty=3", TypeError, "priority"),
         ("+rollmux=math", TypeError, "is a mapping"),
+        ("+rollmux.movable=warm", ValueError, "load their state where it was, and cannot on other GPUs"),
         ("+rollmux.rollout.nodes=1", ValueError, "the GPUs that it trains on"),
         ("+rollmux.phases={rollout: train, train: train}", ValueError, "there is no sync among rollout, train"),
         ("trainer.device=cuda", ValueError, r"actor\.fsdp_config\.param_offload=True .*optimizer_offload=True"),

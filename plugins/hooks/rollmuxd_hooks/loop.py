@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import rollmuxd
-from rollmuxd_hook_kit.turns import Mover, Turns
+from rollmuxd_hook_kit.turns import Mover, Turns, check_settings
 
 #: names a file with keywords of :func:`rollmuxd.job`, as TOML
 FILE: Final = "ROLLMUX_HOOK"
@@ -97,6 +97,7 @@ class Loop:
         if shape is Shape.ASYNCHRONOUS:
             said = settings.get("asynchronous")
             settings["asynchronous"] = {"ahead": ahead, **(said if isinstance(said, Mapping) else {})}
+        check_settings(settings, gateway=gateway)
         side = settings.get("side") or {}
         one = shape is not Shape.TWO_POOLS
         #: what an evaluation has, where it is not in one that will do

@@ -68,6 +68,21 @@ def test_a_method_that_raises_has_no_end_but_its_error():
     assert seen == ["step"]
 
 
+def test_state_that_could_not_be_loaded_elsewhere_is_not_movable_warm_and_may_be_relaunched(daemon):
+    with pytest.raises(ValueError, match="load their state where it was, and cannot on other GPUs"):
+        Loop({"movable": "warm"}, name="run", shape=Shape.ONE_POOL)
+    Loop({"movable": "relaunch"}, name="run", shape=Shape.ONE_POOL)
+    assert daemon.calls == []
+
+
+@pytest.mark.parametrize("shape", [Shape.TRAIN_ONLY, Shape.ASYNCHRONOUS])
+def test_a_gateway_is_refused_where_no_rollout_would_join_it(daemon, shape):
+    with pytest.raises(ValueError, match="this run has no phase rollout that joins it, only train; leave it out"):
+        Loop({"gateway": "http://127.0.0.1:1"}, name="run", shape=shape)
+    Loop({"gateway": "http://127.0.0.1:1"}, name="run", shape=Shape.TWO_POOLS)
+    assert daemon.calls == []
+
+
 @pytest.mark.parametrize(
     ("shape", "phases"),
     [
