@@ -27,8 +27,8 @@ class Dirty:
     """What has to be looked at. Dicts, not sets: the order of marks decides the order of facts."""
 
     __slots__ = (
-        *("again", "groups", "homes", "jobs", "lend", "newcomers", "nodes", "places"),
-        *("hosts", "room", "spread", "watched"),
+        *("again", "groups", "homeless", "homes", "hosts", "jobs", "lend", "newcomers"),
+        *("nodes", "places", "room", "spread", "watched"),
     )
 
     def __init__(self) -> None:
@@ -47,13 +47,15 @@ class Dirty:
         self.watched: dict[NodeId, None] = {}
         #: nodes with fillers that may be lent, or are wanted back
         self.lend: dict[NodeId, None] = {}
-        #: a filler without a node may find one; one that shares a node may have another
+        #: fillers without a node that one is searched for
+        self.homeless: dict[JobId, None] = {}
+        #: any filler without a node may find one; one that shares a node may have another
         self.homes = self.spread = False
 
     def __bool__(self) -> bool:
         """Whether a step has something to look at."""
         served = self.groups or self.jobs or self.nodes or self.room or self.again or self.newcomers
-        return bool(served or self.lend or self.homes)
+        return bool(served or self.lend or self.homes or self.homeless or self.spread)
 
     def everything(self, state: State) -> None:
         """As after a start: what was forgotten before is found."""
@@ -87,6 +89,10 @@ class Dirty:
         """Something on the nodes that a job has, or had, is to come clean."""
         for name in (*nodes_in(job.pins), *job.left):
             self.hosts[state.nodes[name].host] = None
+
+    def spread_again(self) -> None:
+        """Fillers that share a node may have another."""
+        self.spread = True
 
     def watch(self, node: NodeId) -> None:
         """Something on it is to come clean."""
@@ -124,14 +130,15 @@ def mark_loans(dirty: Dirty, state: State, fact: f.Fact) -> None:
             dirty.group(state.nodes[name].group)
     there = (name for name in about if state.nodes[name].fillers or state.nodes[name].loan is not None)
     dirty.lend.update(dict.fromkeys(there))
-    dirty.homes = dirty.homes or isinstance(fact, _MAKES_A_HOME)
+    its_own = isinstance(fact, f.SlotOver) and job is not None and job.spec.filler is not None
+    dirty.homes = dirty.homes or its_own or isinstance(fact, _MAKES_A_HOME)
     dirty.spread = dirty.spread or isinstance(fact, _EMPTIER)
 
 
 #: after these a filler without a node may find one
 _MAKES_A_HOME: Final = (
     *(f.JobUnplaced, f.JobResumed, f.JobReinstated, f.PlacementEnded),
-    *(f.NodeUp, f.NodeUndrained, f.NodeAdded, f.NodeLeft, f.FillerPlaced, f.SlotOver),
+    *(f.NodeUp, f.NodeUndrained, f.NodeAdded, f.NodeLeft),
 )
 
 #: after these a node may have fewer fillers than another
@@ -240,7 +247,7 @@ def _registered(dirty: Dirty, state: State, fact: f.JobRegistered) -> None:
     known = state.jobs.get(fact.job)
     dirty.jobs[fact.job] = None
     if fact.spec.filler is not None:
-        dirty.homes = True
+        dirty.homeless[fact.job] = None
     elif known is None:
         dirty.newcomers[fact.job] = None
     else:

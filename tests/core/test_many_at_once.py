@@ -8,9 +8,11 @@ import msgspec
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
+from rollmuxd.core.model import JobStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import Filler, JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.core.steps.lend import PER_NODE
+from rollmuxd.core.steps import lend
+from rollmuxd.core.steps.lend import PER_NODE, no_room
 from rollmuxd.policies.rollmux import RollMux
 
 NODES, JOBS, WAITING = 12, 60, 6
@@ -116,3 +118,40 @@ def test_a_drain_sends_many_fillers_away_in_one_decision_and_each_node_has_a_few
     core.handle(i.DrainNode("rollout0/gpu0", "ops"), 3)
 
     assert core.state.nodes["rollout0/gpu0"].fillers == []
+
+
+def test_fillers_that_fit_nowhere_cost_one_input_a_few_looks_and_hold_up_none_that_fits(monkeypatch):
+    looks = []
+    monkeypatch.setattr(lend, "no_room", lambda c, job, node: looks.append(node) or no_room(c, job, node))
+    core = Scheduler(Config(), RollMux())
+    nodes = tuple(i.NodeSpec(f"h{n}/n0", f"h{n}", (f"h{n}/gpu0",), ("train",), gpu_mb=1_000) for n in range(200))
+    core.handle(i.Start(tuple(i.HostSpec(node.host, "mock", 0) for node in nodes), nodes), 1)
+
+    def register(number, gpu_mb, residual_mb):
+        state = StateSpec("train", driver="mock", gpu_mb=gpu_mb, residual_mb=residual_mb)
+        phases, wants = (PhaseSpec("filler", ("train",)),), (Want("train"),)
+        spec = JobSpec(f"f{number}", phases, wants, states=(state,), filler=Filler(2_000, 1_000))
+        return core.handle(i.RegisterJob("team", "ann", spec), 2).answer.job
+
+    def see(*some):
+        for node in some:
+            core.handle(i.HostObserved(node.host, tuple(i.GpuObservation(gpu, 0) for gpu in node.gpus)), 2)
+
+    see(*nodes[:-1])
+    for number in range(199):  # each node keeps one, and has no room for another
+        register(number, 600, 600)
+    late = [register(number, 401 + number, 401 + number) for number in range(199, 259)]
+    fits = register(259, 400, 400)
+    assert core.state.jobs[fits].pins
+
+    # The last node comes: one of them has it, and the others are looked at in vain.
+    looks.clear()
+    see(nodes[-1])
+    at_a_time = [len(looks)]
+    while (now := core.deadline()) < 20_000:
+        looks.clear()
+        core.handle(i.Tick(), now)
+        at_a_time.append(len(looks))
+    assert sum(core.state.jobs[job].status is not JobStatus.WAITING for job in late) == 1
+    assert sum(at_a_time) > 59 * 199
+    assert max(at_a_time) <= 1_200

@@ -46,28 +46,15 @@ RECENT: Final = 8
 SHARE: Final = 0.25
 #: fillers that share a node at most; further ones wait
 PER_NODE: Final = 16
-#: searches for a home in vain that one input may cause: another change of the nodes causes the next ones
-TRIES: Final = 20
+#: one input causes at most so many searches and looks at nodes; after a pause, fillers that are left have their turn
+LOOKS: Final = 1_000
+PAUSE_MS: Final = 100
 
 
 def lend(c: Context) -> None:
     """Give fillers a node; have loans back that are due; lend marked nodes, or load again what belongs there."""
-    if c.dirty.homes:
-        c.dirty.homes = False
-        in_vain: set[tuple[object, ...]] = set()
-        for name in c.state.fillers:
-            job = c.state.jobs[name]
-            if job.status is not JobStatus.WAITING or job.pins or job.closing:
-                continue
-            want, states = job.spec.wants[0], job.spec.states
-            asks = (want.pool, want.gpus, want.named, *((it.ram_mb, it.gpu_mb, it.residual_mb) for it in states))
-            if asks not in in_vain and not find_home(c, job):
-                in_vain.add(asks)
-                if len(in_vain) >= TRIES:
-                    break
-        if c.dirty.spread:
-            c.dirty.spread = False
-            spread(c)
+    if c.dirty.homes or c.dirty.homeless or c.dirty.spread:
+        find_homes(c)
     names, c.dirty.lend = c.dirty.lend, {}
     for name in names:
         node = c.state.nodes.get(name)
@@ -83,34 +70,97 @@ def lend(c: Context) -> None:
 # ---- where fillers are ----------------------------------------------------------------------------------------------
 
 
-def find_home(c: Context, job: Job) -> bool:
-    """Give a filler the node of its pool that fewest fillers have. False: none has room for it."""
-    home = least_crowded(c, job, {})
+class Search:
+    """One input's search for nodes on which fillers can be. What it knows is kept up as fillers are placed."""
+
+    def __init__(self, c: Context) -> None:
+        self.c = c
+        self.looks = 0
+        #: fillers of each node that do not leave it, and those that are on their way there
+        self.crowds = {node.id: crowd(c, node) for node in c.state.nodes.values()}
+        #: what was searched for in vain, on nodes with fewer fillers than so many
+        self._in_vain: dict[tuple[object, ...], int] = {}
+        #: by pool, how many fillers its emptiest node has
+        self._fewest: dict[PoolName, int] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return self.looks >= LOOKS
+
+    def fewest(self, pool: PoolName) -> int:
+        """How many fillers the pool's emptiest node has."""
+        if pool not in self._fewest:
+            nodes = (it for it in self.c.state.nodes.values() if pool in it.pools and it.status is NodeStatus.UP)
+            self._fewest[pool] = min((self.crowds[it.id] for it in nodes), default=PER_NODE)
+        return self._fewest[pool]
+
+    def counts(self, node: NodeId, more: int) -> None:
+        """So many fillers come to a node, or leave it."""
+        self.crowds[node] += more
+        self._fewest.clear()
+
+    def emptiest(self, job: Job, below: int | None = None) -> Node | None:
+        """The node on which the filler can be that fewest others have; None: it has no room.
+
+        ``below``: another node than its own, with fewer fillers than so many.
+        """
+        want = job.spec.wants[0]
+        home = _names(job.pins) if below is None else []
+        fewer = PER_NODE if below is None else below
+        if not home and self.fewest(want.pool) >= fewer:
+            return None
+        # A process stays where it was started.
+        host = None if job.launch is None or job.launch.over else job.launch.host
+        states = ((it.ram_mb, it.gpu_mb, it.residual_mb) for it in job.spec.states)
+        asks = (want.pool, want.gpus, want.named, host, *states)
+        if not home and self._in_vain.get(asks, 0) >= fewer:
+            return None
+        self.looks += 1
+        nodes = [
+            node
+            for node in self.c.state.nodes.values()
+            if want.pool in node.pools
+            and (not want.named or node.id in want.named)
+            and len(node.gpus) >= want.gpus
+            and host in (None, node.host)
+            and node.status is NodeStatus.UP
+            and (node.id in home or (self.crowds[node.id] < fewer and len(node.fillers) < PER_NODE))
+        ]
+        for node in sorted(nodes, key=lambda it: self.crowds[it.id]):
+            self.looks += 1
+            if node.id in home or no_room(self.c, job, node) is None:
+                return node
+        self._in_vain[asks] = max(fewer, self._in_vain.get(asks, 0))
+        return None
+
+
+def find_homes(c: Context) -> None:
+    """Search a home for fillers that have none: for those first that were not searched for since the last change."""
+    dirty = c.dirty
+    homeless = c.timers.homeless | dirty.homeless | (c.state.fillers if dirty.homes else {})
+    again, dirty.homes, dirty.homeless, dirty.spread = dirty.spread, False, {}, False
+    search, left = Search(c), iter(homeless)
+    for name in left:
+        job = c.state.jobs.get(name)
+        if job is not None and job.status is JobStatus.WAITING and not job.pins and not job.closing:
+            find_home(c, job, search)
+            if search.is_over:
+                break
+    c.timers.homeless = dict.fromkeys(left)
+    if c.timers.homeless:
+        c.timers.at(c.now + PAUSE_MS, "homes", "")
+    if again and spread(c, search):
+        c.timers.at(c.now + PAUSE_MS, "spread", "")
+
+
+def find_home(c: Context, job: Job, search: Search) -> None:
+    """Give a filler the node of its pool that fewest fillers have, if one has room for it."""
+    home = search.emptiest(job)
     if home is not None:
         c.fact(f.FillerPlaced(c.now, job.id, job.spec.wants[0].pool, home.id))
+        search.counts(home.id, 1)
         launch(c, job)
         c.dirty.lend[home.id] = None  # it may have asked before
-    return home is not None
-
-
-def least_crowded(c: Context, job: Job, coming: dict[NodeId, int]) -> Node | None:
-    """The node on which a filler can be that fewest others have, those on their way counted; None: it has no room."""
-    want = job.spec.wants[0]
-    host = None if job.launch is None or job.launch.over else job.launch.host  # a process stays where it was started
-    nodes = [
-        node
-        for node in c.state.nodes.values()
-        if want.pool in node.pools
-        and (not want.named or node.id in want.named)
-        and len(node.gpus) >= want.gpus
-        and host in (None, node.host)
-        and node.status is NodeStatus.UP
-        and (len(node.fillers) < PER_NODE or node.id in _names(job.pins))
-    ]
-    for node in sorted(nodes, key=lambda it: crowd(c, it) + coming.get(it.id, 0)):
-        if node.id in _names(job.pins) or no_room(c, job, node) is None:
-            return node
-    return None
 
 
 def crowd(c: Context, node: Node) -> int:
@@ -118,24 +168,32 @@ def crowd(c: Context, node: Node) -> int:
     return sum(c.state.jobs[name].has_place for name in node.fillers)
 
 
-def spread(c: Context) -> None:
-    """There are more nodes than before: of fillers that share one, those that are not lent it move to emptier ones."""
-    fillers = [c.state.jobs[name] for name in c.state.fillers]
-    coming: dict[NodeId, int] = {}
-    for job in fillers:
-        if job.pins and not job.has_place and not job.closing:
-            to = least_crowded(c, job, coming)
+def spread(c: Context, search: Search) -> bool:
+    """There are more nodes than before: of fillers that share one, those that are not lent it move to emptier ones.
+
+    True: there may be more to move.
+    """
+    moved = False
+    for name in c.state.fillers:
+        job = c.state.jobs[name]
+        if job.pins and not job.has_place and not job.closing and not search.is_over:
+            to = search.emptiest(job)
             if to is not None:
-                coming[to.id] = coming.get(to.id, 0) + 1
-    for job in fillers:
+                search.counts(to.id, 1)
+    for name in c.state.fillers:
+        job = c.state.jobs[name]
         if job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing:
             continue
+        if search.is_over:
+            return moved or bool(c.timers.homeless)
         (home,) = _names(job.pins)
-        here = crowd(c, c.state.nodes[home])
-        to = least_crowded(c, job, coming) if here > 1 else None
-        if to is not None and crowd(c, to) + coming.get(to.id, 0) + 1 < here:
+        to = search.emptiest(job, search.crowds[home] - 1)
+        if to is not None:
             c.fact(f.JobUnplaced(c.now, job.id, Cause("emptier_node", {"node": to.id})))
-            coming[to.id] = coming.get(to.id, 0) + 1
+            search.counts(home, -1)
+            search.counts(to.id, 1)
+            moved = True
+    return False
 
 
 def no_room(c: Context, job: Job, node: Node) -> Cause | None:
