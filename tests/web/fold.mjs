@@ -16,6 +16,7 @@ for (const node of given.nodes) history.knowNode(node.node, node.gpus);
 for (const page of given.pages) history.take(page, page[0].seq - 1, page[page.length - 1].seq);
 for (const slot of given.slots) history.knowSlot(slot);
 if (given.forget) history.forget(given.forget);
+for (const { job, filler } of given.jobs) if (filler) history.fillers.add(job);
 const lanes = new Lanes(history);
 lanes.know(
   new Map(given.nodes.map((node) => [node.node, { gpus: node.gpus.length, status: node.status, jobs: node.jobs }])),

@@ -63,6 +63,12 @@ def fold(node: str, **given: Any) -> Any:
     return json.loads(ended.stdout)
 
 
+def kind_of(state: State, name: str) -> str:
+    slot = state.slots[name]
+    lent = slot.status is SlotStatus.RUNNING and state.jobs[slot.job].spec.filler is not None
+    return "lent" if lent else KINDS[slot.status]
+
+
 def seen_in(state: State) -> dict[str, Any]:
     """What a picture of this state has to show."""
     nodes = {}
@@ -74,7 +80,7 @@ def seen_in(state: State) -> dict[str, Any]:
         kept = [state.states[key] for key in one.states]
         on = [one for one in kept if one.status in (StateStatus.LOADED, StateStatus.UNKNOWN)]
         nodes[one.id] = {
-            "held": sorted([slot, KINDS[state.slots[slot].status], n / len(one.gpus)] for slot, n in held.items()),
+            "held": sorted([slot, kind_of(state, slot), n / len(one.gpus)] for slot, n in held.items()),
             "status": [] if one.status is NodeStatus.UP else [str(one.status)],
             "kept": sorted(f"{one.job} {one.pool} {one.status}" for one in on),
             "placed": int(bool(one.pinned)),
@@ -102,7 +108,11 @@ class Story:
             {"node": one.id, "gpus": list(one.gpus), "status": str(one.status), "jobs": list(one.pinned)}
             for one in state.nodes.values()
         ]
-        return {"nodes": nodes, "jobs": [{"job": job.id, "status": str(job.status)} for job in state.jobs.values()]}
+        jobs = [
+            {"job": job.id, "status": str(job.status), "filler": job.spec.filler is not None}
+            for job in state.jobs.values()
+        ]
+        return {"nodes": nodes, "jobs": jobs}
 
     def slots(self) -> list[dict[str, Any]]:
         """The open ones, as their list shows them."""

@@ -307,7 +307,7 @@ export class Gantt {
     if (slot.overran !== undefined && slot.overran >= bar.t0 && slot.overran <= bar.t1) {
       this._late(this.xOf(slot.overran), top);
     }
-    if (width > 34 && height >= 11 && (bar.kind === "running" || bar.kind === "tail")) {
+    if (width > 34 && height >= 11 && ["running", "lent", "tail"].includes(bar.kind)) {
       this._text(look.labelOf(bar), left + 4, top, height, width - 7, "--onbar");
     }
   }

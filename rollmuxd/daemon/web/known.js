@@ -177,7 +177,10 @@ export class Known {
     Object.assign(this, { jobs, groups, hosts, pools: pools.sort((a, b) => natural(a.pool, b.pool)) });
     this.jobById = new Map(jobs.map((job) => [job.job, job]));
     // Facts that name a job are read later than the one that says what it is called, or that one never.
-    for (const { job, name, owner } of jobs) this.history.names.set(job, { name, owner });
+    for (const { job, name, owner, filler } of jobs) {
+      this.history.names.set(job, { name, owner });
+      if (filler) this.history.fillers.add(job);
+    }
     this.nodes = new Map(nodes.map((node) => [node.node, node]));
     for (const node of nodes)
       this.history.knowNode(

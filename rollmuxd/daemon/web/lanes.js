@@ -4,6 +4,7 @@
 // lane's GPUs it has, and ``top`` how many of them come before. Kinds of bars:
 //   loading     it holds the GPUs, and its state is being loaded        claimed -> granted
 //   running     the GPUs are the job's                                  granted -> ended
+//   lent        the same, of a filler
 //   tail        the same, on fewer GPUs than it began with              shrunk  -> grown or ended
 //   closing     given back, and not yet free                       released -> over
 //   reclaiming  lost, revoked or faulted: held until verified clean         ended   -> over
@@ -12,8 +13,11 @@
 
 const HELD_AFTER = { released: "closing", faulted: "reclaiming", lost: "reclaiming", revoked: "reclaiming" };
 
-/** The bars of one slot, from when it held its GPUs. ``part``: of GPUs, their share of the lane, and what comes before. */
-function barsOfSlot(slot, part, into) {
+/**
+ * The bars of one slot, from when it held its GPUs. ``runs``: the kind of what runs. ``part``: of GPUs, their share of
+ * the lane, and what comes before.
+ */
+function barsOfSlot(slot, runs, part, into) {
   const bar = (t0, t1, kind, gpus) => {
     const { share, top } = part(gpus);
     if (share > 0 && t1 > t0) into.push({ t0, t1, kind, share, top, job: slot.job, slot });
@@ -27,11 +31,11 @@ function barsOfSlot(slot, part, into) {
   const granted = slot.granted ?? Infinity;
   bar(slot.claimed, Math.min(granted, until), "loading", slot.gpus);
   let [since, gpus] = [granted, slot.gpus];
-  let kind = slot.tail && !slot.parts.length ? "tail" : "running";
+  let kind = slot.tail && !slot.parts.length ? "tail" : runs;
   for (const change of slot.parts) {
     bar(since, change.at, kind, gpus);
     [since, gpus] = [change.at, change.gpus];
-    kind = change.tail ? "tail" : "running";
+    kind = change.tail ? "tail" : runs;
   }
   bar(since, until, kind, gpus);
   if (slot.ended !== undefined && slot.how !== "withdrawn") {
@@ -39,6 +43,8 @@ function barsOfSlot(slot, part, into) {
     bar(slot.ended, slot.over ?? Infinity, held, gpus);
   }
 }
+
+const runsAs = (history, job) => (history.fillers.has(job) ? "lent" : "running");
 
 const inOrder = (a, b) => a.t0 - b.t0;
 
@@ -49,7 +55,7 @@ export function nodeLane(history, node, gpus, present) {
     const mine = names.filter((gpu) => history.nodeOf.get(gpu) === node);
     return { share: mine.length / gpus, top: Math.min(...mine.map((gpu) => history.indexOf.get(gpu))) / gpus };
   };
-  for (const slot of history.slotsOfNode.get(node) ?? []) barsOfSlot(slot, here, bars);
+  for (const slot of history.slotsOfNode.get(node) ?? []) barsOfSlot(slot, runsAs(history, slot.job), here, bars);
   for (const order of history.ordersOfNode.get(node) ?? []) {
     if (order.kind === "load") continue; // it is within the slot that it is for
     bars.push({
@@ -93,7 +99,8 @@ export function jobLane(history, job, present) {
     const after = (at) => claims.find((one) => one >= at) ?? slot.over ?? slot.ended ?? Infinity;
     if (slot.queued !== undefined) waits(slot.queued, after(slot.queued));
     for (const { at, gpus } of slot.tries) if (gpus === undefined) waits(at, after(at));
-    barsOfSlot(slot, (names) => ({ share: names.length / (slot.gpus ?? names).length, top: 0 }), bars);
+    const part = (names) => ({ share: names.length / (slot.gpus ?? names).length, top: 0 });
+    barsOfSlot(slot, runsAs(history, job), part, bars);
   }
   bars.sort(inOrder);
   return { bars, backs: stretches(history.jobs.get(job), present, "admitted"), kept: [], widest: widest(bars) };

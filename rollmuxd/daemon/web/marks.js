@@ -4,6 +4,7 @@
 const STYLES = {
   loading: { pattern: "up", text: "loading (holds its GPUs)" },
   running: { text: "running" },
+  lent: { pattern: "hatched", text: "lent to a filler" },
   tail: { pattern: "vertical", text: "tail: goes on on fewer GPUs" },
   closing: { pattern: "thin", text: "given back, not yet free" },
   reclaiming: { pattern: "cross", bad: true, text: "lost, revoked or faulted: held until verified clean" },
@@ -110,7 +111,7 @@ export class Marks {
   /** The same for a bar that is too narrow for a pattern: lighter, where it is not in use. */
   narrow(kind, colour) {
     const { pattern, bad } = STYLES[kind];
-    return pattern === undefined || kind === "tail"
+    return pattern === undefined || kind === "tail" || kind === "lent"
       ? colour
       : `${bad ? this.get("--bad") : colour}${kind === "waiting" ? "2a" : "80"}`;
   }
@@ -181,6 +182,10 @@ function paint(to, kind, colour) {
     case "down":
       tint(0.12);
       lines(1.6, ...down);
+      break;
+    case "hatched":
+      tint(0.5);
+      lines(2.4, ...down);
       break;
     case "thin":
       tint(0.3);

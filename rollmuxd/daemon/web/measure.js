@@ -2,7 +2,10 @@
 
 import { eachBar } from "./lanes.js";
 
-const PART = { running: "used", tail: "used", loading: "switching", closing: "switching", reclaiming: "switching" };
+const PART = {
+  ...{ running: "used", lent: "used", tail: "used" },
+  ...{ loading: "switching", closing: "switching", reclaiming: "switching" },
+};
 
 /** Sums over equal stretches of time, of amounts that are spread over any. */
 class Buckets {
