@@ -326,7 +326,7 @@ class Job(_Base[Slot]):
         self._runtime.run(self._runtime.opening())
 
     def end(self, reason: str = "") -> None:
-        """End the job, and free all it held. Without a ``reason`` it has finished."""
+        """End the job, and free all it held. It has finished, unless a ``reason`` says why it has not."""
         self._finish(self._runtime.ending(reason or "finished", keep=False, finished=not reason))
 
     def leave(self) -> None:
@@ -366,7 +366,7 @@ class AsyncJob(_Base[AsyncSlot]):
         await self._runtime.arun(self._runtime.opening())
 
     async def end(self, reason: str = "") -> None:
-        """End the job, and free all it held. Without a ``reason`` it has finished."""
+        """End the job, and free all it held. It has finished, unless a ``reason`` says why it has not."""
         await self._finish(self._runtime.ending(reason or "finished", keep=False, finished=not reason))
 
     async def leave(self) -> None:
