@@ -44,7 +44,7 @@ from rollmuxd.core.order import find_phase
 from rollmuxd.core.policy import Refusal, SaysWhatBinds, SpendsCredit
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps import drain, lend
-from rollmuxd.core.steps.admit import limits_of, over_its_nodes, waiting_order
+from rollmuxd.core.steps.admit import limits_of, over_its_nodes, position, waiting_order
 from rollmuxd.core.steps.dispatch import absent, yields_to
 from rollmuxd.core.steps.locality import bound_to, limited_to_locality, place
 from rollmuxd.core.steps.reclaim import must_be_cleaned, nodes_of
@@ -458,16 +458,18 @@ class Explainer:
         late = ", for longer than it should" if slot.overrun_at is not None else ""
         return Reason("held", f"{gpu} is held by {holder.spec.name} ({slot.phase}, {slot.status}{late})", data)
 
-    def slot_position(self, slot: SlotId) -> int:
-        """How many turns come before it on its nodes; 0: it is next."""
+    def slot_position(self, slot: SlotId, now: Millis) -> int:
+        """How many come before it: turns on its nodes; without a placement, waiting jobs. 0: it is next."""
         state = self._c.state
         known = state.slot(slot)
         job = state.jobs[known.job]
         group = state.groups.get(job.group or "")
         if known.status is not SlotStatus.QUEUED:
             return 0
+        if job.spec.filler is not None:
+            return lend.fillers_before(self._c, job, known)
         if group is None:
-            return len(state.waiting)
+            return max(0, position(self._c, job.id, now) - 1)
         return len(self._before(group, known))
 
     def expected_wait_ms(self, slot: SlotId, now: Millis) -> Millis | None:

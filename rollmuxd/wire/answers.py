@@ -190,7 +190,7 @@ class SlotView(Answer, frozen=True):
     fence: str | None = None
     gpus: list[str] = []
     lease_s: float | None = None
-    #: how many turns come before it; 0: it is next
+    #: how many come before it: turns on its nodes; without a placement, waiting jobs. 0: it is next
     position: int | None = None
     expected_wait_s: float | None = None
     reason: str = ""

@@ -391,7 +391,7 @@ class Play:
     def look_why(self, what: str) -> list[str]:
         """Why a slot or a job waits, and what would let it in."""
         if what in self.core.state.slots:
-            at = Explainer(self.core.context).slot_position(what)
+            at = Explainer(self.core.context).slot_position(what, self.now)
             wait = Explainer(self.core.context).expected_wait_ms(what, self.now)
             head = f"= {at} turns before it, about {'?' if wait is None else f'{wait / 1000:g}'} s"
             return [

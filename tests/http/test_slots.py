@@ -68,6 +68,15 @@ async def test_waiting_in_vain_answers_queued_with_position_and_reasons_and_deta
         assert not world.attached(queued["slot"])
 
 
+async def test_what_a_slot_without_a_placement_waits_behind_is_what_its_job_does(running):
+    async with running() as world, world.client() as client:
+        await world.job(client, "first", slo=1.0)
+        for ahead, name in enumerate(("second", "third")):
+            job = await world.job(client, name, slo=1.0)
+            assert (await client.get(f"/v1/jobs/{name}")).json()["waiting"]["position"] == ahead + 1
+            assert (await job.ask("rollout", wait_s=0)).json()["position"] == ahead
+
+
 async def test_a_client_that_hangs_up_while_it_waits_is_detached_and_keeps_its_place(running, send_raw):
     async with running() as world, world.client() as client:
         one, two = await world.job(client, "one"), await world.job(client, "two")

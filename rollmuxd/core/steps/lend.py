@@ -409,6 +409,17 @@ def next_filler(c: Context, node: Node) -> Job | None:
     return c.state.jobs[min(asking)[2]] if asking and c.config.fillers else None
 
 
+def fillers_before(c: Context, filler: Job, slot: Slot) -> int:
+    """How many of the fillers that ask for the same node have it first."""
+    asking = [
+        (other.harvested_ms, c.state.slots[other.queued].queued_at)
+        for name in _names(filler.pins)
+        for other in map(c.state.jobs.__getitem__, c.state.nodes[name].fillers)
+        if other.queued is not None and other.queued not in c.timers.detached
+    ]
+    return sum(it < (filler.harvested_ms, slot.queued_at) for it in asking)
+
+
 def is_worth_it(c: Context, node: Node, filler: Job, due: Millis | None, next_: Job | None) -> bool:
     """Whether a loan gives the filler its least time before a job is due, and no job is held up for too long by it."""
     back = back_ms(c, node, filler, next_)

@@ -74,9 +74,9 @@ class Visibility:
         job = self.core.state.jobs[self.core.state.slot(slot).job]
         return (*self.gone(job), *self._explainer.why_slot_waits(slot, now))
 
-    def slot_position(self, slot: SlotId) -> int:
+    def slot_position(self, slot: SlotId, now: Millis) -> int:
         """As :meth:`Explainer.slot_position`, with every job counted."""
-        return self._of_all.slot_position(slot)
+        return self._of_all.slot_position(slot, now)
 
     def expected_wait_ms(self, slot: SlotId, now: Millis) -> Millis | None:
         """As :meth:`Explainer.expected_wait_ms`, with every job counted."""

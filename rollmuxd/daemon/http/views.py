@@ -241,7 +241,7 @@ def slot_view(
         fence=fence_text(slot.fence) if on and slot.fence is not None and caller.may_act(job) else None,
         gpus=list(slot.gpus),
         lease_s=seconds(core.lease_left_ms(slot.session, now)) if on else None,
-        position=visibility.slot_position(slot.id) if queued else None,
+        position=visibility.slot_position(slot.id, now) if queued else None,
         expected_wait_s=seconds(visibility.expected_wait_ms(slot.id, now)) if queued else None,
         reason=visibility.sentence(slot.reason),
         reasons=visibility.reasons(visibility.why_slot_waits(slot.id, now))
