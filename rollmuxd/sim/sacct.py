@@ -13,7 +13,7 @@ partitions that have the same numbers of GPUs, and from when they really began.
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Final
@@ -36,6 +36,8 @@ COMMAND: Final = (
 NEEDED: Final = ("JobID", "Start", "End", "ElapsedRaw", "AllocTRES")
 #: an iteration, where no log tells: the paper's jobs take 100 s to 900 s
 ITERATION_S: Final = 300.0
+#: between the shares of the rollout that are played: what is saved dips where one more job would break the SLO
+APART: Final = 0.05
 #: a job with fewer iterations has failed at its start, or is no training
 LEAST: Final = 8
 _GPUS: Final = re.compile(r"(?:^|,)gres/gpu(:[^=,]+)?=(\d+)")
@@ -229,12 +231,14 @@ def saving(
     """What sharing would have saved on these jobs, with phases as in ``logs``, or a rollout that takes a ``share``.
 
     Several logs: all jobs are like the first, like the second and so on, and the logs in turn. A share is played at
-    both ends and in the middle, and at the half where it lies between.
+    both ends and between them, at most :data:`APART` apart.
 
     Raises:
         ValueError: neither or both are given, a number is out of its range, or there are no jobs.
     """
-    if bool(logs) == (share is not None):
+    if logs and share is not None:
+        raise ValueError("a training log says what the rollout takes; give either logs or a range for its share")
+    if not logs and share is None:
         raise ValueError(
             "accounting does not know what rollout and training take: give a training log of these jobs (--log FILE), "
             "or the share of an iteration that the rollout may take (--rollout-share 0.4:0.8)"
@@ -292,9 +296,15 @@ def _quantile(ordered: Sequence[float], percent: int) -> float:
 
 def _assumes(jobs: Sequence[Ran], split: float, switch_s: float, *, logged: bool) -> tuple[str, ...]:
     one = sum(len(job.gpus) == 1 for job in jobs)
-    said = [f"loading or parking a job's state takes {switch_s:g} s", "hosts have RAM for five parked jobs"]
-    if not logged:
-        said.append(f"an iteration takes {ITERATION_S:g} s")
+    said = [
+        f"loading or parking a job's state takes {switch_s:g} s",
+        "hosts have RAM for five parked jobs",
+        "a job stays where it is placed; the daemon's default policy also moves jobs",
+    ]
+    if logged:
+        said.append("each job's iterations take what the mean step of the log takes")
+    else:
+        said.append(f"an iteration takes {ITERATION_S:g} s, and is rollout and training only")
     if one:
         said.append(
             f"{one} jobs of one component generate on {split:.0%} of their GPUs and train on the others; "
@@ -308,8 +318,10 @@ def _cases(logs: Sequence[Sequence[Step]], share: tuple[float, float] | None) ->
     if share is None:
         means = [_mean(log) for log in logs]
         return [[mean] for mean in means] + ([means] if len(means) > 1 else [])
-    points = {share[0], share[1], (share[0] + share[1]) / 2} | ({0.5} if share[0] < 0.5 < share[1] else set())
-    return [[Step(ITERATION_S * point, ITERATION_S * (1 - point))] for point in sorted(points)]
+    low, high = share
+    pieces = max(1, ceil((high - low) / APART - 1e-9))
+    points = dict.fromkeys(low + (high - low) * piece / pieces for piece in range(pieces + 1))
+    return [[Step(ITERATION_S * point, ITERATION_S * (1 - point))] for point in points]
 
 
 def _mean(log: Sequence[Step]) -> Step:

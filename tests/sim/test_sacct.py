@@ -70,7 +70,19 @@ def test_where_phases_are_not_known_the_answer_is_a_range_over_their_shares(writ
     assert wide.saved[1] == pytest.approx(0.48, abs=0.03)  # halves interleave, but for loading and parking
     assert wide.gpu_hours_was == 160
     assert wide.phases == "range"
-    assert "an iteration takes 300 s" in wide.assumes
+    assert "an iteration takes 300 s, and is rollout and training only" in wide.assumes
+
+
+def test_a_range_covers_what_each_share_in_it_would_save(written):
+    four = read(written(*(row(number) for number in range(4))))
+
+    said = saving(four, share=(0.4, 0.8))
+    # Up to 0.7 two jobs share both pools, ever slower; from there on four share a trainer, and save more again.
+    apart = [saving(four, share=(point, point)) for point in (0.4, 0.5, 0.6, 0.7, 0.8)]
+    assert apart[3].saved[0] < min(apart[2].saved[0], apart[4].saved[0])
+    assert said.saved[0] == pytest.approx(min(one.saved[0] for one in apart))
+    assert said.saved[1] == pytest.approx(max(one.saved[1] for one in apart))
+    assert said.slowdown_max == pytest.approx(max(one.slowdown_max for one in apart))
 
 
 def test_a_job_is_never_slower_than_its_slo_and_a_tighter_one_saves_no_more(written):
@@ -140,7 +152,7 @@ def test_a_site_that_does_not_count_gpus_is_told_apart_from_one_without_such_job
     ("said", "how"),
     [
         ("give a training log", {}),
-        ("give a training log", {"share": (0.4, 0.8), "logs": [HALF]}),
+        ("give either logs or a range", {"share": (0.4, 0.8), "logs": [HALF]}),
         ("LO:HI, above 0 and below 1", {"share": (0.8, 0.4)}),
         ("LO:HI, above 0 and below 1", {"share": (0.4, float("nan"))}),
         ("split is 1", {"share": (0.4, 0.8), "split": 1.0}),
