@@ -37,6 +37,7 @@ BACKENDS = ("mock", "ssh", "ray", "slurm")
 @click.option(
     "--backend", type=click.Choice(BACKENDS), default="mock", show_default=True, help="What reaches the demo's host."
 )
+@click.option("--asynchronous", is_flag=True, help="Rollouts continue meanwhile, outside of slots.")
 @click.option("--kill-daemon-at", type=click.FloatRange(0, 1), hidden=True, help="Fraction of all iterations.")
 def demo(
     as_json: bool,
@@ -46,6 +47,7 @@ def demo(
     keep: Path | None,
     no_sequential: bool,
     backend: str,
+    asynchronous: bool,
     kill_daemon_at: float | None,
 ) -> None:
     """Real RL loops share two pools, then run one after the other; what did sharing save?
@@ -73,7 +75,7 @@ def demo(
                 say("measuring how fast this machine is ...")
                 shapes = run.measure_shapes(planned, folder, children)
                 scale = measure.choose_scale([shapes[job.shape] for job in planned], iterations=iterations)
-            plan = run.Plan(planned, iterations, scale)
+            plan = run.Plan(planned, iterations, scale, asynchronous)
             with _watcher(plan, f"{jobs} jobs at once", as_json=as_json) as watcher:
                 shared = run.Run(plan, folder / "at-once", children, watcher, host).at_once(kill_daemon_at)
             in_turn = None
@@ -90,6 +92,7 @@ def demo(
             seen for name in ("at-once", "in-turn") for seen in run.violations(folder / name / "witness.jsonl")
         ]
         result["backend"] = backend
+        result["asynchronous"] = asynchronous
         result["daemon_killed"] = kill_daemon_at is not None
         if keep:
             (folder / "result.json").write_text(_pretty(result))

@@ -128,4 +128,6 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
         said.append("\nWith one core the two pools cannot work at the same time: there is nothing to be gained here.")
     if result["weights_identical"]:
         said.append("\nThe final weights are the same, bit for bit, as when each job runs alone.")
+    if result.get("asynchronous"):
+        said.append("\nRollouts never stopped, and were in no slot; those of all jobs shared the first core.")
     return said
