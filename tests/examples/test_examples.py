@@ -22,6 +22,7 @@ LOOPS = EXAMPLES.with_name("plugins") / "demo" / "rollmuxd_demo" / "loops"
         (["hello.py"], "step 9: centre (3.00, -1.00)"),
         (["async_hello.py"], "hello-b step 9"),
         (["tail.py", "--step-s", "0"], "step 2: 6885 tokens"),
+        (["vllm_filler.py", os.devnull, os.devnull], "0 requests answered"),
         pytest.param(
             ["torch_states.py", "--iterations", "5", "--width", "16"],
             "step 4: reward",

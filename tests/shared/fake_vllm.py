@@ -67,6 +67,9 @@ class FakeVllm(FakeEngine):
             return (), lambda: (200, "")
         if call == "GET /metrics":
             return (), lambda: (200, self._metrics())
+        if call == "POST /v1/completions":
+            choice = {"text": self.weights, "finish_reason": "stop"}
+            return (self.generate,), lambda: (200, {"choices": [choice]})
         if not self.dev_mode:
             raise LookupError
         match call:

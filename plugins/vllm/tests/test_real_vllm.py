@@ -8,6 +8,7 @@ the real one does, and that the driver leaves such an engine alone. That memory 
 
 import contextlib
 import importlib.util
+import json
 import os
 import socket
 import subprocess
@@ -34,6 +35,7 @@ pytestmark = [
 ]
 START_S = 600
 GPU = "host1/gpu0"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "vllm_filler.py"
 WORDS = {"prompt": "w1 w2 w3", "max_tokens": 8, "temperature": 0}
 
 
@@ -178,3 +180,16 @@ async def test_an_engine_that_is_awake_is_loaded_as_it_is(server):
     await bench.driver.load(order)
     assert (await bench.driver.probe(order)).done
     assert bench.says() == before
+
+
+def test_the_filler_of_the_examples_answers_requests_in_the_batch_format(server, tmp_path):
+    body = {"model": "tiny", **WORDS}
+    lines = [{"custom_id": f"r{n}", "method": "POST", "url": "/v1/completions", "body": body} for n in range(5)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "XDG_"))}
+    command = [sys.executable, EXAMPLE, "in.jsonl", "out.jsonl", "--url", server]
+    subprocess.run(command, cwd=tmp_path, env={**kept, "HOME": str(tmp_path)}, check=True, timeout=PATIENCE_S)
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert sorted(one["custom_id"] for one in found) == [line["custom_id"] for line in lines]
+    said = {one["response"]["body"]["choices"][0]["text"] for one in found}
+    assert said == {Bench(server).says()}

@@ -1,0 +1,113 @@
+"""A stock vLLM server that answers a file of requests while no job needs its GPUs, and gives way by itself.
+
+    python examples/vllm_filler.py requests.jsonl answers.jsonl --node box/gpu0-3 --gpu-gb 70 --ram-gb 40
+        --start "systemctl start vllm-eval" --stop "systemctl stop vllm-eval"
+
+The daemon starts the server in its first loan, wakes it for each further one, and puts it to sleep after each. Asked to
+yield, this program sends no further request, waits for half of ``--yield-s``, and cuts off what still runs. That is
+sent again in the next loan.
+
+Requests are lines of OpenAI's batch format (``custom_id``, ``url``, ``body``), and so are answers. Started again, the
+program leaves out what has been answered.  Without a daemon it sends all to the server that listens at ``--url``.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import shlex
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+import rollmuxd
+
+Request = dict[str, Any]
+
+
+class Batch:
+    """The requests that have no answer yet, and the file of answers."""
+
+    def __init__(self, requests: Path, answers: Path, url: str, at_once: int) -> None:
+        answered = set()
+        if answers.exists():
+            answered = {json.loads(line)["custom_id"] for line in answers.read_text().splitlines()}
+        todo = map(json.loads, filter(str.strip, requests.read_text().splitlines()))
+        self.todo = deque(request for request in todo if request["custom_id"] not in answered)
+        self.again = 0
+        self._answers, self._at_once = answers, at_once
+        self._http = httpx.AsyncClient(base_url=url, timeout=None)
+
+    async def work(self, slot: rollmuxd.Slot, drain_s: float) -> None:
+        """Send requests until all are answered, or the slot is to be left."""
+        running: dict[asyncio.Task[Any], Request] = {}
+        try:
+            while (self.todo or running) and not slot.should_yield:
+                while self.todo and len(running) < self._at_once:
+                    request = self.todo.popleft()
+                    running[asyncio.create_task(self._send(request))] = request
+                self._keep(running, await asyncio.wait(running, timeout=0.05, return_when=asyncio.FIRST_COMPLETED))
+            if running and not slot.lost:
+                self._keep(running, await asyncio.wait(running, timeout=drain_s))
+        finally:
+            self.again += len(running)
+            self.todo.extendleft(running.values())
+            for task in running:
+                task.cancel()  # the server hears that, and stops to generate
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _send(self, request: Request) -> dict[str, Any]:
+        answer = await self._http.post(request["url"], json=request["body"])
+        return {"status_code": answer.status_code, "body": answer.json()}
+
+    def _keep(self, running: dict[asyncio.Task[Any], Request], ended: tuple[set[asyncio.Task[Any]], Any]) -> None:
+        for task in ended[0]:
+            response = task.result()
+            request = running.pop(task)
+            if any(choice.get("finish_reason") == "abort" for choice in response["body"].get("choices", ())):
+                self.again += 1
+                self.todo.appendleft(request)  # the slot was lost, and the server put to sleep
+                continue
+            with self._answers.open("a") as file:
+                file.write(json.dumps({"custom_id": request["custom_id"], "response": response}) + "\n")
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("requests", type=Path)
+    parser.add_argument("answers", type=Path)
+    parser.add_argument("--name", default="vllm-filler")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the server listens")
+    parser.add_argument("--pool", default="rollout")
+    parser.add_argument("--node", action="append", default=[], help="where it may run (default: any node of the pool)")
+    parser.add_argument("--gpu-gb", type=float, help="of each GPU, awake")
+    parser.add_argument("--residual-gb", type=float, default=2.0, help="of each GPU, asleep (default: %(default)s)")
+    parser.add_argument("--ram-gb", type=float, help="its weights, asleep")
+    parser.add_argument("--start", help="command that starts the server and returns; needs an admin")
+    parser.add_argument("--stop", help="command that ends it")
+    parser.add_argument("--load-s", type=float, default=60.0, help="how long it takes to start (default: %(default)s)")
+    parser.add_argument("--yield-s", type=float, default=2.0)
+    parser.add_argument("--at-once", type=int, default=64, help="requests at a time (default: %(default)s)")
+    args = parser.parse_args()
+    batch = Batch(args.requests, args.answers, args.url, args.at_once)
+    server: dict[str, Any] = {"driver": "vllm", "residual_gb": args.residual_gb, "load_s": args.load_s}
+    server |= {name: size for name in ("gpu_gb", "ram_gb") if (size := getattr(args, name)) is not None}
+    if args.node:
+        server["named"] = args.node
+    commands = {name: shlex.split(text) for name in ("start", "stop") if (text := getattr(args, name))}
+    server["options"] = {"url": args.url, **commands}
+    filler = dict(yield_s=args.yield_s, min_run_s=5 * args.yield_s)
+    total = len(batch.todo)
+    async with rollmuxd.ajob(args.name, filler=filler, pools={args.pool: server}) as job:
+        while batch.todo:
+            with contextlib.suppress(rollmuxd.SlotLost):  # it comes again
+                async with job.filler() as slot:
+                    print(f"{len(batch.todo)} requests left", flush=True)
+                    await batch.work(slot, args.yield_s / 2)
+    print(f"{total} requests answered, {batch.again} of them sent again after a yield")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
