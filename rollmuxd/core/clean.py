@@ -14,7 +14,7 @@ an empty GPU proves nothing there. A ``DUE`` one is clean when it was observed e
 from enum import Enum, auto
 
 from rollmuxd.core.ids import JobId
-from rollmuxd.core.model import Gpu, JobState, Node, Order, OrderKind, SessionStatus, SlotStatus, StateStatus
+from rollmuxd.core.model import Gpu, JobState, Node, Order, OrderKind, SlotStatus, StateStatus
 from rollmuxd.core.state import State
 
 
@@ -43,8 +43,7 @@ def is_given_back(state: State, gpu: Gpu) -> bool:
 
 def may_still_fill(state: State, node: Node, job: JobId) -> bool:
     """Whether a state of the job is, or is about to be, loaded on the node."""
-    for key in node.states:
-        kept = state.states[key]
+    for kept in state.states_on(node):
         if kept.job != job or is_tails(state, kept):
             continue
         if kept.status in (StateStatus.LOADED, StateStatus.LOADING, StateStatus.PARKING):
@@ -57,7 +56,7 @@ def may_still_fill(state: State, node: Node, job: JobId) -> bool:
 
 def is_discarding(state: State, node: Node, job: JobId) -> bool:
     """Whether the discard of a state of the job has not ended on the node."""
-    here = (state.states[key] for key in node.states)
+    here = state.states_on(node)
     return any(kept.job == job and kept.status is StateStatus.DISCARDING for kept in here)
 
 
@@ -75,5 +74,4 @@ def is_tails(state: State, kept: JobState) -> bool:
 def run_lives(state: State, order: Order) -> bool:
     """Whether the process of the run that an order was for is taken to be there."""
     job = state.jobs[order.job]
-    session = state.sessions.get(job.session or "")
-    return order.run == job.run and session is not None and session.status is SessionStatus.ALIVE
+    return order.run == job.run and state.session_of(job) is not None

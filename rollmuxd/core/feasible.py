@@ -6,7 +6,7 @@ from typing import Final
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.ids import HostId, NodeId, PoolName
-from rollmuxd.core.model import Job, Node
+from rollmuxd.core.model import Job, Node, nodes_in
 from rollmuxd.core.state import State, allowed_residual_mb, state_key
 
 #: milliseconds that a first load and turn are given at most, before a host goes away
@@ -61,7 +61,7 @@ def short_of_memory(state: State, job: Job, pins: Mapping[PoolName, Sequence[Nod
 
 def short_of_time(state: State, job: Job, pins: Mapping[PoolName, Sequence[NodeId]]) -> Reason | None:
     """Which host goes away too soon for an iteration; its load and turn get as much again, at most ten minutes."""
-    hosts = dict.fromkeys(state.nodes[name].host for names in pins.values() for name in names)
+    hosts = dict.fromkeys(state.nodes[name].host for name in nodes_in(pins))
     for host in hosts:
         ends_at = state.hosts[host].ends_at
         if ends_at is None or (took := solo_ms(job)) is None:
@@ -77,7 +77,7 @@ def _states_on(state: State, node: Node) -> list[tuple[int, int]]:
     """What jobs keep on each GPU of a node, loaded and parked. It counts jobs placed there, jobs to move there, and
     jobs that have not left it altogether. Fillers make room.
     """
-    there = [it for key in node.states if state.jobs[(it := state.states[key]).job].spec.filler is None]
+    there = [it for it in state.states_on(node) if state.jobs[it.job].spec.filler is None]
     return [(kept.spec.gpu_mb, allowed_residual_mb(kept)) for kept in there]
 
 

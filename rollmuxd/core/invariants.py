@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import GroupId, NodeId
-from rollmuxd.core.model import Job, JobStatus, SlotStatus, StateStatus
+from rollmuxd.core.model import Job, JobStatus, SlotStatus, StateStatus, nodes_in
 from rollmuxd.core.state import State, state_key
 
 _HOLDING = ("loading", "running", "tail", "released", "reclaiming", "faulted", "lost", "revoked")
@@ -110,7 +110,7 @@ def a_job_sits_in_one_group_and_comes_to_at_most_one(state: State) -> Iterator[s
         if (job.move is not None) != (job.id in state.moving) or bool(job.left) != (job.id in state.leaving):
             yield f"job {job.id} moves: {job.move is not None}, has left: {job.left}, and is not listed so"
         slot = state.slots.get(job.slot or "")
-        placed = {gpu for names in job.pins.values() for name in names for gpu in state.nodes[name].gpus}
+        placed = {gpu for name in nodes_in(job.pins) for gpu in state.nodes[name].gpus}
         if slot is not None and not placed.issuperset(slot.gpus):
             yield f"slot {slot.id} holds {slot.gpus}, and its job {job.id} sits on {job.pins}"
         if job.status == JobStatus.MOVING and (job.slot is not None or job.move is None):

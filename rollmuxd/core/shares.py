@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from math import isqrt
 
 from rollmuxd.core.ids import Millis, NodeId, PoolName
-from rollmuxd.core.model import Owner
+from rollmuxd.core.model import Owner, nodes_in
 
 #: fixed point: this is 1
 _ONE = 1 << 64
@@ -19,7 +19,7 @@ _ONE = 1 << 64
 def over_its_nodes(name: str, owner: Owner | None, pins: Mapping[PoolName, tuple[NodeId, ...]], most: int) -> str:
     """Why an owner may not have those nodes, where it may hold so many at most; empty: it may. 0: there is no limit."""
     held = owner.nodes if owner is not None else {}
-    more = {node for nodes in pins.values() for node in nodes} - held.keys()
+    more = set(nodes_in(pins)) - held.keys()
     if not most or len(held) + len(more) <= most:
         return ""
     return f"owner {name} holds {len(held)} of its {most} nodes, and it would take {len(more)} more"

@@ -105,6 +105,19 @@ class State(Struct):
         """The job's nodes in a group: where it sits, or where it is to move to."""
         return job.move.pins if job.move is not None and group != job.group else job.pins
 
+    def states_of(self, job: Job) -> list[JobState]:
+        """The job's states."""
+        return [self.states[key] for key in job.states]
+
+    def states_on(self, node: Node) -> list[JobState]:
+        """The states that may be on a node."""
+        return [self.states[key] for key in node.states]
+
+    def session_of(self, job: Job) -> Session | None:
+        """The session of the process that its job has now; None: none is taken to be there."""
+        session = self.sessions.get(job.session or "")
+        return session if session is not None and session.status is SessionStatus.ALIVE else None
+
     def source_of(self, kept: JobState) -> JobState | None:
         """Where a state is parked that the job has not loaded here yet: on a node that it moved away from, if any.
 
@@ -113,7 +126,7 @@ class State(Struct):
         job = self.jobs[kept.job]
         if kept.status not in (StateStatus.GONE, StateStatus.PARKED) or not job.left or kept.run != job.run:
             return None
-        there = [self.states[key] for key in job.states if self.states[key].node in job.left]
+        there = [it for it in self.states_of(job) if it.node in job.left]
         parked = [it for it in there if it.pool == kept.pool and it.status is StateStatus.PARKED and it.run == kept.run]
         pins = job.pins.get(kept.pool, ())
         if not parked or kept.node not in pins:
@@ -126,7 +139,7 @@ class State(Struct):
 
         And ones that are gone where their job stays: its process may keep what it had left.
         """
-        states = [self.states[key] for key in node.states if self.states[key].job != but_of]
+        states = [it for it in self.states_on(node) if it.job != but_of]
         return sum(
             allowed_residual_mb(kept) for kept in states if kept.status is not StateStatus.GONE or self._may_leave(kept)
         )
@@ -138,8 +151,8 @@ class State(Struct):
     def has_had(self, kept: JobState) -> bool:
         """Whether the process that its job has now is the one that had the state loaded last."""
         job = self.jobs[kept.job]
-        session = self.sessions.get(job.session or "")
-        if session is None or session.status is not SessionStatus.ALIVE or kept.run != job.run:
+        session = self.session_of(job)
+        if session is None or kept.run != job.run:
             return False
         return kept.loaded_at is not None and session.opened_at <= kept.loaded_at
 

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from rollmuxd.core.ids import GroupId, HostId
-from rollmuxd.core.model import Group, Host, Job, JobStatus
+from rollmuxd.core.model import Group, Host, Job, JobStatus, nodes_in
 from rollmuxd.core.state import State
 
 K = TypeVar("K")
@@ -24,7 +24,7 @@ trial_versions: Final = count(-1, -1)
 def without(state: State, job: Job) -> State:
     """The state as it would be had the job ended, and were its GPUs clean; the given one stays as it is."""
     group = state.groups[job.group or ""]
-    gone = {name for names in job.pins.values() for name in names}
+    gone = set(nodes_in(job.pins))
     alone = {name for name in gone if state.nodes[name].pinned == [job.id]}
     gone.update(job.left)
     nodes = {
@@ -39,8 +39,7 @@ def without(state: State, job: Job) -> State:
         for name, node in state.nodes.items()
     }
     hosts: dict[HostId, Host] = dict(state.hosts)
-    for key in job.states:
-        kept = state.states[key]
+    for kept in state.states_of(job):
         host = hosts[state.nodes[kept.node].host]
         hosts[host.id] = replace(host, reserved_mb=host.reserved_mb - kept.spec.ram_mb)
     left = [name for name in group.jobs if name != job.id]

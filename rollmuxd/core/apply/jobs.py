@@ -10,7 +10,7 @@ from rollmuxd.core.apply.measures import forget_restated, plan_with, start_fresh
 from rollmuxd.core.apply.pins import follow, owner_of, pin, unpin
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.lifecycle import next_status
-from rollmuxd.core.model import Job, JobStatus, Launch, Progress, Session, SessionStatus
+from rollmuxd.core.model import Job, JobStatus, Launch, Progress, Session, SessionStatus, nodes_in
 from rollmuxd.core.state import State
 
 #: ended jobs that are remembered; older ones are in the journal only
@@ -83,7 +83,7 @@ def placement_ended(state: State, fact: f.PlacementEnded) -> None:
         return
     owner = owner_of(state, job, fact.use)
     leave_schedule(state, job)
-    unpin(state, job, (name for nodes in job.pins.values() for name in nodes), owner)
+    unpin(state, job, nodes_in(job.pins), owner)
     group = state.groups[job.group] if job.group else None
     if group is not None:
         group.jobs.remove(job.id)

@@ -6,7 +6,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
 from rollmuxd.core.apply.slots import hold
 from rollmuxd.core.lifecycle import next_status
-from rollmuxd.core.model import Job, JobState, JobStatus
+from rollmuxd.core.model import Job, JobState, JobStatus, nodes_in
 from rollmuxd.core.state import State, state_key
 
 
@@ -32,7 +32,7 @@ def leave_node(state: State, job: Job) -> None:
     """Nothing of the filler is left on its node."""
     for key in job.states:
         state.nodes[state.states.pop(key).node].states.remove(key)
-    for name in (name for names in job.pins.values() for name in names):
+    for name in nodes_in(job.pins):
         state.nodes[name].fillers.remove(job.id)
     job.last_pins, job.pins, job.states, job.placed_at = job.pins, {}, [], None
 

@@ -7,7 +7,7 @@ from rollmuxd.core.apply.jobs import set_job
 from rollmuxd.core.apply.measures import start_fresh_times
 from rollmuxd.core.apply.pins import follow, nothing_left_on, owner_of, pin, unpin
 from rollmuxd.core.lifecycle import next_status
-from rollmuxd.core.model import JobMove
+from rollmuxd.core.model import JobMove, nodes_in
 from rollmuxd.core.state import State
 
 
@@ -58,8 +58,8 @@ def move_ended(state: State, fact: f.MoveEnded) -> None:
         group.schedule = rewound(group, move.schedule)
     old.version += 1
     group.version += 1
-    there = {name for nodes in move.pins.values() for name in nodes}
-    gone = [name for nodes in job.pins.values() for name in nodes if name not in there]
+    there = set(nodes_in(move.pins))
+    gone = [name for name in nodes_in(job.pins) if name not in there]
     job.newest = {pool: follow(was, job.newest[pool], move.pins[pool]) for pool, was in job.pins.items()}
     job.last_pins, job.pins, job.group, job.placed_at = job.pins, move.pins, group.id, fact.at
     job.admission, job.promised, job.planned_period_ms = move.admission, move.promised, move.period_ms
@@ -87,11 +87,11 @@ def move_abandoned(state: State, fact: f.MoveAbandoned) -> None:
         group.coming.remove(job.id)
         group.schedule = [turn for turn in group.schedule if turn.job != job.id]
     group.version += 1
-    here = {name for nodes in job.pins.values() for name in nodes}
+    here = set(nodes_in(job.pins))
     if not move.off or move.began_at is not None:  # a move off a drained node that has not begun ends
         job.moved_at = fact.at
     job.move = None
     del state.moving[job.id]
-    gone = (name for nodes in move.pins.values() for name in nodes if name not in here)
+    gone = (name for name in nodes_in(move.pins) if name not in here)
     unpin(state, job, gone, owner_of(state, job, fact.use))
     forget_empty(state, group)

@@ -10,7 +10,7 @@ from rollmuxd.core.apply.measures import count_release, count_request
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.lifecycle import next_status
-from rollmuxd.core.model import Node, Slot, SlotStatus
+from rollmuxd.core.model import Node, Slot, SlotStatus, nodes_in
 from rollmuxd.core.state import State
 
 #: ended slots of a job that are remembered, so that a repeated call gets the answer it got before
@@ -80,7 +80,7 @@ def hold(slot: Slot, node: Node, at: Millis) -> None:
     """The slot holds those of its GPUs that are the node's."""
     for gpu in slot.gpus:
         mine = node.gpus.get(gpu)
-        if mine is not None:
+        if mine is not None and mine.holder != slot.id:
             if mine.holder is not None:
                 raise BrokenInvariant(f"{gpu} is held by slot {mine.holder}, and slot {slot.id} claims it")
             mine.holder, mine.dirty_by, mine.touched_at = slot.id, slot.job, at
@@ -116,22 +116,15 @@ def slot_grown(state: State, fact: f.SlotGrown) -> None:
     slot = state.slots[fact.slot]
     slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
     slot.gpus = fact.gpus
-    for pins in state.jobs[slot.job].pins.values():
-        for name in pins:
-            for gpu, it in state.nodes[name].gpus.items():
-                if gpu in fact.gpus and it.holder != slot.id:
-                    if it.holder is not None:
-                        raise BrokenInvariant(f"{gpu} is held by slot {it.holder}, and slot {slot.id} grows to it")
-                    it.holder, it.dirty_by, it.touched_at = slot.id, slot.job, fact.at
-            all_gpus_clean(state.nodes[name], fact.gpus)
+    for name in nodes_in(state.jobs[slot.job].pins):
+        hold(slot, state.nodes[name], fact.at)
 
 
 def _unhold(state: State, slot: Slot, keep: tuple[str, ...] = ()) -> None:
-    for pins in state.jobs[slot.job].pins.values():
-        for name in pins:
-            for gpu, it in state.nodes[name].gpus.items():
-                if it.holder == slot.id and gpu not in keep:
-                    it.holder, it.touched_at = None, state.at
+    for name in nodes_in(state.jobs[slot.job].pins):
+        for gpu, it in state.nodes[name].gpus.items():
+            if it.holder == slot.id and gpu not in keep:
+                it.holder, it.touched_at = None, state.at
 
 
 def slot_released(state: State, fact: f.SlotReleased) -> None:

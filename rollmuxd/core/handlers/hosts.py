@@ -21,7 +21,6 @@ from rollmuxd.core.model import (
     NodeStatus,
     OrderKind,
     OrderStatus,
-    SessionStatus,
     SlotStatus,
     StateStatus,
 )
@@ -102,8 +101,7 @@ def declare_clean(c: Context, ask: i.DeclareClean) -> Answer:
             c.now, node.id, tuple(node.gpus), ask.by, said(ask.reason) if ask.reason else Cause("declared_clean")
         )
     )
-    for key in list(node.states):
-        kept = c.state.states[key]
+    for kept in c.state.states_on(node):
         if kept.status not in (StateStatus.GONE, StateStatus.PARKED):  # on the operator's word
             if kept.status is not StateStatus.UNKNOWN:
                 c.fact(f.StateUnknown(c.now, kept.job, kept.pool, kept.node))
@@ -173,12 +171,12 @@ def disown(c: Context, why: Cause) -> None:
     job that is only watched has nothing of ours: it loses its request or slot, and asks again.
     """
     for job in sorted(c.state.jobs.values(), key=lambda job: job.has_place):  # else others get what is left
-        session = c.state.sessions.get(job.session or "")
+        session = c.state.session_of(job)
         if job.group and not any(job.pins.values()):
             drop_requests(c, job, why)
             if job.slot is not None:
                 take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, "the daemon", why))
-        elif job.live and session is not None and session.status is SessionStatus.ALIVE:
+        elif job.live and session is not None:
             lose(c, session, why)
         elif job.live:
             job_lost(c, job, why)
@@ -262,8 +260,7 @@ def forget_contents(c: Context, host: Host, sights: dict[str, i.GpuObservation],
                 take_away(c, slot, f.SlotFaulted(c.now, holder, reason))
             elif slot.status in HOLDS:
                 take_away(c, slot, f.SlotLost(c.now, holder, reason))
-        for key in node.states:
-            kept = c.state.states[key]
+        for kept in c.state.states_on(node):
             if kept.status is not StateStatus.GONE:
                 if kept.status is not StateStatus.UNKNOWN:
                     c.fact(f.StateUnknown(c.now, kept.job, kept.pool, kept.node))

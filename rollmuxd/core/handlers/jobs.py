@@ -47,16 +47,16 @@ def register(c: Context, ask: i.RegisterJob) -> Answer:
 
 def refuse_if_alive(c: Context, known: Job, ask: i.RegisterJob) -> None:
     """A run is alive while its session is, and without any session for as long as its process is awaited."""
-    session = c.state.sessions.get(known.session or "")
+    session = c.state.session_of(known)
     if ask.replace:
         return
-    if session is not None and session.status is SessionStatus.ALIVE:
+    if session is not None:
         raise RunAlive(known.spec.name, known.run, session.pid, session.host)
     if known.spec.launch is not None:
         if known.status is not JobStatus.QUARANTINED:  # of one that is, no process is awaited
             here = known.launch
             raise RunAlive(known.spec.name, known.run, here.pid if here else 0, here.host if here else "")
-    elif session is None and c.now < opens_by(c, known):
+    elif known.session is None and c.now < opens_by(c, known):
         raise RunAlive(known.spec.name, known.run, 0, "")
 
 
@@ -130,8 +130,7 @@ def reap(c: Context, name: JobId) -> None:
     """A job has ended, or its process said that it leaves; that was a lease time ago."""
     job = c.state.jobs.get(name)
     if job is not None and job.status in (JobStatus.LOST, JobStatus.QUARANTINED, JobStatus.ENDED):
-        session = c.state.sessions.get(job.session or "")
-        if session is None or session.status is not SessionStatus.ALIVE:
+        if c.state.session_of(job) is None:
             end_process(c, job, Cause("job_is", {"status": str(job.status)}))
 
 
@@ -178,8 +177,7 @@ def reinstate(c: Context, ask: i.ReinstateJob) -> Answer:
     if job.status is not JobStatus.QUARANTINED:
         raise Conflict(f"job {job.spec.name} is {job.status}, and only a quarantined job can be reinstated")
     c.fact(f.JobReinstated(c.now, job.id, ask.by))
-    session = c.state.sessions.get(job.session or "")
-    if session is None or session.status is not SessionStatus.ALIVE:
+    if c.state.session_of(job) is None:
         end_process(c, job, Cause("next_process"))
     return Answer(job=job.id)
 
@@ -223,8 +221,7 @@ def process_replaced(c: Context, job: Job, session: SessionId) -> None:
     That has to be seen. And what the job was quarantined for was the former process's: as with a new run, the new one
     begins well.
     """
-    for key in job.states:
-        kept = c.state.states[key]
+    for kept in c.state.states_of(job):
         if kept.status in (StateStatus.LOADED, StateStatus.PARKED):
             c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
     if job.status is JobStatus.QUARANTINED:
@@ -311,8 +308,7 @@ def job_lost(c: Context, job: Job, reason: Cause, *, leaves: bool = False) -> No
 
 def nobody_knows(c: Context, job: Job) -> None:
     """The process is not there to be asked: what it had on GPUs has to be seen."""
-    for key in job.states:
-        kept = c.state.states[key]
+    for kept in c.state.states_of(job):
         if kept.status not in (StateStatus.GONE, StateStatus.PARKED, StateStatus.UNKNOWN):
             c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
 

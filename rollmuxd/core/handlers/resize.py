@@ -13,7 +13,7 @@ from rollmuxd.core.errors import Conflict
 from rollmuxd.core.handlers import jobs
 from rollmuxd.core.handlers.slots import check_holder, phase_nodes
 from rollmuxd.core.ids import GpuId, SessionId, SlotId
-from rollmuxd.core.model import Group, Job, Node, NodeStatus, OrderKind, Slot, SlotStatus, StateStatus
+from rollmuxd.core.model import Group, Job, Node, NodeStatus, OrderKind, Slot, SlotStatus, StateStatus, nodes_in
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.steps.dispatch import engines_of, holds_on, issue, needed, next_turn_on
@@ -63,7 +63,7 @@ def growth_refused(c: Context, slot: Slot) -> str:
                 return f"{gpu} is held by slot {it.holder}"
             if it.dirty_by not in (None, job.id):
                 return f"{gpu} has not been verified clean of job {it.dirty_by}"
-        for kept in (c.state.states[key] for key in node.states):
+        for kept in c.state.states_on(node):
             if kept.job == job.id and kept.pool in phase.pools and kept.status is not StateStatus.LOADED:
                 return f"its {kept.pool} state on {node.id} is {kept.status}"
     return ""
@@ -133,7 +133,7 @@ def rest_of(c: Context, slot: Slot) -> tuple[GpuId, ...]:
 
 def may_load_more(c: Context, node: Node, slot: Slot, phase: PhaseSpec) -> bool:
     """Whether the slot's states on a node are at rest: loaded where it holds GPUs, else parked or not there."""
-    here = (c.state.states[key] for key in node.states)
+    here = c.state.states_on(node)
     mine = [kept.status for kept in here if kept.job == slot.job and kept.pool in phase.pools]
     if holds_on(c, slot, node.id):
         return all(status is StateStatus.LOADED for status in mine)
@@ -177,7 +177,7 @@ def directives(c: Context, session: SessionId, slot: SlotId) -> tuple[Directive,
     move = c.state.jobs[known.job].move
     if move is None:
         return ()
-    names = dict.fromkeys(name for nodes in move.pins.values() for name in nodes)
+    names = nodes_in(move.pins)
     there = tuple(gpu for name in names for gpu in c.state.nodes[name].gpus)
     return (Directive("move", slot, reason=move.why, gpus=there),)
 

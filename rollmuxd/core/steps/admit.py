@@ -238,7 +238,7 @@ def _place(c: Context, job: Job, placed: Placed) -> None:
             placed.period_ms,
             placed.cost_per_hour,
             placed.dispatch,
-            use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms),
+            c.use_of(job),
         )
     )
     launch(c, job)

@@ -20,6 +20,7 @@ from rollmuxd.core.model import (
     Slot,
     SlotStatus,
     StateStatus,
+    nodes_in,
 )
 from rollmuxd.core.order import PROMISED_NOTHING, find_phase, gives_way, overtakes_at
 from rollmuxd.core.spec import PhaseSpec, engines_on
@@ -66,7 +67,7 @@ def at_boundary(c: Context, job: Job) -> bool:
     move = job.move
     if move is None or job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing:
         return False
-    if any(c.state.nodes[name].status is not NodeStatus.UP for nodes in move.pins.values() for name in nodes):
+    if any(c.state.nodes[name].status is not NodeStatus.UP for name in nodes_in(move.pins)):
         return False
     if job.queued is not None:
         asked = c.state.slots[job.queued]
@@ -147,10 +148,10 @@ def yields_to(c: Context, group: Group, slot: Slot) -> tuple[Job, Millis] | None
     if slot.phase != job.spec.phases[0].name:
         return None
     until = slot.queued_at + round((PROMISED_NOTHING - 1) * takes)
-    mine = {node for nodes in job.pins.values() for node in nodes}
+    mine = set(nodes_in(job.pins))
     for other in map(c.state.jobs.__getitem__, group.jobs):
         short = other.promised and (credit_ms(other) or 0) < (solo_ms(other) or 0)
-        if not short or mine.isdisjoint(node for nodes in other.pins.values() for node in nodes):
+        if not short or mine.isdisjoint(nodes_in(other.pins)):
             continue
         there = min(until, there_until(c, other, until))
         if c.now < there:
@@ -255,8 +256,7 @@ def make_room(c: Context, group: Group, turn: int, job: Job, nodes: tuple[NodeId
         if node.status is not NodeStatus.UP:  # an order that cannot be carried out would be held against its job
             clean = False
             continue
-        for key in node.states:
-            kept = c.state.states[key]
+        for kept in c.state.states_on(node):
             if kept.status is StateStatus.PARKED or kept.status is StateStatus.GONE:
                 continue
             if kept.job == job.id and phase is not None and kept.pool in phase.pools:
@@ -326,7 +326,7 @@ def held_up_by_loans_ms(c: Context, job: Job, slot: Slot) -> Millis:
         ended = node.loan_ended_at if node.loan is None else c.now
         if ended is None:
             continue
-        here = [c.state.states[key] for key in node.states]
+        here = c.state.states_on(node)
         again = all(it.loaded_at is None or it.loaded_at <= ended for it in here)  # no job was there since
         mine = [it for it in here if it.job == job.id and it.status is not StateStatus.LOADED]
         loads = sum(it.spec.load_ms if it.load_ms is None else it.load_ms for it in mine) if again else 0
@@ -339,7 +339,7 @@ def needed(c: Context, job: Job, slot: Slot) -> list[JobState]:
     phase = find_phase(c.state, job.id, slot.phase)
     if phase is None:
         return []
-    states = [c.state.states[key] for key in job.states]
+    states = c.state.states_of(job)
     here = [kept for kept in states if kept.pool in phase.pools and kept.node in job.pins.get(kept.pool, ())]
     return [kept for kept in here if holds_on(c, slot, kept.node)]
 

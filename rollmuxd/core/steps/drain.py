@@ -23,7 +23,7 @@ from rollmuxd.core.context import Context
 from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.feasible import short_of_memory
 from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
-from rollmuxd.core.model import Group, Job, JobStatus, Node, NodeStatus, OrderKind, StateStatus
+from rollmuxd.core.model import Group, Job, JobStatus, Node, NodeStatus, OrderKind, StateStatus, nodes_in
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps.admit import over_its_nodes, place_now
@@ -78,7 +78,7 @@ def stays(c: Context, job: Job) -> str:
 
 def drained(c: Context, job: Job) -> tuple[NodeId, ...]:
     """The job's nodes that are to be empty."""
-    names = dict.fromkeys(name for nodes in job.pins.values() for name in nodes)
+    names = nodes_in(job.pins)
     return tuple(name for name in names if c.state.nodes[name].drain)
 
 
@@ -128,7 +128,7 @@ def replace_drained(c: Context, job: Job) -> None:
     Not before all of it is parked and seen gone from its GPUs: no other job comes in between.
     """
     nodes = nodes_of(c, job)
-    there = [c.state.states[key] for key in job.states]
+    there = c.state.states_of(job)
     if any(kept.status not in (StateStatus.PARKED, StateStatus.GONE) for kept in there) or any(
         is_dirty_by(node, job.id) for node in nodes
     ):
@@ -186,7 +186,7 @@ def _in_place_of(c: Context, job: Job, node: Node) -> list[NodeId]:
     pools = {pool for pool, names in job.pins.items() if node.id in names}
     if any(node.id in want.named for want in job.spec.wants):
         return []
-    taken = {name for names in job.pins.values() for name in names}
+    taken = set(nodes_in(job.pins))
     like = [
         other
         for other in limited_to_locality(c, job, c.state).nodes.values()

@@ -10,7 +10,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import Context
 from rollmuxd.core.ids import Millis
-from rollmuxd.core.model import Job, JobStatus
+from rollmuxd.core.model import Job, JobStatus, nodes_in
 from rollmuxd.core.spec import OnLoss
 
 
@@ -19,7 +19,7 @@ def launch(c: Context, job: Job) -> None:
     if job.spec.launch is None or (job.launch is not None and not job.launch.over):
         return
     name = c.state.next_id("l")
-    host = c.state.nodes[next(node for nodes in job.pins.values() for node in nodes)].host
+    host = c.state.nodes[nodes_in(job.pins)[0]].host
     c.fact(f.ProcessLaunched(c.now, job.id, job.run, name, host))
     c.timers.at(c.now + c.config.launch_ms, "opened", job.id)
     c.do(e.Launch(job.id, name))

@@ -39,12 +39,12 @@ def locality_violation(c: Context, job: Job, pins: Pins) -> str:
 def _its_nodes(c: Context, job: Job) -> Iterator[tuple[NodeId, PoolName]]:
     """The nodes where a job sits, and those where it has a state; for which pool."""
     yield from ((name, pool) for pool, names in job.pins.items() for name in names)
-    yield from ((c.state.states[key].node, c.state.states[key].pool) for key in job.states)
+    yield from ((kept.node, kept.pool) for kept in c.state.states_of(job))
 
 
 def _older_copies(c: Context, job: Job) -> set[tuple[PoolName, NodeId]]:
     """Where a job that fell back has what it must not load there, as it would be the wrong part."""
-    states = [c.state.states[key] for key in job.states] if job.fell_back else []
+    states = c.state.states_of(job) if job.fell_back else []
     return {(it.pool, it.node) for it in states if it.status is not StateStatus.GONE and is_older(job, it)}
 
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply.pins import follow as who_follows
 from rollmuxd.core.causes import Cause, sentence
+from rollmuxd.core.clean import is_dirty_by
 from rollmuxd.core.config import Moves
 from rollmuxd.core.context import PLACED, Context
 from rollmuxd.core.ids import Millis, NodeId, PoolName
@@ -26,17 +27,17 @@ from rollmuxd.core.model import (
     Dispatch,
     Job,
     JobMove,
+    JobState,
     JobStatus,
     NodeStatus,
     Order,
     OrderKind,
-    SessionStatus,
     SlotStatus,
     StateStatus,
+    nodes_in,
 )
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.policy import Move, Placed
-from rollmuxd.core.shares import use_of
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.admit import over_its_nodes
@@ -45,6 +46,7 @@ from rollmuxd.core.steps.launch import end_process, launch, next_key
 from rollmuxd.core.steps.locality import locality_violation, place
 from rollmuxd.core.steps.reclaim import (
     abandon,
+    close_session,
     drop_requests,
     expect_clean,
     is_of_use,
@@ -120,7 +122,7 @@ def asks_for(c: Context, job: Job, nodes: Iterable[NodeId]) -> bool:
 
 def is_up(c: Context, move: JobMove) -> bool:
     """Whether all nodes to which it goes are."""
-    return all(c.state.nodes[name].status is NodeStatus.UP for nodes in move.pins.values() for name in nodes)
+    return all(c.state.nodes[name].status is NodeStatus.UP for name in nodes_in(move.pins))
 
 
 def told(job: Job) -> JobMove:
@@ -133,8 +135,8 @@ def told(job: Job) -> JobMove:
 
 def leaving(job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> list[NodeId]:
     """The nodes that the job sits on, and will not any more when it sits on those."""
-    there = {name for nodes in pins.values() for name in nodes}
-    return list(dict.fromkeys(name for nodes in job.pins.values() for name in nodes if name not in there))
+    there = set(nodes_in(pins))
+    return list(dict.fromkeys(name for name in nodes_in(job.pins) if name not in there))
 
 
 def cannot_leave(c: Context, job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> Cause | None:
@@ -148,7 +150,7 @@ def cannot_leave(c: Context, job: Job, pins: dict[PoolName, tuple[NodeId, ...]])
 
 def void(c: Context, job: Job, move: JobMove) -> Cause | None:
     """Why a move cannot be ended any more, or not in time; None: it can."""
-    for name in dict.fromkeys(name for nodes in move.pins.values() for name in nodes):
+    for name in nodes_in(move.pins):
         node = c.state.nodes[name]
         if node.status in OUT:
             return Cause("target_out", {"node": name, "status": str(node.status)})
@@ -185,28 +187,29 @@ def begin(c: Context, job: Job) -> None:
 def process_goes(c: Context, job: Job) -> None:
     """A job that is started again elsewhere: its process is ended, and what that had anywhere has to be seen gone."""
     drop_requests(c, job, Cause("process_is_ended"))
-    session = c.state.sessions.get(job.session or "")
-    if session is not None and session.status is SessionStatus.ALIVE:
-        c.fact(f.SessionClosed(c.now, session.id))
-        c.timers.forget_session(session.id)
+    close_session(c, job)
     end_process(c, job, Cause("starts_elsewhere"))
-    for key in job.states:
-        kept = c.state.states[key]
+    for kept in c.state.states_of(job):
         if kept.status not in (StateStatus.GONE, StateStatus.UNKNOWN):
             c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
 
 
 def park_what_stays(c: Context, job: Job) -> None:
     """Have what is loaded on the nodes that it leaves parked."""
-    for key in states_on(c, job, leaving(job, told(job).pins)):
-        kept = c.state.states[key]
+    for kept in states_on(c, job, leaving(job, told(job).pins)):
         node = c.state.nodes[kept.node]
         if kept.status is StateStatus.LOADED and unheld_by(c, node, job.id):
             issue(c, OrderKind.PARK, kept, None)
 
 
-def states_on(c: Context, job: Job, nodes: list[NodeId]) -> list[str]:
-    return [key for key in job.states if c.state.states[key].node in nodes]
+def states_on(c: Context, job: Job, nodes: list[NodeId]) -> list[JobState]:
+    return [kept for kept in c.state.states_of(job) if kept.node in nodes]
+
+
+def is_gone_from(c: Context, job: Job, nodes: list[NodeId]) -> bool:
+    """Whether nothing of the job is, or may be, on these nodes."""
+    gone = all(kept.status is StateStatus.GONE for kept in states_on(c, job, nodes))
+    return gone and not any(is_dirty_by(c.state.nodes[name], job.id) for name in nodes)
 
 
 def is_ready(c: Context, job: Job, move: JobMove) -> bool:
@@ -214,17 +217,15 @@ def is_ready(c: Context, job: Job, move: JobMove) -> bool:
     if not is_up(c, move):
         return False
     if job.spec.movable is Movable.RELAUNCH:  # of a process that was ended nothing may be left anywhere
-        placed = list(dict.fromkeys(name for nodes in job.pins.values() for name in nodes))
-        gone = all(c.state.states[key].status is StateStatus.GONE for key in states_on(c, job, placed))
-        return gone and not any(gpu.dirty_by == job.id for name in placed for gpu in c.state.nodes[name].gpus.values())
+        return is_gone_from(c, job, nodes_in(job.pins))
     parked = (StateStatus.PARKED, StateStatus.GONE)
-    return all(c.state.states[key].status in parked for key in states_on(c, job, leaving(job, move.pins)))
+    return all(kept.status in parked for kept in states_on(c, job, leaving(job, move.pins)))
 
 
 def end(c: Context, job: Job) -> None:
     """The job has its new nodes and resumes there; another job may fit where it was."""
     left = leaving(job, told(job).pins)
-    use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
+    use = c.use_of(job)
     if job.spec.movable is Movable.RELAUNCH:  # a process that comes back late finds that the run is no longer its own
         c.fact(f.MoveEnded(c.now, job.id, job.run + 1, next_key(c, job), use))
         launch(c, job)
@@ -244,13 +245,10 @@ def end(c: Context, job: Job) -> None:
 def tidy(c: Context, job: Job) -> None:
     """Have what is parked on old nodes discarded once it is of no use; and say so when nothing is left on one."""
     for name in tuple(job.left):
-        node = c.state.nodes[name]
-        for key in states_on(c, job, [name]):
-            kept = c.state.states[key]
+        for kept in states_on(c, job, [name]):
             if kept.status in (StateStatus.PARKED, StateStatus.LOADED) and not is_of_use(c, job, kept):
                 issue(c, OrderKind.DISCARD, kept, None)
-        gone = all(c.state.states[key].status is StateStatus.GONE for key in states_on(c, job, [name]))
-        if gone and not any(gpu.dirty_by == job.id for gpu in node.gpus.values()):
+        if is_gone_from(c, job, [name]):
             c.fact(f.NodeLeft(c.now, job.id, name))
 
 
@@ -261,9 +259,8 @@ def fall_back(c: Context, job: Job, order: Order, reason: Cause) -> bool:
     """
     if order.kind is not OrderKind.LOAD or order.source is None or job.fell_back or job.status not in PLACED:
         return False
-    session = c.state.sessions.get(job.session or "")
     source = c.state.states.get(state_key(job.id, order.pool, order.source))
-    if order.run != job.run or session is None or session.status is not SessionStatus.ALIVE:
+    if order.run != job.run or c.state.session_of(job) is None:
         return False
     if source is None or source.status is not StateStatus.PARKED:
         return False
@@ -338,7 +335,7 @@ def plan(c: Context, move: Move) -> None:
             placed.dispatch,
             move.saves_per_hour,
             move.costs,
-            use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms),
+            c.use_of(job),
             move.off,
         )
     )
@@ -407,7 +404,7 @@ def _comes_back(
     That would pass for what it has by then. So only where it is what the job has. It has loaded nothing since on the
     node that it leaves again, and cannot, as that is drained.
     """
-    there = [c.state.states[key] for key in states_on(c, job, [name])]
+    there = states_on(c, job, [name])
     for kept in there:
         was = job.pins[kept.pool]
         old = dict(zip(pins.get(kept.pool, ()), who_follows(was, was, pins.get(kept.pool, ())), strict=True)).get(name)

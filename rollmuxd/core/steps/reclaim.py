@@ -17,14 +17,12 @@ from rollmuxd.core.model import (
     OrderKind,
     OrderStatus,
     Session,
-    SessionStatus,
     Slot,
     SlotStatus,
     StateStatus,
     nodes_in,
 )
 from rollmuxd.core.order import find_phase
-from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.dispatch import grant_if_loaded, holds_on, issue, unheld_by
 from rollmuxd.core.steps.locality import is_older
@@ -80,8 +78,7 @@ def take_away(c: Context, slot: Slot, fact: f.SlotLost | f.SlotRevoked | f.SlotF
 def park_own(c: Context, job: Job, slot: Slot) -> None:
     """Park the states that a slot had loaded, so that its GPUs come clean. Not those that a later slot uses."""
     phase, later = find_phase(c.state, job.id, slot.phase), c.state.slots.get(job.slot or "")
-    for key in job.states:
-        kept = c.state.states[key]
+    for kept in c.state.states_of(job):
         if kept.status is StateStatus.LOADED and phase is not None and kept.pool in phase.pools:
             if later is None or not holds_on(c, later, kept.node):
                 issue(c, OrderKind.PARK, kept, slot.id)
@@ -123,8 +120,7 @@ def is_loading(c: Context, slot: Slot) -> bool:
 
 
 def open_orders(c: Context, job: JobId) -> list[Order]:
-    states = c.state.states
-    orders = [c.state.orders.get(states[key].order or "") for key in c.state.jobs[job].states]
+    orders = [c.state.orders.get(kept.order or "") for kept in c.state.states_of(c.state.jobs[job])]
     return [order for order in orders if order is not None]
 
 
@@ -132,7 +128,7 @@ def abandon(c: Context, job: Job, reason: Cause) -> None:
     """Give up a move that has not ended, if there is one: the job stays where it sits."""
     if job.move is None:
         return
-    use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
+    use = c.use_of(job)
     process_is_gone = job.launch is not None and job.launch.over
     c.fact(f.MoveAbandoned(c.now, job.id, reason, use))
     if process_is_gone:  # its place is clean only when it was seen so; then another process can be started
@@ -153,8 +149,13 @@ def end_now(c: Context, job: Job, *, reason: Cause, by: str) -> None:
     c.fact(f.JobEnded(c.now, job.id, reason, by))
     if job.launch is not None and not job.launch.over:  # it may leave by itself first
         c.timers.at(c.now + c.config.lease_ms, "reap", job.id)
-    session = c.state.sessions.get(job.session or "")
-    if session is not None and session.status is SessionStatus.ALIVE:
+    close_session(c, job)
+
+
+def close_session(c: Context, job: Job) -> None:
+    """The job's process is to call no more, if it is there."""
+    session = c.state.session_of(job)
+    if session is not None:
         c.fact(f.SessionClosed(c.now, session.id))
         c.timers.forget_session(session.id)
 
@@ -179,7 +180,7 @@ def end_placement_if_empty(c: Context, job: Job) -> None:
     if not nothing_left(c, job):
         return
     reason = Cause("status_because" if job.reason else "status", {"status": str(job.status)}, job.reason)
-    use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
+    use = c.use_of(job)
     c.timers.forget_discards(job.states)
     c.fact(f.PlacementEnded(c.now, job.id, reason, use))
 
@@ -188,8 +189,7 @@ def nothing_left(c: Context, job: Job) -> bool:
     """Whether no slot, state or byte of the job is on its nodes; orders the discard of what can be discarded."""
     left = job.slot is not None or bool(job.closing)
     keeps = waits_with_its_state(job)
-    for key in job.states:
-        kept = c.state.states[key]
+    for kept in c.state.states_of(job):
         if kept.node in job.left or (keeps and kept.status is StateStatus.PARKED):
             continue
         if kept.status in (StateStatus.LOADED, StateStatus.PARKED) and job.slot is None:
@@ -205,9 +205,8 @@ def nodes_of(c: Context, job: Job) -> list[Node]:
 def drained_if_empty(c: Context, node: Node) -> None:
     if node.status is not NodeStatus.DRAINING:
         return
-    for key in list(node.states):
-        kept = c.state.states.get(key)
-        if kept is not None and kept.status is StateStatus.LOADED and unheld_by(c, node, kept.job):
+    for kept in c.state.states_on(node):
+        if kept.status is StateStatus.LOADED and unheld_by(c, node, kept.job):
             if c.state.jobs[kept.job].has_place:  # that of one that leaves is discarded
                 issue(c, OrderKind.PARK, kept, None)
     if all(gpu.holder is None and gpu.dirty_by is None for gpu in node.gpus.values()):
@@ -281,8 +280,7 @@ def resolve_unknown(c: Context, node: Node) -> None:
 
     Unless its process is there, and may have parked it: what that leaves on the GPUs counts until it is discarded.
     """
-    for key in list(node.states):
-        kept = c.state.states[key]
+    for kept in c.state.states_on(node):
         if kept.status is StateStatus.UNKNOWN and not is_dirty_by(node, kept.job) and not may_be_parked(c, kept):
             c.fact(f.StateObserved(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
 
@@ -296,20 +294,17 @@ def may_be_parked(c: Context, kept: JobState) -> bool:
 def process_of(c: Context, kept: JobState) -> Session | None:
     """The session of the run whose state it is; None if its process is not there to be told anything."""
     job = c.state.jobs[kept.job]
-    session = c.state.sessions.get(job.session or "")
-    there = session is not None and session.status is SessionStatus.ALIVE and kept.run == job.run
-    return session if there else None
+    return c.state.session_of(job) if kept.run == job.run else None
 
 
 def discard_again(c: Context, host: HostId) -> None:
     """Discard unknown states once more; the look that waits for their bytes to go does it."""
     for name in c.state.hosts[host].nodes:
         node = c.state.nodes[name]
-        for key in list(node.states):
-            kept = c.state.states[key]
+        for kept in c.state.states_on(node):
             if kept.status is not StateStatus.UNKNOWN or not has_to_go(c, node, kept):
                 continue
-            if c.timers.may_discard_again(key, c.now, c.config):
+            if c.timers.may_discard_again(state_key(kept.job, kept.pool, kept.node), c.now, c.config):
                 status = StateStatus.LOADED if is_dirty_by(node, kept.job) else StateStatus.PARKED
                 c.fact(f.StateObserved(c.now, kept.job, kept.pool, kept.node, status))
                 issue(c, OrderKind.DISCARD, kept, None)
@@ -365,7 +360,7 @@ def observe_host(c: Context, host: HostId) -> None:
 
 def must_be_cleaned(c: Context, node: Node) -> bool:
     """Whether something of a job is on the node, or may be, that should become clean."""
-    if any(c.state.states[key].status is StateStatus.UNKNOWN for key in node.states):
+    if any(kept.status is StateStatus.UNKNOWN for kept in c.state.states_on(node)):
         return True
     return any(verdict(c.state, node, gpu) is Verdict.DUE for gpu in node.gpus.values())
 

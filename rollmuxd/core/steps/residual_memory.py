@@ -135,8 +135,7 @@ def _why_not_let(c: Context, node: Node, job: Job, kept: JobState, residual_mb: 
         return Cause("size_unknown")
     if residual_mb > kept.spec.gpu_mb // A_STATE_ITSELF:
         return Cause("not_parked", {"state_gb": kept.spec.gpu_mb / 1000})
-    for key in node.states:
-        other = c.state.states[key]
+    for other in c.state.states_on(node):
         if other.job == job.id or c.state.jobs[other.job].spec.filler is not None:  # a filler makes room
             continue
         if not node.gpu_mb or not other.spec.gpu_mb:
@@ -149,4 +148,4 @@ def _why_not_let(c: Context, node: Node, job: Job, kept: JobState, residual_mb: 
 
 
 def _states(c: Context, node: Node, job: Job) -> list[JobState]:
-    return [c.state.states[key] for key in node.states if c.state.states[key].job == job.id]
+    return [it for it in c.state.states_on(node) if it.job == job.id]
