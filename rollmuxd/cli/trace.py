@@ -16,7 +16,7 @@ from rollmuxd.cli.common import Call, Failed, talks
 from rollmuxd.cli.top.feed import say_unreadable
 
 if TYPE_CHECKING:
-    from rollmuxd.sim.history import AnyFact
+    from rollmuxd.sim.history import Fact
 
 #: facts that are asked of a daemon at a time
 PAGE = 5_000
@@ -90,7 +90,7 @@ def _time(option: str, text: str | None, first: int) -> int | None:
 # ---- where facts come from -------------------------------------------------------------------------------------------
 
 
-def _of_daemon(call: Call) -> Iterator[AnyFact]:
+def _of_daemon(call: Call) -> Iterator[Fact]:
     after = 0
     while True:
         page = call.get("/v1/facts", after=after, limit=PAGE)
@@ -101,15 +101,15 @@ def _of_daemon(call: Call) -> Iterator[AnyFact]:
         after = page["last"]
 
 
-def _of_lines(lines: Any) -> Iterator[AnyFact]:
+def _of_lines(lines: Any) -> Iterator[Fact]:
     numbered = ((f"line {number}", line) for number, line in enumerate(lines, 1) if line.strip())
     yield from _read(numbered, getattr(lines, "name", "stdin"))
 
 
-def _read(found: Iterable[tuple[str, Any]], source: str) -> Iterator[AnyFact]:
+def _read(found: Iterable[tuple[str, Any]], source: str) -> Iterator[Fact]:
     from rollmuxd.sim.history import fact_of
 
-    read: Callable[[Any], AnyFact] = fact_of
+    read: Callable[[Any], Fact] = fact_of
     for where, body in found:
         try:
             fact = read(body)

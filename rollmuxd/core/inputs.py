@@ -5,18 +5,21 @@ facts and effects or raises a :class:`~rollmuxd.core.errors.Rejected`. Inputs ar
 replay of inputs could give GPUs to other jobs than before.
 """
 
-from typing import TypeAlias
-
 from msgspec import Struct
 
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.ids import Fence, GpuId, HostId, JobId, LaunchId, Millis, NodeId, OrderId, SessionId, SlotId
 from rollmuxd.core.spec import JobSpec
 
+
+class Input(Struct, frozen=True):
+    """What comes in."""
+
+
 # ---- what clients and operators ask ------------------------------------------------------------------------------
 
 
-class RegisterJob(Struct, frozen=True):
+class RegisterJob(Input, frozen=True):
     """Register a job, or a new run of it. The same idempotency key is the same run and changes nothing."""
 
     owner: str
@@ -27,7 +30,7 @@ class RegisterJob(Struct, frozen=True):
     replace: bool = False
 
 
-class EndJob(Struct, frozen=True):
+class EndJob(Input, frozen=True):
     """End a job and free all it held. A process that ends its own says as which session: refused if it is not the last.
 
     A process that was replaced or lost would else end its successor.
@@ -41,28 +44,28 @@ class EndJob(Struct, frozen=True):
     finished: bool = False
 
 
-class PauseJob(Struct, frozen=True):
+class PauseJob(Input, frozen=True):
     """Let the job's running slot end, then keep it waiting."""
 
     job: JobId
     by: str
 
 
-class ResumeJob(Struct, frozen=True):
+class ResumeJob(Input, frozen=True):
     """Let a paused job resume."""
 
     job: JobId
     by: str
 
 
-class ReinstateJob(Struct, frozen=True):
+class ReinstateJob(Input, frozen=True):
     """Take a quarantined job back into the queue of waiting jobs."""
 
     job: JobId
     by: str
 
 
-class OpenSession(Struct, frozen=True):
+class OpenSession(Input, frozen=True):
     """A client process of a run says that it is there. It fences an older one of the same run."""
 
     job: JobId
@@ -72,19 +75,19 @@ class OpenSession(Struct, frozen=True):
     started: str = ""
 
 
-class CloseSession(Struct, frozen=True):
+class CloseSession(Input, frozen=True):
     """A client process leaves in good order, its job stays."""
 
     session: SessionId
 
 
-class GiveBack(Struct, frozen=True):
+class GiveBack(Input, frozen=True):
     """A client process was interrupted in a call. Whatever was heard of it, its session gives all back."""
 
     session: SessionId
 
 
-class Heartbeat(Struct, frozen=True):
+class Heartbeat(Input, frozen=True):
     """A client process lives; it may say how far its slot's work is."""
 
     session: SessionId
@@ -93,7 +96,7 @@ class Heartbeat(Struct, frozen=True):
     total: int = 0
 
 
-class ProcessGone(Struct, frozen=True):
+class ProcessGone(Input, frozen=True):
     """The last beat of a session: its process has ended, and did not close it."""
 
     session: SessionId
@@ -101,7 +104,7 @@ class ProcessGone(Struct, frozen=True):
     started: str
 
 
-class RequestSlot(Struct, frozen=True):
+class RequestSlot(Input, frozen=True):
     """A job asks for its turn. The same request id is the same slot and changes nothing."""
 
     job: JobId
@@ -110,13 +113,13 @@ class RequestSlot(Struct, frozen=True):
     request_id: str
 
 
-class DetachSlot(Struct, frozen=True):
+class DetachSlot(Input, frozen=True):
     """No call of this request is open any more; it keeps its place for the re-attach time."""
 
     slot: SlotId
 
 
-class WithdrawSlot(Struct, frozen=True):
+class WithdrawSlot(Input, frozen=True):
     """The request is taken back."""
 
     slot: SlotId
@@ -138,7 +141,7 @@ class NextRequest(Struct, frozen=True):
     request_id: str
 
 
-class ReleaseSlot(Struct, frozen=True):
+class ReleaseSlot(Input, frozen=True):
     """The phase is over. ``seen`` is what the backend saw on the slot's GPUs just before, where it was asked."""
 
     slot: SlotId
@@ -149,7 +152,7 @@ class ReleaseSlot(Struct, frozen=True):
     measured: dict[str, float] = {}
 
 
-class ShrinkSlot(Struct, frozen=True):
+class ShrinkSlot(Input, frozen=True):
     """The job gave GPUs of its running slot back and keeps these."""
 
     slot: SlotId
@@ -158,14 +161,14 @@ class ShrinkSlot(Struct, frozen=True):
     seen: tuple[GpuObservation, ...] = ()
 
 
-class GrowSlot(Struct, frozen=True):
+class GrowSlot(Input, frozen=True):
     """The job takes the GPUs back that it gave back before, as it was offered."""
 
     slot: SlotId
     fence: Fence
 
 
-class RevokeSlot(Struct, frozen=True):
+class RevokeSlot(Input, frozen=True):
     """An operator ends a slot now; its GPUs are given on when they were verified clean."""
 
     slot: SlotId
@@ -173,14 +176,14 @@ class RevokeSlot(Struct, frozen=True):
     reason: str = ""
 
 
-class HostEnds(Struct, frozen=True):
+class HostEnds(Input, frozen=True):
     """When a host goes away by itself; None: at no known time."""
 
     host: HostId
     ends_at: Millis | None
 
 
-class DrainNode(Struct, frozen=True):
+class DrainNode(Input, frozen=True):
     """Nothing new on this node; it is drained when its slots have ended and its GPUs are clean."""
 
     node: NodeId
@@ -189,14 +192,14 @@ class DrainNode(Struct, frozen=True):
     evict: bool = False
 
 
-class UndrainNode(Struct, frozen=True):
+class UndrainNode(Input, frozen=True):
     """The node may be used again."""
 
     node: NodeId
     by: str
 
 
-class DeclareClean(Struct, frozen=True):
+class DeclareClean(Input, frozen=True):
     """An operator declares that nothing of any job is left on the node's GPUs. Audited."""
 
     node: NodeId
@@ -204,7 +207,7 @@ class DeclareClean(Struct, frozen=True):
     reason: str = ""
 
 
-class Audit(Struct, frozen=True):
+class Audit(Input, frozen=True):
     """What an operator did just now, to be written down beside it; or a login that failed."""
 
     action: str
@@ -242,7 +245,7 @@ class HostSpec(Struct, frozen=True):
     ram_mb: int
 
 
-class Start(Struct, frozen=True):
+class Start(Input, frozen=True):
     """The daemon starts: what it is configured to reach. Every node is unknown until seen."""
 
     hosts: tuple[HostSpec, ...]
@@ -255,7 +258,7 @@ class Start(Struct, frozen=True):
     lost: Cause | None = None
 
 
-class HostObserved(Struct, frozen=True):
+class HostObserved(Input, frozen=True):
     """A backend looked at a host. What was to change on a GPU since the look began was not seen."""
 
     host: HostId
@@ -267,34 +270,34 @@ class HostObserved(Struct, frozen=True):
     unread: dict[GpuId, str] = {}
 
 
-class HostUnreachable(Struct, frozen=True):
+class HostUnreachable(Input, frozen=True):
     """A backend could not reach a host. Unknown is never free: what was held there stays held."""
 
     host: HostId
     reason: Cause
 
 
-class OrderDone(Struct, frozen=True):
+class OrderDone(Input, frozen=True):
     """The driver did it. ``seen`` is what the backend saw on the GPUs afterwards."""
 
     order: OrderId
     seen: tuple[GpuObservation, ...] = ()
 
 
-class OrderFailed(Struct, frozen=True):
+class OrderFailed(Input, frozen=True):
     """The driver says that it did not do it."""
 
     order: OrderId
     error: Cause
 
 
-class OrderNotBegun(Struct, frozen=True):
+class OrderNotBegun(Input, frozen=True):
     """A probe shows that the order was not begun, and that no earlier call will begin it."""
 
     order: OrderId
 
 
-class OrderLostContact(Struct, frozen=True):
+class OrderLostContact(Input, frozen=True):
     """It is unknown whether it was done: the time limit passed or the connection broke."""
 
     order: OrderId
@@ -304,7 +307,7 @@ class OrderLostContact(Struct, frozen=True):
 # ---- the clock -----------------------------------------------------------------------------------------------------
 
 
-class Launched(Struct, frozen=True):
+class Launched(Input, frozen=True):
     """A backend has started a job's process."""
 
     launch: LaunchId
@@ -312,55 +315,18 @@ class Launched(Struct, frozen=True):
     started: str = ""
 
 
-class LaunchFailed(Struct, frozen=True):
+class LaunchFailed(Input, frozen=True):
     """A job's process was not started, or that is unknown: what came of it is ended before the next."""
 
     launch: LaunchId
     error: Cause
 
 
-class Tick(Struct, frozen=True):
+class Tick(Input, frozen=True):
     """Time has passed."""
 
 
-class Stalled(Struct, frozen=True):
+class Stalled(Input, frozen=True):
     """The daemon's loop was late: clients could not renew their leases, so every lease is renewed in full."""
 
     late_ms: int
-
-
-Input: TypeAlias = (
-    RegisterJob
-    | EndJob
-    | PauseJob
-    | ResumeJob
-    | ReinstateJob
-    | OpenSession
-    | CloseSession
-    | GiveBack
-    | Heartbeat
-    | ProcessGone
-    | RequestSlot
-    | DetachSlot
-    | WithdrawSlot
-    | ReleaseSlot
-    | ShrinkSlot
-    | GrowSlot
-    | RevokeSlot
-    | HostEnds
-    | DrainNode
-    | UndrainNode
-    | DeclareClean
-    | Audit
-    | Start
-    | HostObserved
-    | HostUnreachable
-    | OrderDone
-    | OrderFailed
-    | OrderNotBegun
-    | OrderLostContact
-    | Launched
-    | LaunchFailed
-    | Tick
-    | Stalled
-)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from itertools import islice
 from types import TracebackType
-from typing import Final, Self, TypeAlias, TypeVar, cast
+from typing import Final, Self, TypeAlias, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -39,7 +39,7 @@ from rollmuxd.core.apply import apply
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.errors import BrokenInvariant, Rejected
-from rollmuxd.core.facts import AnyFact, Fact, decode, encode
+from rollmuxd.core.facts import Fact, decode, encode
 from rollmuxd.core.ids import GroupId, JobId, Millis, SlotId
 from rollmuxd.core.inputs import (
     Input,
@@ -236,7 +236,7 @@ class Driver:
         self._results: deque[Input] = deque()
         self._waiters: dict[str, dict[Waiter, None]] = {}
         self._followers: dict[Topic, dict[_Follower, None]] = {}
-        self._recent: deque[tuple[int, AnyFact]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[int, Fact]] = deque(maxlen=RECENT)
         self._timer: asyncio.TimerHandle | None = None
         self._due: Millis = 0
         self._no_tick_before = 0.0  # by the loop's clock
@@ -321,7 +321,7 @@ class Driver:
 
     async def facts_after(
         self, seq: int, wait_ms: Millis, limit: int, topics: Collection[Topic] = (EVERYTHING,)
-    ) -> tuple[list[tuple[int, AnyFact | Unreadable]], int]:
+    ) -> tuple[list[tuple[int, Fact | Unreadable]], int]:
         """Durable facts with numbers above ``seq``, and the number to ask after next: fewer where they are large.
 
         Where there are none, waits up to ``wait_ms`` for one that has one of these ``topics``. What comes meanwhile and
@@ -336,7 +336,7 @@ class Driver:
             begins = seq + 1 - self._recent[0][0]
             # As they will be read from the journal: what a caller sees of a fact does not depend on when it asks.
             rows = ((at, encode(fact)) for at, fact in islice(self._recent, begins, begins + most))
-            found: list[tuple[int, AnyFact | Unreadable]] = [(at, decode(body)) for at, body in until_large(rows)]
+            found: list[tuple[int, Fact | Unreadable]] = [(at, decode(body)) for at, body in until_large(rows)]
         else:
             found = await self._journal.read(seq, most)
         return found, found[-1][0] if found else seq
@@ -571,7 +571,7 @@ class Driver:
             self._end(Unavailable(f"the journal cannot be written: {error}"))
             return
         self.durable_seq = facts[-1][0]
-        self._recent.extend(cast("Sequence[tuple[int, AnyFact]]", facts))
+        self._recent.extend(facts)
         self._wake_for(facts)
         for sink in self._prompt:
             _tell(sink, facts)

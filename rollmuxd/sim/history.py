@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.causes import Cause, sentence
-from rollmuxd.core.facts import AnyFact as AnyFact  # noqa: PLC0414 handed on: the command line knows facts by us
+from rollmuxd.core.facts import Fact as Fact  # noqa: PLC0414 handed on: the command line knows facts by us
 from rollmuxd.core.ids import Fence, GpuId, GroupId, HostId, JobId, Millis, NodeId, OrderId, PoolName, SlotId
 from rollmuxd.core.model import JobStatus
 
@@ -137,7 +137,7 @@ class NodeInfo(Struct, frozen=True):
 Item: TypeAlias = SlotSpan | OrderSpan | JobSpan | MemberSpan | NodeSpan | Moment | Level | NodeInfo
 
 
-def fact_of(source: bytes | str | Mapping[str, Any]) -> AnyFact:
+def fact_of(source: bytes | str | Mapping[str, Any]) -> Fact:
     """A fact as the journal, ``rollmuxd facts --json`` and ``/v1/facts`` have it.
 
     Raises:
@@ -146,7 +146,7 @@ def fact_of(source: bytes | str | Mapping[str, Any]) -> AnyFact:
     try:
         if isinstance(source, bytes | str):
             return f.decode(source)
-        found: AnyFact = msgspec.convert(dict(source), AnyFact)
+        found: Fact = msgspec.convert(dict(source), f.AnyFact)
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from error
     return found

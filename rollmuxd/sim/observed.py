@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from rollmuxd.core.facts import AnyFact, Fact, JobRegistered
+from rollmuxd.core.facts import Fact, JobRegistered
 from rollmuxd.core.ids import JobId
 from rollmuxd.core.spec import JobSpec, PhaseSpec
 from rollmuxd.sim.training_logs import Step
@@ -47,13 +47,13 @@ def observed(facts: Iterable[Fact]) -> dict[str, Seen]:
 
 
 def as_registered(
-    facts: Iterable[AnyFact], jobs: Iterable[tuple[JobId, str, int, Mapping[str, Iterable[str]]]]
-) -> list[AnyFact]:
+    facts: Iterable[Fact], jobs: Iterable[tuple[JobId, str, int, Mapping[str, Iterable[str]]]]
+) -> list[Fact]:
     """The facts, and before them registrations of jobs (id, name, run, pools by phase) that they only continue."""
     told = list(facts)
     begun = {fact.job for fact in told if isinstance(fact, JobRegistered)}
     at = told[0].at if told else 0
-    before: list[AnyFact] = [
+    before: list[Fact] = [
         JobRegistered(at, job, "", "", run, JobSpec(name, tuple(_phases(cycle)), ()))
         for job, name, run, cycle in jobs
         if job not in begun

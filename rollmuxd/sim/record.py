@@ -47,7 +47,7 @@ def _circuits(lit: Iterable["Lit"]) -> Iterator[perfetto.CircuitSpan]:
         yield perfetto.CircuitSpan(start=round(start * 1000), end=round(end * 1000), racks=(a, b), count=count)
 
 
-def _read(path: Path) -> Iterator[f.AnyFact]:
+def _read(path: Path) -> Iterator[f.Fact]:
     with path.open("rb") as lines:
         for line in lines:
             yield f.decode(line)

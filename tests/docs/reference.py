@@ -374,7 +374,7 @@ def facts_page() -> str:
             "A `Cause` says why: `code`, `data`, maybe a `cause` behind it, and here its sentence, `text`.\n"
         ),
     ]
-    for kind in get_args(facts.AnyFact):
+    for kind in facts.KINDS:
         rows = [row for row in _fields(kind) if row[0] != "`at`"]
         parts.append(f"## {kind.__struct_config__.tag}\n\n{_prose(kind.__doc__ or '')}\n")
         if rows:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 import msgspec
 
 from rollmuxd.core import facts as core_facts
-from rollmuxd.core.facts import AnyFact, Fact
+from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import Millis
 from rollmuxd.daemon.access.keys import ApiKey
 from rollmuxd.daemon.journal import store as on_disk
@@ -92,7 +92,7 @@ class MemoryJournal:
     async def make_reserve(self) -> None:
         self.tight = False
 
-    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
+    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, Fact | Unreadable]]:
         return []
 
     async def days(self) -> list[int]:
@@ -107,7 +107,7 @@ class MemoryJournal:
     async def close(self) -> None:
         pass
 
-    async def read(self, after: int, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
+    async def read(self, after: int, limit: int) -> list[tuple[int, Fact | Unreadable]]:
         start = self._index(after)
         return list(self._decoded(until_large(self._bodies[start : start + limit])))
 
@@ -120,7 +120,7 @@ class MemoryJournal:
         return max(0, after - self._bodies[0][0] + 1) if self._bodies else 0
 
     @staticmethod
-    def _decoded(rows: Iterable[tuple[int, bytes]]) -> Generator[tuple[int, AnyFact]]:
+    def _decoded(rows: Iterable[tuple[int, bytes]]) -> Generator[tuple[int, Fact]]:
         return ((seq, core_facts.decode(body)) for seq, body in rows)
 
     def _commit(self, write: Callable[[], object]) -> "asyncio.Future[None]":

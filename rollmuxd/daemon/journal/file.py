@@ -40,7 +40,7 @@ import structlog
 
 from rollmuxd.core import facts as core_facts
 from rollmuxd.core.causes import Cause
-from rollmuxd.core.facts import AnyFact
+from rollmuxd.core.facts import Fact
 from rollmuxd.core.state import State
 from rollmuxd.daemon import files
 
@@ -540,7 +540,7 @@ def rows_after(
         raise unreadable(path, f"what comes after fact {last}", error) from error
 
 
-def decode(path: Path, seq: int, body: bytes) -> AnyFact:
+def decode(path: Path, seq: int, body: bytes) -> Fact:
     """A fact. Raises JournalRefused if this version does not know it."""
     try:
         return core_facts.decode(body)
@@ -556,9 +556,9 @@ class Unreadable(msgspec.Struct, frozen=True):
     reason: str
 
 
-def known_facts(path: Path, rows: Iterable[tuple[int, bytes, int]]) -> list[tuple[int, AnyFact | Unreadable]]:
+def known_facts(path: Path, rows: Iterable[tuple[int, bytes, int]]) -> list[tuple[int, Fact | Unreadable]]:
     """The facts of these rows; in the place of each that cannot be read, why not."""
-    found: list[tuple[int, AnyFact | Unreadable]] = []
+    found: list[tuple[int, Fact | Unreadable]] = []
     for seq, body, total in rows:
         if sum_of(seq, body) != total:
             found.append((seq, Unreadable("its checksum does not fit: it was changed after it was written")))
@@ -570,9 +570,7 @@ def known_facts(path: Path, rows: Iterable[tuple[int, bytes, int]]) -> list[tupl
     return found
 
 
-def with_missing(
-    found: Iterable[tuple[int, AnyFact | Unreadable]], after: int
-) -> Iterator[tuple[int, AnyFact | Unreadable]]:
+def with_missing(found: Iterable[tuple[int, Fact | Unreadable]], after: int) -> Iterator[tuple[int, Fact | Unreadable]]:
     """Facts, in order, and what stands in the place of those that should lie between ``after`` and the last."""
     for seq, fact in found:
         for number in range(after + 1, seq):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar, get_args
+from typing import Any, Final, NamedTuple, TypeVar
 from zlib import compress
 
 import anyio
@@ -28,7 +28,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from rollmuxd.core.facts import AnyFact
+from rollmuxd.core.facts import KINDS
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal import file
@@ -58,7 +58,7 @@ REMEDY: Final = "`rollmuxd journal check` says what is damaged, and what to do"
 LASTING: Final = tuple(
     sorted(
         str(kind.__struct_config__.tag)
-        for kind in get_args(AnyFact)
+        for kind in KINDS
         if "who" in kind.__struct_fields__
         or ("by" in kind.__struct_fields__ and kind.__struct_config__.tag != "session_fenced")
     )

@@ -37,7 +37,7 @@ from zlib import crc32
 import structlog
 
 from rollmuxd.core import facts as core_facts
-from rollmuxd.core.facts import AnyFact, Fact
+from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import Millis
 from rollmuxd.daemon.access.keys import ApiKey, Role
 from rollmuxd.daemon.journal import file
@@ -89,7 +89,7 @@ class Past(NamedTuple):
     seq: int
     snapshot: bytes | None
     #: lazily read and decoded; to be run through once
-    facts: Generator[tuple[int, AnyFact]]
+    facts: Generator[tuple[int, Fact]]
 
 
 def _in_asyncio() -> Context:
@@ -362,11 +362,11 @@ class Journal:
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
-    async def read(self, after: int, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
+    async def read(self, after: int, limit: int) -> list[tuple[int, Fact | Unreadable]]:
         """Up to ``limit`` facts with numbers above ``after``, fewer where they are large; on its own connection."""
         return await self._in_reader(self._read, after, limit)
 
-    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
+    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, Fact | Unreadable]]:
         """Facts of a kind that outlive the others, of those that were compacted away."""
         query = f"{file.ROWS} facts WHERE seq > ? AND seq < ? AND kind = ? ORDER BY seq LIMIT ?"
         rows = await self._in_reader(self._ask, query, (after, self.first, kind, limit))
@@ -410,7 +410,7 @@ class Journal:
             raise file.unreadable(self.path, "it", error) from error
         return Past(seq, body, self._facts_after(seq))
 
-    def _facts_after(self, last: int) -> Generator[tuple[int, AnyFact]]:
+    def _facts_after(self, last: int) -> Generator[tuple[int, Fact]]:
         try:
             with closing(self._connect(readonly=True)) as connection:
                 for seq, body in file.rows_after(connection, last, self.path):
@@ -432,7 +432,7 @@ class Journal:
         except sqlite3.Error as error:
             raise JournalFailed(f"{self.path} cannot be read: {error}") from error
 
-    def _read(self, after: int, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
+    def _read(self, after: int, limit: int) -> list[tuple[int, Fact | Unreadable]]:
         query = f"{file.ROWS} facts WHERE seq > ? ORDER BY seq LIMIT ?"
         # What is cut off and not swept yet is gone, too.
         rows = self._ask(query, (max(after, self.first - 1), limit), until_large)

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.facts import AnyFact
+from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal.file import JournalError
@@ -202,7 +202,7 @@ async def _fold(journal: Journal, ledger: UsageLedger, after: int, durable: int,
     return after
 
 
-def _see(ledger: UsageLedger, batch: Sequence[tuple[int, AnyFact | Unreadable]], durable: int) -> int:
+def _see(ledger: UsageLedger, batch: Sequence[tuple[int, Fact | Unreadable]], durable: int) -> int:
     """Show facts to a ledger; the last one that it took, 0: none."""
     taken = 0
     for seq, fact in batch:

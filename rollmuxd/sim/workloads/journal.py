@@ -30,7 +30,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.facts import AnyFact, Fact
+from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import HostId, JobId, Millis, NodeId, OrderId, PoolName, SlotId
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import OrderKind
@@ -207,7 +207,7 @@ class Reading:
 # ---- the file --------------------------------------------------------------------------------------------------------
 
 
-def read_facts(path: Path) -> Iterator[AnyFact]:
+def read_facts(path: Path) -> Iterator[Fact]:
     """Every fact of a file, in order. Raises ``Malformed`` for what is none."""
     for line, body in _lines(path):
         try:
