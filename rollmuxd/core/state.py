@@ -113,6 +113,10 @@ class State(Struct):
         """The states that may be on a node."""
         return [self.states[key] for key in node.states]
 
+    def states_at(self, job: Job, node: Node) -> list[JobState]:
+        """The job's states that may be on a node."""
+        return [kept for kept in self.states_on(node) if kept.job == job.id]
+
     def session_of(self, job: Job) -> Session | None:
         """The session of the process that its job has now; None: none is taken to be there."""
         session = self.sessions.get(job.session or "")

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
-from rollmuxd.core.apply.slots import hold
+from rollmuxd.core.apply.slots import hold, step
 from rollmuxd.core.lifecycle import next_status
 from rollmuxd.core.model import Job, JobState, JobStatus, nodes_in
 from rollmuxd.core.state import State, state_key
@@ -38,8 +38,7 @@ def leave_node(state: State, job: Job) -> None:
 
 
 def node_lent(state: State, fact: f.NodeLent) -> None:
-    slot, node = state.slots[fact.slot], state.nodes[fact.node]
-    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot, node = step(state, fact), state.nodes[fact.node]
     slot.gpus, slot.claimed_at = fact.gpus, fact.at
     job = state.jobs[slot.job]
     job.queued, job.slot = None, slot.id
@@ -48,8 +47,7 @@ def node_lent(state: State, fact: f.NodeLent) -> None:
 
 
 def yield_asked(state: State, fact: f.YieldAsked) -> None:
-    slot = state.slots[fact.slot]
-    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot = step(state, fact)
     slot.yield_by, slot.reason = fact.due, fact.reason
 
 

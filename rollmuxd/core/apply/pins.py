@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from rollmuxd.core import facts as f
 from rollmuxd.core.ids import NodeId, PoolName
 from rollmuxd.core.model import Group, Job, JobState, Owner, StateStatus
-from rollmuxd.core.spec import StateSpec
 from rollmuxd.core.state import State, state_key
 
 
@@ -30,7 +29,8 @@ def pin(state: State, job: Job, group: Group, pins: dict[PoolName, tuple[NodeId,
                 node.pinned.append(job.id)
                 owner.gpus += 0 if name in owner.nodes else len(node.gpus)
                 owner.nodes[name] = owner.nodes.get(name, 0) + 1
-            spec, key = _state_spec(job, pool), state_key(job.id, pool, name)
+            spec = next((it for it in job.spec.states if it.pool == pool), None)
+            key = state_key(job.id, pool, name)
             if spec is not None and key not in state.states:
                 state.states[key] = JobState(job=job.id, pool=pool, node=name, spec=spec, run=job.run)
                 node.states.append(key)
@@ -71,18 +71,19 @@ def unpin(state: State, job: Job, names: Iterable[NodeId], owner: Owner) -> None
         if not node.pinned and node.group is not None:
             state.groups[node.group].nodes.remove(name)
             node.group = None
-        for key in [key for key in node.states if state.states[key].job == job.id]:
-            if state.states[key].status is StateStatus.GONE:
-                _drop_state(state, job, key)
+        for kept in state.states_at(job, node):
+            if kept.status is StateStatus.GONE:
+                _drop_state(state, job, kept)
         dirty = any(gpu.dirty_by == job.id for gpu in node.gpus.values())
-        if (dirty or any(state.states[key].job == job.id for key in node.states)) and name not in job.left:
+        if (dirty or state.states_at(job, node)) and name not in job.left:
             job.left.append(name)
             state.leaving[job.id] = None
 
 
-def _drop_state(state: State, job: Job, key: str) -> None:
+def _drop_state(state: State, job: Job, kept: JobState) -> None:
     """Nothing is there of a state, and nothing is kept for it."""
-    kept = state.states.pop(key)
+    key = state_key(kept.job, kept.pool, kept.node)
+    del state.states[key]
     node = state.nodes[kept.node]
     node.states.remove(key)
     job.states.remove(key)
@@ -98,13 +99,6 @@ def nothing_left_on(state: State, job: Job, name: NodeId) -> None:
 
 def node_left(state: State, fact: f.NodeLeft) -> None:
     job = state.jobs[fact.job]
-    for key in [key for key in state.nodes[fact.node].states if state.states[key].job == job.id]:
-        _drop_state(state, job, key)
+    for kept in state.states_at(job, state.nodes[fact.node]):
+        _drop_state(state, job, kept)
     nothing_left_on(state, job, fact.node)
-
-
-def _state_spec(job: Job, pool: PoolName) -> StateSpec | None:
-    for spec in job.spec.states:
-        if spec.pool == pool:
-            return spec
-    return None

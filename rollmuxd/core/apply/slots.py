@@ -37,9 +37,15 @@ def slot_queued(state: State, fact: f.SlotQueued) -> None:
     count_request(job, fact)
 
 
-def slot_withdrawn(state: State, fact: f.SlotWithdrawn) -> None:
-    slot = state.slots[fact.slot]
+def step(state: State, fact: Any) -> Slot:
+    """The slot of a fact, in the status that the fact leads to."""
+    slot: Slot = state.slots[fact.slot]
     slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    return slot
+
+
+def slot_withdrawn(state: State, fact: f.SlotWithdrawn) -> None:
+    slot = step(state, fact)
     slot.reason, slot.ended_at, slot.ended = fact.reason, fact.at, slot.status
     job = state.jobs[slot.job]
     job.queued = None
@@ -59,8 +65,7 @@ def _forget_old_slots(state: State, job: JobId) -> None:
 
 
 def slot_claimed(state: State, fact: f.SlotClaimed) -> None:
-    slot = state.slots[fact.slot]
-    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot = step(state, fact)
     slot.gpus, slot.claimed_at = fact.gpus, fact.at
     job = state.jobs[slot.job]
     job.queued, job.slot = None, slot.id
@@ -88,15 +93,13 @@ def hold(slot: Slot, node: Node, at: Millis) -> None:
 
 
 def slot_granted(state: State, fact: f.SlotGranted) -> None:
-    slot = state.slots[fact.slot]
-    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot = step(state, fact)
     slot.fence, slot.granted_at = fact.fence, fact.at
     state.fence_number = fact.fence.number
 
 
 def slot_requeued(state: State, fact: f.SlotRequeued) -> None:
-    slot = state.slots[fact.slot]
-    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot = step(state, fact)
     _unhold(state, slot)
     slot.gpus, slot.claimed_at = (), None
     job = state.jobs[slot.job]
@@ -113,8 +116,7 @@ def slot_shrunk(state: State, fact: f.SlotShrunk) -> None:
 
 
 def slot_grown(state: State, fact: f.SlotGrown) -> None:
-    slot = state.slots[fact.slot]
-    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot = step(state, fact)
     slot.gpus = fact.gpus
     for name in nodes_in(state.jobs[slot.job].pins):
         hold(slot, state.nodes[name], fact.at)
@@ -128,8 +130,7 @@ def _unhold(state: State, slot: Slot, keep: tuple[str, ...] = ()) -> None:
 
 
 def slot_released(state: State, fact: f.SlotReleased) -> None:
-    slot = state.slots[fact.slot]
-    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot = step(state, fact)
     slot.ended_at, slot.ended, slot.released = fact.at, slot.status, True
     job = state.jobs[slot.job]
     job.slot = None
@@ -145,8 +146,7 @@ def next_answered(state: State, fact: f.NextAnswered) -> None:
 
 def slot_taken_away(state: State, fact: Any) -> None:
     """FAULTED, LOST or REVOKED."""
-    slot = state.slots[fact.slot]
-    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot = step(state, fact)
     slot.reason, slot.ended_at, slot.ended = fact.reason, fact.at, slot.status
     job = state.jobs[slot.job]
     job.slot = None
@@ -155,19 +155,16 @@ def slot_taken_away(state: State, fact: Any) -> None:
 
 
 def slot_overran(state: State, fact: f.SlotOverran) -> None:
-    slot = state.slots[fact.slot]
-    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot = step(state, fact)
     slot.overrun_at = fact.at
 
 
 def slot_reclaiming(state: State, fact: f.SlotReclaiming) -> None:
-    slot = state.slots[fact.slot]
-    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    step(state, fact)
 
 
 def slot_over(state: State, fact: f.SlotOver) -> None:
-    slot = state.slots[fact.slot]
-    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot = step(state, fact)
     _unhold(state, slot)
     job = state.jobs[slot.job]
     job.closing.remove(slot.id)

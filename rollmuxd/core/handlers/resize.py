@@ -16,7 +16,7 @@ from rollmuxd.core.ids import GpuId, SessionId, SlotId
 from rollmuxd.core.model import Group, Job, Node, NodeStatus, OrderKind, Slot, SlotStatus, StateStatus, nodes_in
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.spec import PhaseSpec
-from rollmuxd.core.steps.dispatch import engines_of, holds_on, issue, needed, next_turn_on
+from rollmuxd.core.steps.dispatch import engines_of, holds_on, is_waited_for, issue, needed, next_turn_on
 from rollmuxd.core.steps.reclaim import is_loading
 
 
@@ -26,18 +26,10 @@ def offer(c: Context, slot: Slot) -> tuple[GpuId, ...]:
     No others of its nodes: it began without them, so nothing of it was ever loaded there.
     """
     job = c.state.jobs[slot.job]
-    group = c.state.groups.get(job.group or "")
-    if slot.status is not SlotStatus.TAIL or group is None or growth_refused(c, slot):
+    if slot.status is not SlotStatus.TAIL or job.group is None or growth_refused(c, slot):
         return ()
     nodes = [node.id for node in nodes_before_shrink(c, slot)]
-    for name in group.jobs:
-        other = c.state.jobs[name]
-        asks = other.queued is not None and other.queued not in c.timers.detached and other.slot is None
-        if other is not job and asks and other.status in SERVED:
-            claims = c.rotation.nodes_of(c.state, group, name, c.state.slots[other.queued or ""].phase)
-            if any(node in claims for node in nodes):
-                return ()
-    return slot.claimed
+    return () if is_waited_for(c, job, nodes) else slot.claimed
 
 
 def nodes_before_shrink(c: Context, slot: Slot) -> list[Node]:

@@ -97,7 +97,7 @@ def queue(c: Context, job: Job, session: SessionId, phase: str, request_id: str)
         f.SlotQueued(c.now, slot, job.id, job.run, session, phase, request_id, side, begins, judged_by_ms(job, c.now))
     )
     c.timers.waits(job.owner, 1)
-    take_place(c, job, phase, side=side)  # before it is judged: the judgement reads where it is in the schedule
+    take_place(c, job)  # before it is judged: the judgement reads where it is in the schedule
     if begins:
         measure(c, job)
     if begins and job.status is JobStatus.PROBING and job.progress.finished >= c.config.probe_iterations:

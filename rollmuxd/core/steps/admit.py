@@ -242,9 +242,7 @@ def _place(c: Context, job: Job, placed: Placed) -> None:
         )
     )
     launch(c, job)
-    if job.queued is not None:
-        slot = c.state.slots[job.queued]
-        take_place(c, job, slot.phase, side=slot.side)
+    take_place(c, job)
 
 
 def _shape_of(c: Context, job: Job) -> object:

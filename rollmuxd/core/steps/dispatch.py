@@ -1,6 +1,6 @@
 """Whose turn it is: grant what a group's schedule allows, and make room for it."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
@@ -269,6 +269,19 @@ def make_room(c: Context, group: Group, turn: int, job: Job, nodes: tuple[NodeId
     return clean
 
 
+def is_waited_for(c: Context, job: Job, nodes: Collection[NodeId]) -> bool:
+    """Whether another job of its group, which could start, waits for one of these nodes."""
+    group = c.state.groups.get(job.group or "")
+    for other in () if group is None else map(c.state.jobs.__getitem__, group.jobs):
+        asked = c.state.slots.get(other.queued or "")
+        if asked is None or asked.id in c.timers.detached or other is job:
+            continue
+        claims = c.rotation.nodes_of(c.state, group, other.id, asked.phase) if group is not None else ()
+        if other.slot is None and other.status in SERVED and not set(nodes).isdisjoint(claims):
+            return True
+    return False
+
+
 def unheld_by(c: Context, node: Node, job: JobId) -> bool:
     """Whether none of the node's GPUs is held by a slot of the job."""
     return all(gpu.holder is None or c.state.slots[gpu.holder].job != job for gpu in node.gpus.values())
@@ -374,17 +387,18 @@ def issue(c: Context, kind: OrderKind, kept: JobState, slot: SlotId | None, gpus
     c.do(e.Perform(order))
 
 
-def take_place(c: Context, job: Job, phase: str, *, side: bool) -> None:
-    """Give a side phase its turn, and pass the job's earlier turns: a job that asks for a later one has left them."""
-    group = c.state.groups.get(job.group or "")
-    if group is None or all(turn.job != job.id for turn in group.schedule):
+def take_place(c: Context, job: Job) -> None:
+    """Give what a job asks for its turn: a side phase a new one, else the next of that phase.
+
+    It passes the job's earlier turns: a job that asks for a later one has left them.
+    """
+    slot, group = c.state.slots.get(job.queued or ""), c.state.groups.get(job.group or "")
+    if slot is None or group is None or all(turn.job != job.id for turn in group.schedule):
         return
-    if side:
-        if c.rotation.turn_of(c.state, group, job.id, phase) is None:
-            c.fact(f.TurnAdded(c.now, group.id, job.id, phase))
-        return
-    mine = c.rotation.turn_of(c.state, group, job.id, phase)
-    if mine is None:
+    mine = c.rotation.turn_of(c.state, group, job.id, slot.phase)
+    if slot.side and mine is None:
+        c.fact(f.TurnAdded(c.now, group.id, job.id, slot.phase))
+    if slot.side or mine is None:
         return
     place = (group.schedule[mine].rotation, mine)
     for index, turn in enumerate(group.schedule):

@@ -22,6 +22,7 @@ from rollmuxd.core.causes import Cause, sentence
 from rollmuxd.core.clean import is_dirty_by
 from rollmuxd.core.config import Moves
 from rollmuxd.core.context import PLACED, Context
+from rollmuxd.core.feasible import short_of_ram
 from rollmuxd.core.ids import Millis, NodeId, PoolName
 from rollmuxd.core.model import (
     Dispatch,
@@ -234,9 +235,7 @@ def end(c: Context, job: Job) -> None:
     for name in left:
         node = c.state.nodes[name]
         expect_clean(c, node, job, Cause("after_move", {"job": job.id}))
-    if job.queued is not None:
-        slot = c.state.slots[job.queued]
-        take_place(c, job, slot.phase, side=slot.side)
+    take_place(c, job)
 
 
 # ---- what it leaves behind -------------------------------------------------------------------------------------------
@@ -355,15 +354,16 @@ def refused(c: Context, move: Move, *, guarded: bool = False) -> str:
     if again is not None and c.now < again and not guarded:
         c.timers.at(again, "regroup", job.id)
         return f"the job was moved {(c.now - (job.moved_at or 0)) // 1000} s ago"
-    return (
+    why = (
         _busy(c, job, placed)
         or _no_place(c, job, move)
         or sentence(cannot_leave(c, job, placed.pins))
         or _other_schedule(c, job, placed)
         or locality_violation(c, job, placed.pins)
-        or _no_ram(c, job, placed)
         or over_its_nodes(c, job, placed)
     )
+    short = None if why else short_of_ram(c.state, job, placed.pins)
+    return why if short is None else short.text
 
 
 def _busy(c: Context, job: Job, placed: Placed) -> str:
@@ -423,22 +423,3 @@ def _other_schedule(c: Context, job: Job, placed: Placed) -> str:
     if there != planned or mine != {phase.name for phase in job.spec.phases}:
         return "the schedule is not the group's and the job's"
     return ""
-
-
-def _no_ram(c: Context, job: Job, placed: Placed) -> str:
-    for host, more in _ram(c, job, placed):
-        known = c.state.hosts[host]
-        if known.reserved_mb + more > known.ram_mb:
-            return f"host {host} has no RAM for its parked states"
-    return ""
-
-
-def _ram(c: Context, job: Job, placed: Placed) -> Iterator[tuple[str, int]]:
-    """The RAM that the job's states take on each host beyond what they have there already."""
-    more: dict[str, int] = {}
-    for kept in job.spec.states:
-        for name in placed.pins.get(kept.pool, ()):
-            if state_key(job.id, kept.pool, name) not in c.state.states:
-                host = c.state.nodes[name].host
-                more[host] = more.get(host, 0) + kept.ram_mb
-    yield from more.items()

@@ -8,11 +8,12 @@ its GPUs. A phase whose time was neither measured nor stated is left alone.
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.causes import Cause
-from rollmuxd.core.context import SERVED, Context
+from rollmuxd.core.context import Context
 from rollmuxd.core.estimates import by_work_ms, quantile_ms
-from rollmuxd.core.ids import JobId, Millis
-from rollmuxd.core.model import Job, Slot, SlotStatus
+from rollmuxd.core.ids import JobId, Millis, NodeId
+from rollmuxd.core.model import Job, Slot, SlotStatus, nodes_in
 from rollmuxd.core.order import find_phase
+from rollmuxd.core.steps.dispatch import holds_on, is_waited_for
 from rollmuxd.core.steps.reclaim import revoke_held
 
 #: a slot has this many times the p95 of its phase
@@ -56,7 +57,7 @@ def due(c: Context, job: JobId) -> None:
     when = max(when, c.timers.renewed_at) + c.config.overrun_grace_ms
     if c.now < when:
         c.timers.at(when, "overrun", job)
-    elif expected_ms(c, known, slot) is None or not waited_for(c, known, slot):
+    elif expected_ms(c, known, slot) is None or not is_waited_for(c, known, nodes_held(c, known, slot)):
         c.timers.at(c.now + LOOK_MS, "overrun", job)
     else:
         end(c, known, slot)
@@ -77,20 +78,9 @@ def warned(c: Context, job: Job, slot: Slot) -> Millis | None:
     return c.now
 
 
-def waited_for(c: Context, job: Job, slot: Slot) -> bool:
-    """Whether another job, which could start, waits for a node of which the slot holds GPUs."""
-    group = c.state.groups.get(job.group or "")
-    if group is None:
-        return False
-    held = [name for name in group.nodes if any(gpu.holder == slot.id for gpu in c.state.nodes[name].gpus.values())]
-    for name in group.jobs:
-        other = c.state.jobs[name]
-        asks = other.status in SERVED and other.slot is None and other.queued not in c.timers.detached
-        if other is not job and asks and other.queued is not None:
-            nodes = c.rotation.nodes_of(c.state, group, name, c.state.slots[other.queued].phase)
-            if any(node in held for node in nodes):
-                return True
-    return False
+def nodes_held(c: Context, job: Job, slot: Slot) -> list[NodeId]:
+    """The nodes of which the slot holds GPUs."""
+    return [name for name in nodes_in(job.pins) if holds_on(c, slot, name)]
 
 
 def end(c: Context, job: Job, slot: Slot) -> None:

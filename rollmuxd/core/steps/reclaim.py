@@ -153,7 +153,7 @@ def end_now(c: Context, job: Job, *, reason: Cause, by: str) -> None:
 
 
 def close_session(c: Context, job: Job) -> None:
-    """The job's process is to call no more, if it is there."""
+    """The job's process makes no further calls, if it is there."""
     session = c.state.session_of(job)
     if session is not None:
         c.fact(f.SessionClosed(c.now, session.id))

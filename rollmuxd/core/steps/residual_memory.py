@@ -52,7 +52,7 @@ def judge(c: Context, node: Node, observations: Mapping[str, i.GpuObservation]) 
     """Parked states that leave more than was agreed, once memory had the time that it takes to be given back."""
     for name in dict.fromkeys(gpu.dirty_by for gpu in node.gpus.values() if gpu.dirty_by is not None):
         job = c.state.jobs[name]
-        states = _states(c, node, job)
+        states = c.state.states_at(job, node)
         parked = [kept for kept in states if kept.status is StateStatus.PARKED]
         if node.not_clean_since is None or c.now - node.not_clean_since < c.config.residual_grace_ms:
             return
@@ -145,7 +145,3 @@ def _why_not_let(c: Context, node: Node, job: Job, kept: JobState, residual_mb: 
             gb = {"needed_gb": other.spec.gpu_mb / 1000, "gpu_gb": node.gpu_mb / 1000}
             return Cause("does_not_fit", {"job": other.job, **gb})
     return None
-
-
-def _states(c: Context, node: Node, job: Job) -> list[JobState]:
-    return [it for it in c.state.states_on(node) if it.job == job.id]
