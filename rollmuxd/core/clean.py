@@ -48,7 +48,7 @@ def may_still_fill(state: State, node: Node, job: JobId) -> bool:
             continue
         if kept.status in (StateStatus.LOADED, StateStatus.LOADING, StateStatus.PARKING):
             return True
-        order = state.orders.get(kept.order or "")
+        order = state.order_of(kept)
         if order is not None and order.kind is OrderKind.LOAD and run_lives(state, order):
             return True  # no word of it, and the process lives: it may yet load
     return False

@@ -49,7 +49,7 @@ def a_running_slot_has_its_states_loaded(state: State) -> Iterator[str]:
         for key in job.states if phase is not None else ():
             kept = state.states[key]
             seat = kept.node in job.pins.get(kept.pool, ())  # and not where it is only to move to
-            order = state.orders.get(kept.order or "")
+            order = state.order_of(kept)
             grows = order is not None and order.slot == slot.id and bool(order.gpus)
             there = seat and not grows and not state.nodes[kept.node].gpus.keys().isdisjoint(slot.gpus)
             if there and phase is not None and kept.pool in phase.pools and kept.status != StateStatus.LOADED:
@@ -109,7 +109,7 @@ def a_job_sits_in_one_group_and_comes_to_at_most_one(state: State) -> Iterator[s
             yield f"job {job.id} sits in {job.group} and comes to {there}, and is listed in {listed}"
         if (job.move is not None) != (job.id in state.moving) or bool(job.left) != (job.id in state.leaving):
             yield f"job {job.id} moves: {job.move is not None}, has left: {job.left}, and is not listed so"
-        slot = state.slots.get(job.slot or "")
+        slot = state.slot_of(job)
         placed = {gpu for name in nodes_in(job.pins) for gpu in state.nodes[name].gpus}
         if slot is not None and not placed.issuperset(slot.gpus):
             yield f"slot {slot.id} holds {slot.gpus}, and its job {job.id} sits on {job.pins}"

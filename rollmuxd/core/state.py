@@ -117,6 +117,26 @@ class State(Struct):
         """The job's states that may be on a node."""
         return [kept for kept in self.states_on(node) if kept.job == job.id]
 
+    def group_of(self, member: Job | Node) -> Group | None:
+        """The group where a job sits, or to which a node belongs."""
+        return self.groups.get(member.group) if member.group is not None else None
+
+    def members(self, group: Group) -> list[Job]:
+        """The jobs that sit in a group."""
+        return [self.jobs[name] for name in group.jobs]
+
+    def slot_of(self, holder: Job | Order) -> Slot | None:
+        """The slot between LOADING and TAIL that a job has, or the one that an order is for."""
+        return self.slots.get(holder.slot) if holder.slot is not None else None
+
+    def request_of(self, job: Job) -> Slot | None:
+        """The slot for which the job waits."""
+        return self.slots.get(job.queued) if job.queued is not None else None
+
+    def order_of(self, kept: JobState) -> Order | None:
+        """The order that moves a state now."""
+        return self.orders.get(kept.order) if kept.order is not None else None
+
     def session_of(self, job: Job) -> Session | None:
         """The session of the process that its job has now; None: none is taken to be there."""
         session = self.sessions.get(job.session or "")

@@ -23,7 +23,7 @@ def forget_empty(state: State, group: Group) -> None:
 
 def leave_schedule(state: State, job: Job) -> None:
     set_risk(state, job, risky=False)
-    group = state.groups.get(job.group) if job.group else None
+    group = state.group_of(job)
     if group is not None and any(turn.job == job.id for turn in group.schedule):
         group.schedule = [turn for turn in group.schedule if turn.job != job.id]
         group.version += 1
@@ -58,7 +58,7 @@ def turn_added(state: State, fact: f.TurnAdded) -> None:
 
 
 def drop_once(state: State, job: Job, phase: str) -> None:
-    group = state.groups.get(job.group) if job.group else None
+    group = state.group_of(job)
     if group is None:
         return
     group.schedule = [v for v in group.schedule if not (v.once and v.job == job.id and v.phase == phase)]

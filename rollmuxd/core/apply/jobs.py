@@ -84,7 +84,7 @@ def placement_ended(state: State, fact: f.PlacementEnded) -> None:
     owner = owner_of(state, job, fact.use)
     leave_schedule(state, job)
     unpin(state, job, nodes_in(job.pins), owner)
-    group = state.groups[job.group] if job.group else None
+    group = state.group_of(job)
     if group is not None:
         group.jobs.remove(job.id)
         group.version += 1

@@ -285,7 +285,7 @@ def has_come_since(c: Context, node: Node, kept: JobState, sights: dict[str, i.G
     theirs = [(name, gpu) for name, gpu in node.gpus.items() if gpu.dirty_by == kept.job]
     if any(gpu.touched_at >= since or (name in sights and sights[name].used_mb > limit) for name, gpu in theirs):
         return True
-    order = c.state.orders.get(kept.order or "")
+    order = c.state.order_of(kept)
     loads = order is not None and order.kind is OrderKind.LOAD
     return loads and process.opened_at >= c.timers.looked_at.get(node.host, 0)
 

@@ -44,7 +44,7 @@ def order_done(c: Context, told: i.OrderDone) -> Answer:
         expect_clean(c, c.state.nodes[order.node], job, Cause("after_order", {"job": job.id, "kind": str(order.kind)}))
         if kept is not None:
             record_residual(c, kept, told.seen)
-    slot = c.state.slots.get(order.slot or "")
+    slot = c.state.slot_of(order)
     if slot is not None and slot.status is SlotStatus.RELEASED and order.kind is OrderKind.LOAD:
         park_own(c, job, slot)  # it ended while it was being loaded
     return NOTHING
@@ -138,7 +138,7 @@ def fault(c: Context, order: Order, reason: Cause) -> None:
     affected.
     """
     job = c.state.jobs[order.job]
-    slot = c.state.slots.get(order.slot or "")
+    slot = c.state.slot_of(order)
     if not fall_back(c, job, order, reason):
         if slot is not None and slot.status is SlotStatus.LOADING:
             take_away(c, slot, f.SlotFaulted(c.now, slot.id, reason))

@@ -180,7 +180,7 @@ def shrink_wish(c: Context, slot: Slot) -> tuple[str, ...]:
         return ()
     job = c.state.jobs[slot.job]
     phase = find_phase(c.state, job.id, slot.phase)
-    group = c.state.groups.get(job.group or "")
+    group = c.state.group_of(job)
     if phase is None or group is None or not phase.min_gpus:
         return ()
     keep = least_of(c, job, phase, slot)
@@ -209,7 +209,7 @@ def part_helps(c: Context, group: Group, head: int, slot: Slot, keep: tuple[str,
         return False
     if job.group != group.id:
         return False
-    asked = c.state.slots.get(job.queued or "")
+    asked = c.state.request_of(job)
     if asked is None or asked.phase != turn.phase or asked.id in c.timers.detached:
         return False
     nodes = c.rotation.nodes_of(c.state, group, job.id, turn.phase)

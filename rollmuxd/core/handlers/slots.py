@@ -173,7 +173,7 @@ def give_back(c: Context, ask: i.GiveBack) -> Answer:
     job = c.state.jobs[session.job]
     reason = Cause("interrupted")
     drop_requests(c, job, reason)
-    slot = c.state.slots.get(job.slot or "")
+    slot = c.state.slot_of(job)
     if slot is not None and slot.fence is not None and slot.status in (SlotStatus.RUNNING, SlotStatus.TAIL):
         return release(c, i.ReleaseSlot(slot.id, slot.fence))
     if slot is not None and slot.status is SlotStatus.LOADING:

@@ -149,7 +149,7 @@ def yields_to(c: Context, group: Group, slot: Slot) -> tuple[Job, Millis] | None
         return None
     until = slot.queued_at + round((PROMISED_NOTHING - 1) * takes)
     mine = set(nodes_in(job.pins))
-    for other in map(c.state.jobs.__getitem__, group.jobs):
+    for other in c.state.members(group):
         short = other.promised and (credit_ms(other) or 0) < (solo_ms(other) or 0)
         if not short or mine.isdisjoint(nodes_in(other.pins)):
             continue
@@ -190,7 +190,7 @@ def next_turn_on(c: Context, group: Group, node: NodeId) -> int | None:
 
 def absent(c: Context, group: Group) -> set[SlotId]:
     """The group's requests that come before no other: those that no call attends, and those that yield."""
-    queued = (c.state.slots[job.queued] for job in map(c.state.jobs.__getitem__, group.jobs) if job.queued)
+    queued = (c.state.slots[job.queued] for job in c.state.members(group) if job.queued)
     return {slot.id for slot in queued if slot.id in c.timers.awaited or yields_to(c, group, slot) is not None}
 
 
@@ -271,9 +271,9 @@ def make_room(c: Context, group: Group, turn: int, job: Job, nodes: tuple[NodeId
 
 def is_waited_for(c: Context, job: Job, nodes: Collection[NodeId]) -> bool:
     """Whether another job of its group, which could start, waits for one of these nodes."""
-    group = c.state.groups.get(job.group or "")
-    for other in () if group is None else map(c.state.jobs.__getitem__, group.jobs):
-        asked = c.state.slots.get(other.queued or "")
+    group = c.state.group_of(job)
+    for other in () if group is None else c.state.members(group):
+        asked = c.state.request_of(other)
         if asked is None or asked.id in c.timers.detached or other is job:
             continue
         claims = c.rotation.nodes_of(c.state, group, other.id, asked.phase) if group is not None else ()
@@ -392,7 +392,7 @@ def take_place(c: Context, job: Job) -> None:
 
     It passes the job's earlier turns: a job that asks for a later one has left them.
     """
-    slot, group = c.state.slots.get(job.queued or ""), c.state.groups.get(job.group or "")
+    slot, group = c.state.request_of(job), c.state.group_of(job)
     if slot is None or group is None or all(turn.job != job.id for turn in group.schedule):
         return
     mine = c.rotation.turn_of(c.state, group, job.id, slot.phase)

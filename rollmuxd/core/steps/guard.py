@@ -35,7 +35,7 @@ RETURN: Final = 6
 
 def watch(c: Context, job: Job) -> None:
     """An iteration has ended: see whether the job is short of credit, or has enough again."""
-    group = c.state.groups.get(job.group or "")
+    group = c.state.group_of(job)
     if group is None or group.dispatch is not Dispatch.CREDIT or job.status is not JobStatus.ADMITTED:
         return
     credit, debit = credit_ms(job), debit_ms(c, job)
@@ -78,7 +78,7 @@ def exhausted(c: Context, group: Group, job: Job, why: Cause) -> None:
     """
     if len(group.jobs) + len(group.coming) < 2:
         return
-    members = () if group.dispatch is Dispatch.CREDIT else map(c.state.jobs.__getitem__, group.jobs)
+    members = () if group.dispatch is Dispatch.CREDIT else c.state.members(group)
     moves = [move for it in members if (move := _way_out(c, group, it, why)) is not None]
     move = min(moves, key=lambda it: it.placed.cost_per_hour, default=None) or _alone(c, job, why)
     if move is not None:

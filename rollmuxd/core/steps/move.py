@@ -264,7 +264,7 @@ def fall_back(c: Context, job: Job, order: Order, reason: Cause) -> bool:
     if source is None or source.status is not StateStatus.PARKED:
         return False
     abandon(c, job, reason)
-    slot = c.state.slots.get(order.slot or "")
+    slot = c.state.slot_of(order)
     if slot is not None and slot.status is SlotStatus.LOADING and job.queued is not None:
         take_away(c, slot, f.SlotFaulted(c.now, slot.id, reason))  # its job has asked for another meanwhile
     elif slot is not None and slot.status is SlotStatus.LOADING:

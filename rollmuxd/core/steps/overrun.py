@@ -48,7 +48,7 @@ def due(c: Context, job: JobId) -> None:
     A deadline of the job and not of the slot, so that short slots that follow each other share one.
     """
     known = c.state.jobs.get(job)
-    slot = None if known is None else c.state.slots.get(known.slot or "")
+    slot = None if known is None else c.state.slot_of(known)
     if known is None or slot is None or slot.status not in (SlotStatus.RUNNING, SlotStatus.TAIL):
         return
     when = warned(c, known, slot) if slot.overrun_at is None else slot.overrun_at

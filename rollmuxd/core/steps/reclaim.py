@@ -52,7 +52,7 @@ def reclaim(c: Context) -> None:
 
 def reclaim_from(c: Context, job: Job) -> None:
     """Grant the job's slot if all is loaded; end its slots that are over, and its placement if it leaves."""
-    slot = c.state.slots.get(job.slot or "")
+    slot = c.state.slot_of(job)
     if slot is not None:
         grant_if_loaded(c, job, slot)
     for name in tuple(job.closing):
@@ -77,7 +77,7 @@ def take_away(c: Context, slot: Slot, fact: f.SlotLost | f.SlotRevoked | f.SlotF
 
 def park_own(c: Context, job: Job, slot: Slot) -> None:
     """Park the states that a slot had loaded, so that its GPUs come clean. Not those that a later slot uses."""
-    phase, later = find_phase(c.state, job.id, slot.phase), c.state.slots.get(job.slot or "")
+    phase, later = find_phase(c.state, job.id, slot.phase), c.state.slot_of(job)
     for kept in c.state.states_of(job):
         if kept.status is StateStatus.LOADED and phase is not None and kept.pool in phase.pools:
             if later is None or not holds_on(c, later, kept.node):
@@ -120,7 +120,7 @@ def is_loading(c: Context, slot: Slot) -> bool:
 
 
 def open_orders(c: Context, job: JobId) -> list[Order]:
-    orders = [c.state.orders.get(kept.order or "") for kept in c.state.states_of(c.state.jobs[job])]
+    orders = [c.state.order_of(kept) for kept in c.state.states_of(c.state.jobs[job])]
     return [order for order in orders if order is not None]
 
 
@@ -313,7 +313,7 @@ def discard_again(c: Context, host: HostId) -> None:
 def has_to_go(c: Context, node: Node, kept: JobState) -> bool:
     """Whether an unknown state is to be discarded: its job leaves, or its process has come back to it."""
     job = c.state.jobs[kept.job]
-    order = c.state.orders.get(kept.order or "")
+    order = c.state.order_of(kept)
     if not is_dirty_by(node, kept.job):
         needed = kept.node in job.left and is_of_use(c, job, kept)  # it may be all that there is
         return not needed and may_be_parked(c, kept) and (order is None or not c.traits(order.driver).probes)
