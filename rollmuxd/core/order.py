@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from rollmuxd.core.estimates import ahead_ms, solo_ms
 from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, SlotId
-from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, NodeStatus, ScheduledTurn, Slot, SlotStatus
+from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, ScheduledTurn, Slot, SlotStatus
 from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.state import State
 
@@ -102,7 +102,7 @@ class Rotation:
                 continue
             slot = state.slots[job.queued]
             claims = nodes.get((name, slot.phase), ())
-            if node in claims and all(state.nodes[other].status is NodeStatus.UP for other in claims):
+            if node in claims and state.are_up(claims):
                 waiting.append(slot)
         waiting.sort(key=lambda slot: (slot.queued_at, len(slot.id), slot.id))
         if group.dispatch is Dispatch.CREDIT:

@@ -4,6 +4,8 @@ What is not here (lease deadlines, attachment, progress) is soft: it lives in th
 starts empty with it.
 """
 
+from collections.abc import Iterable
+
 from msgspec import Struct, field
 
 from rollmuxd.core.errors import UnknownThing
@@ -14,6 +16,7 @@ from rollmuxd.core.model import (
     Job,
     JobState,
     Node,
+    NodeStatus,
     Order,
     Owner,
     Session,
@@ -120,6 +123,10 @@ class State(Struct):
     def group_of(self, member: Job | Node) -> Group | None:
         """The group where a job sits, or to which a node belongs."""
         return self.groups.get(member.group) if member.group is not None else None
+
+    def are_up(self, nodes: Iterable[NodeId]) -> bool:
+        """Whether all of these nodes are."""
+        return all(self.nodes[name].status is NodeStatus.UP for name in nodes)
 
     def members(self, group: Group) -> list[Job]:
         """The jobs that sit in a group."""

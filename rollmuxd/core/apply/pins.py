@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.clean import is_dirty_by
 from rollmuxd.core.ids import NodeId, PoolName
 from rollmuxd.core.model import Group, Job, JobState, Owner, StateStatus
 from rollmuxd.core.state import State, state_key
@@ -74,7 +75,7 @@ def unpin(state: State, job: Job, names: Iterable[NodeId], owner: Owner) -> None
         for kept in state.states_at(job, node):
             if kept.status is StateStatus.GONE:
                 _drop_state(state, job, kept)
-        dirty = any(gpu.dirty_by == job.id for gpu in node.gpus.values())
+        dirty = is_dirty_by(node, job.id)
         if (dirty or state.states_at(job, node)) and name not in job.left:
             job.left.append(name)
             state.leaving[job.id] = None

@@ -67,7 +67,7 @@ def at_boundary(c: Context, job: Job) -> bool:
     move = job.move
     if move is None or job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing:
         return False
-    if any(c.state.nodes[name].status is not NodeStatus.UP for name in nodes_in(move.pins)):
+    if not c.state.are_up(nodes_in(move.pins)):
         return False
     if job.queued is not None:
         asked = c.state.slots[job.queued]
@@ -85,7 +85,7 @@ def advance(c: Context, group: Group, job: Job, slot: Slot) -> bool:
     if turn is None:
         return False
     nodes = c.rotation.nodes_of(c.state, group, job.id, slot.phase)
-    if any(c.state.nodes[name].status is not NodeStatus.UP for name in nodes) or slot.id in c.timers.awaited:
+    if not c.state.are_up(nodes) or slot.id in c.timers.awaited:
         return False  # a job that cannot start passes no other: two such would pass each other for ever
     first_everywhere = True
     for node in nodes:

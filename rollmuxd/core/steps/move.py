@@ -123,7 +123,7 @@ def asks_for(c: Context, job: Job, nodes: Iterable[NodeId]) -> bool:
 
 def is_up(c: Context, move: JobMove) -> bool:
     """Whether all nodes to which it goes are."""
-    return all(c.state.nodes[name].status is NodeStatus.UP for name in nodes_in(move.pins))
+    return c.state.are_up(nodes_in(move.pins))
 
 
 def told(job: Job) -> JobMove:
@@ -411,7 +411,7 @@ def _comes_back(
         here = c.state.states.get(state_key(job.id, kept.pool, old or ""))
         if here is None or old not in off or here.order is not None or c.state.source_of(here) is not kept:
             return False
-    return bool(there) and not any(gpu.dirty_by == job.id for gpu in c.state.nodes[name].gpus.values())
+    return bool(there) and not is_dirty_by(c.state.nodes[name], job.id)
 
 
 def _other_schedule(c: Context, job: Job, placed: Placed) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.causes import Cause
-from rollmuxd.core.clean import is_given_back, may_still_fill
+from rollmuxd.core.clean import is_dirty_by, is_given_back, may_still_fill
 from rollmuxd.core.context import Context
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.model import Job, JobState, Node, StateStatus
@@ -35,7 +35,7 @@ def record_residual(c: Context, kept: JobState, seen: Sequence[i.GpuObservation]
     node = c.state.nodes[kept.node]
     if kept.status is not StateStatus.PARKED or kept.residual_mb is not None or not seen:
         return
-    if any(gpu.dirty_by == kept.job for gpu in node.gpus.values()):
+    if is_dirty_by(node, kept.job):
         return
     limit = c.state.residual_mb_on(node) + c.config.clean_tolerance_mb
     # what others have not given back yet, and what is a stranger's, is none of its
