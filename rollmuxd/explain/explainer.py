@@ -48,7 +48,7 @@ from rollmuxd.core.steps.admit import limits_of, over_its_nodes, position, waiti
 from rollmuxd.core.steps.dispatch import absent, yields_to
 from rollmuxd.core.steps.locality import bound_to, limited_to_locality, place
 from rollmuxd.core.steps.reclaim import must_be_cleaned, nodes_of
-from rollmuxd.explain import forecast
+from rollmuxd.explain import fillers, forecast
 from rollmuxd.explain.what_if import WhatIf
 
 #: how a place was found: of those that keep every promise, the cheapest was taken
@@ -99,7 +99,7 @@ class Explainer:
             silent = self._no_word(nodes_of(self._c, known), known, now)
             return Refusal((Reason("old_run", text, {"nodes": nodes}), *silent))
         if known.spec.filler is not None:
-            return Refusal(tuple(lend.why_no_home(self._c, known)))
+            return Refusal(tuple(fillers.why_no_home(self._c, known)))
         if limits_of(self._c, known.owner).max_nodes:
             placed = place(self._c, known, state)
             over = "" if placed is None else over_its_nodes(self._c, known, placed)
@@ -325,7 +325,7 @@ class Explainer:
             return (Reason("paused", f"its job is {self._words(job.reason)}"),)
         if job.spec.filler is not None:
             detached = (_NOBODY,) if slot in self._c.timers.detached else ()
-            return (*detached, *lend.why_not_lent(self._c, job))
+            return (*detached, *fillers.why_not_lent(self._c, job))
         group = state.groups.get(job.group or "")
         if group is None:
             return (Reason("no_placement", "its job has no placement"),)

@@ -17,7 +17,6 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.clean import is_dirty_by
 from rollmuxd.core.context import HOLDS, SERVED, Context
-from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import credit_ms, pace_ms, phase_ms
 from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import (
@@ -32,6 +31,7 @@ from rollmuxd.core.model import (
     Slot,
     SlotStatus,
     StateStatus,
+    nodes_in,
 )
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.spec import PhaseSpec
@@ -105,7 +105,7 @@ class Search:
         ``below``: another node than its own, with fewer fillers than so many.
         """
         want = job.spec.wants[0]
-        home = _names(job.pins) if below is None else []
+        home = nodes_in(job.pins) if below is None else []
         fewer = PER_NODE if below is None else below
         if not home and self.fewest(want.pool) >= fewer:
             return None
@@ -186,7 +186,7 @@ def spread(c: Context, search: Search) -> bool:
             continue
         if search.is_over:
             return moved or bool(c.timers.homeless)
-        (home,) = _names(job.pins)
+        (home,) = nodes_in(job.pins)
         to = search.emptiest(job, search.crowds[home] - 1)
         if to is not None:
             c.fact(f.JobUnplaced(c.now, job.id, Cause("emptier_node", {"node": to.id})))
@@ -203,7 +203,7 @@ def no_room(c: Context, job: Job, node: Node) -> Cause | None:
     ram = host.reserved_mb + sum(spec.ram_mb for it in fillers for spec in c.state.jobs[it].spec.states)
     if ram > host.ram_mb:
         return Cause("host_ram", {"host": host.id, "ram_gb": host.ram_mb / 1000, "needed_gb": ram / 1000})
-    theirs = [it for key in node.states if (it := c.state.states[key]).job != job.id]
+    theirs = [it for it in c.state.states_on(node) if it.job != job.id]
     there = [(it.spec.gpu_mb, allowed_residual_mb(it)) for it in theirs]
     there += [(spec.gpu_mb, spec.residual_mb) for spec in job.spec.states]
     need = sum(leaves for _, leaves in there) + max((max(0, mb - leaves) for mb, leaves in there), default=0)
@@ -226,48 +226,12 @@ def leave_where_there_is_no_room(c: Context, node: Node) -> None:
             c.fact(f.JobUnplaced(c.now, job.id, why))  # the others may have room now
 
 
-# ---- for people -----------------------------------------------------------------------------------------------------
-
-
-def why_no_home(c: Context, job: Job) -> list[Reason]:
-    """Why a filler has no node."""
-    want = job.spec.wants[0]
-    nodes = [it for it in c.state.nodes.values() if want.pool in it.pools and (not want.named or it.id in want.named)]
-    fit = [it for it in nodes if it.status is NodeStatus.UP]
-    if not fit:
-        return [Reason("no_node", f"no node of pool {want.pool} that it may have is up")]
-    found = ((it.id, why) for it in fit if (why := no_room(c, job, it)) is not None)
-    return [Reason("no_room", str(why), {"node": node}) for node, why in found][:1]
-
-
-def why_not_lent(c: Context, filler: Job) -> list[Reason]:
-    """Why a filler that has a node, and asks for it, is not lent it now."""
-    if not c.config.fillers:
-        return [Reason("fillers_off", "no node is lent: fillers are switched off (filler.enabled)")]
-    node = c.state.nodes[next(name for names in filler.pins.values() for name in names)]
-    holder = next((gpu.holder for gpu in node.gpus.values() if gpu.holder is not None), None)
-    if node.status is not NodeStatus.UP:
-        return [Reason("node", f"node {node.id} is {node.status}", {"node": node.id})]
-    if holder is not None:
-        return [Reason("busy", f"slot {holder} holds node {node.id}", {"node": node.id, "slot": holder})]
-    due, next_ = next_due(c, node)
-    back = back_ms(c, node, filler, next_)
-    if not may_wait(c, c.state.groups.get(node.group or ""), back):
-        share = f"{100 * c.config.fillers_max_share:g} %"
-        text = f"a loan of {node.id} may hold its jobs up by {back / 1000:g} s, and by {share} of their time at most"
-        return [Reason("share", text, {"node": node.id, "back_s": back / 1000})]
-    if due is not None and next_ is not None and not is_worth_it(c, node, filler, due, next_):
-        text = f"another job is expected on {node.id} in {(due - c.now) / 1000:g} s, too soon for a loan"
-        return [Reason("due", text, {"node": node.id, "due_s": (due - c.now) / 1000})]
-    return [Reason("soon", f"node {node.id} is being made ready, or another filler has it first", {"node": node.id})]
-
-
 # ---- when a node is wanted ------------------------------------------------------------------------------------------
 
 
 def next_due(c: Context, node: Node) -> tuple[Millis | None, Job | None]:
     """When a job may ask for the node at the earliest, and which; None: none is expected there."""
-    group = c.state.groups.get(node.group or "")
+    group = c.state.group_of(node)
     due: tuple[Millis | None, Job | None] = (None, None)
     for name in () if group is None else (*group.jobs, *group.coming):
         job = c.state.jobs[name]
@@ -279,9 +243,9 @@ def next_due(c: Context, node: Node) -> tuple[Millis | None, Job | None]:
 
 def asks_at(c: Context, job: Job, node: NodeId) -> Millis | None:
     """When the job may ask for the node at the earliest; None: that is not foreseen, as while it is paused."""
-    if job.status is JobStatus.MOVING or (job.move is not None and node in _names(job.move.pins)):
+    if job.status is JobStatus.MOVING or (job.move is not None and node in nodes_in(job.move.pins)):
         return c.now
-    if job.status not in SERVED or node not in _names(job.pins):
+    if job.status not in SERVED or node not in nodes_in(job.pins):
         return None
     phases = job.spec.phases
     slot = c.state.slots.get(job.slot or job.queued or "")
@@ -302,10 +266,6 @@ def asks_at(c: Context, job: Job, node: NodeId) -> Millis | None:
             return at
         at += left_ms(job, phases[place], 0)
     return None
-
-
-def _names(pins: dict[PoolName, tuple[NodeId, ...]]) -> list[NodeId]:
-    return [name for names in pins.values() for name in names]
 
 
 def left_ms(job: Job, phase: PhaseSpec, elapsed: Millis) -> Millis:
@@ -336,14 +296,10 @@ def load_ms(kept: JobState) -> Millis:
     return kept.spec.load_ms if kept.load_ms is None else kept.load_ms
 
 
-def states_of(c: Context, job: Job, node: Node) -> list[JobState]:
-    return [c.state.states[key] for key in node.states if c.state.states[key].job == job.id]
-
-
 def back_ms(c: Context, node: Node, filler: Job, next_: Job | None) -> Millis:
     """From ``yield`` until the node is as the next job left it."""
-    parks = sum(map(park_ms, states_of(c, filler, node)))
-    loads = 0 if next_ is None else sum(load_ms(it) for it in states_of(c, next_, node))
+    parks = sum(map(park_ms, c.state.states_at(filler, node)))
+    loads = 0 if next_ is None else sum(load_ms(it) for it in c.state.states_at(next_, node))
     assert filler.spec.filler is not None
     return filler.spec.filler.yield_ms + parks + loads + c.config.fillers_margin_ms
 
@@ -374,7 +330,7 @@ def use_idle_time(c: Context, node: Node) -> None:
     if filler is not None and is_worth_it(c, node, filler, due, next_):
         begin_loan(c, node, filler, due)
     elif due is not None and next_ is not None and node.loan_ended_at is not None:
-        parked = [it for it in states_of(c, next_, node) if it.status is StateStatus.PARKED]
+        parked = [it for it in c.state.states_at(next_, node) if it.status is StateStatus.PARKED]
         at = due - sum(map(load_ms, parked)) - c.config.fillers_margin_ms
         if c.now < at:
             c.timers.at(at, "lend", node.id)
@@ -389,7 +345,7 @@ def may_load_ahead(c: Context, node: Node, job: Job) -> bool:
     Where a request waits for the node, its turn decides what is loaded.
     """
     for name in () if node.group is None else c.state.groups[node.group].jobs:
-        slot = c.state.slots.get(c.state.jobs[name].queued or "")
+        slot = c.state.request_of(c.state.jobs[name])
         phase = None if slot is None else find_phase(c.state, name, slot.phase)
         if phase is not None and node.id in c.state.phase_nodes(c.state.jobs[name], phase):
             return False
@@ -402,8 +358,8 @@ def next_filler(c: Context, node: Node) -> Job | None:
     asking: list[tuple[Millis, Millis, JobId]] = []
     for name in node.fillers:
         job = c.state.jobs[name]
-        slot = c.state.slots.get(job.queued or "")
-        ready = all(it.status in (StateStatus.GONE, StateStatus.PARKED) for it in states_of(c, job, node))
+        slot = c.state.request_of(job)
+        ready = all(it.status in (StateStatus.GONE, StateStatus.PARKED) for it in c.state.states_at(job, node))
         if slot is not None and job.status is JobStatus.ADMITTED and slot.id not in c.timers.detached and ready:
             asking.append((job.harvested_ms, slot.queued_at, name))
     return c.state.jobs[min(asking)[2]] if asking and c.config.fillers else None
@@ -413,7 +369,7 @@ def fillers_before(c: Context, filler: Job, slot: Slot) -> int:
     """How many of the fillers that ask for the same node have it first."""
     asking = [
         (other.harvested_ms, c.state.slots[other.queued].queued_at)
-        for name in _names(filler.pins)
+        for name in nodes_in(filler.pins)
         for other in map(c.state.jobs.__getitem__, c.state.nodes[name].fillers)
         if other.queued is not None and other.queued not in c.timers.detached
     ]
@@ -423,16 +379,16 @@ def fillers_before(c: Context, filler: Job, slot: Slot) -> int:
 def is_worth_it(c: Context, node: Node, filler: Job, due: Millis | None, next_: Job | None) -> bool:
     """Whether a loan gives the filler its least time before a job is due, and no job is held up for too long by it."""
     back = back_ms(c, node, filler, next_)
-    if not may_wait(c, c.state.groups.get(node.group or ""), back):
+    if not may_wait(c, c.state.group_of(node), back):
         return False
-    there = sum(map(load_ms, states_of(c, filler, node)))
+    there = sum(map(load_ms, c.state.states_at(filler, node)))
     there += sum(park_ms(it) for it in loaded_by_others(c, node, filler))
     assert filler.spec.filler is not None
     return due is None or c.now + there + filler.spec.filler.min_run_ms + back <= due
 
 
 def loaded_by_others(c: Context, node: Node, filler: Job) -> list[JobState]:
-    states = (c.state.states[key] for key in node.states)
+    states = c.state.states_on(node)
     return [it for it in states if it.job != filler.id and it.status is StateStatus.LOADED]
 
 
