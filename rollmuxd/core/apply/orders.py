@@ -56,7 +56,9 @@ def order_ended(state: State, fact: f.OrderEnded) -> None:
             progress.loads_warm += 1
         else:
             progress.loads_cold += 1
-        kept.loaded_at, kept.load_ms = fact.at, fact.at - order.issued_at
+        kept.loaded_at = fact.at
+        if warm or state.jobs[order.job].spec.filler is None:  # a filler's first load starts its engine
+            kept.load_ms = fact.at - order.issued_at
     elif order.kind is OrderKind.PARK:
         progress.parks += 1
         kept.park_ms = fact.at - order.issued_at

@@ -296,6 +296,13 @@ def load_ms(kept: JobState) -> Millis:
     return kept.spec.load_ms if kept.load_ms is None else kept.load_ms
 
 
+def wake_ms(kept: JobState) -> Millis:
+    """What loading a filler's state takes: as stated where that may start an engine; then as observed, or as a park."""
+    if kept.load_ms is None and kept.park_ms is not None:
+        return min(kept.spec.load_ms, kept.park_ms)
+    return load_ms(kept)
+
+
 def back_ms(c: Context, node: Node, filler: Job, next_: Job | None) -> Millis:
     """From ``yield`` until the node is as the next job left it."""
     parks = sum(map(park_ms, c.state.states_at(filler, node)))
@@ -381,7 +388,7 @@ def is_worth_it(c: Context, node: Node, filler: Job, due: Millis | None, next_: 
     back = back_ms(c, node, filler, next_)
     if not may_wait(c, c.state.group_of(node), back):
         return False
-    there = sum(map(load_ms, c.state.states_at(filler, node)))
+    there = sum(map(wake_ms, c.state.states_at(filler, node)))
     there += sum(park_ms(it) for it in loaded_by_others(c, node, filler))
     assert filler.spec.filler is not None
     return due is None or c.now + there + filler.spec.filler.min_run_ms + back <= due
