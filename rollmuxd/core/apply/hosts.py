@@ -6,7 +6,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.lifecycle import next_status
-from rollmuxd.core.model import Gpu, Host, Node, NodeStatus, Owner
+from rollmuxd.core.model import Gpu, Host, Node, NodeStatus
 from rollmuxd.core.state import State
 
 #: of the ids that are minted: jobs, groups, sessions, slots, orders
@@ -25,18 +25,6 @@ def daemon_started(state: State, fact: f.DaemonStarted) -> None:
     for node in state.nodes.values():
         if node.status is NodeStatus.UP or node.status is NodeStatus.OCCUPIED:
             node.status = NodeStatus.UNKNOWN
-    _count_owners(state)
-
-
-def _count_owners(state: State) -> None:
-    """Count each owner's nodes and GPUs: snapshots of an earlier version do not have these counts."""
-    for owner in state.owners.values():
-        owner.nodes, owner.gpus = {}, 0
-    for node in state.nodes.values():
-        for name in node.pinned:
-            owner = state.owners.setdefault(state.jobs[name].owner, Owner(at=state.at))
-            owner.gpus += 0 if node.id in owner.nodes else len(node.gpus)
-            owner.nodes[node.id] = owner.nodes.get(node.id, 0) + 1
 
 
 def host_added(state: State, fact: f.HostAdded) -> None:

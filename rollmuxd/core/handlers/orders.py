@@ -27,8 +27,11 @@ CRASHES_TO_SUSPECT: Final = 3
 
 
 def order_done(c: Context, told: i.OrderDone) -> Answer:
-    """The driver did it, and this is what the backend saw afterwards."""
-    order = open_order(c, told.order)
+    """The driver did it, and this is what the backend saw afterwards.
+
+    An order that had its result before is not known any more: a late or doubled report changes nothing.
+    """
+    order = c.state.orders.get(told.order)
     if order is None:
         return NOTHING
     kept = c.state.states.get(state_key(order.job, order.pool, order.node))
@@ -50,14 +53,9 @@ def order_done(c: Context, told: i.OrderDone) -> Answer:
     return NOTHING
 
 
-def open_order(c: Context, name: str) -> Order | None:
-    """The order, or None when it had its final result before (a late or doubled report changes nothing)."""
-    return c.state.orders.get(name)
-
-
 def order_failed(c: Context, told: i.OrderFailed) -> Answer:
     """The driver did not do it: the job is quarantined, and what is loaded of its state is to be discarded."""
-    order = open_order(c, told.order)
+    order = c.state.orders.get(told.order)
     if order is not None:
         failed(c, order, told.error)
     return NOTHING
@@ -77,7 +75,7 @@ def failed(c: Context, order: Order, error: Cause) -> None:
 
 def order_not_begun(c: Context, told: i.OrderNotBegun) -> Answer:
     """It was not begun: sent again where a restart left it open; failed where it was given up."""
-    order = open_order(c, told.order)
+    order = c.state.orders.get(told.order)
     if order is None:
         return NOTHING
     if order.status is OrderStatus.ISSUED:
@@ -89,7 +87,7 @@ def order_not_begun(c: Context, told: i.OrderNotBegun) -> Answer:
 
 def order_lost_contact(c: Context, told: i.OrderLostContact) -> Answer:
     """Its outcome is unknown: neither done nor failed. Where the driver can be asked, it is."""
-    order = open_order(c, told.order)
+    order = c.state.orders.get(told.order)
     if order is not None:
         lost_contact(c, order, told.error)
     return NOTHING
