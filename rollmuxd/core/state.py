@@ -1,4 +1,4 @@
-"""The core's whole memory. ``fold.apply`` is the one place that writes it, fact by fact.
+"""The core's whole memory. ``apply`` is the one place that writes it, fact by fact.
 
 What is not here (lease deadlines, attachment, progress) is soft: it lives in the scheduler, is not journalled, and
 starts empty with it.
@@ -124,6 +124,10 @@ class State(Struct):
         """The group where a job sits, or to which a node belongs."""
         return self.groups.get(member.group) if member.group is not None else None
 
+    def its_group(self, job: Job) -> Group:
+        """The group where a placed job sits."""
+        return self.groups[job.group or ""]
+
     def are_up(self, nodes: Iterable[NodeId]) -> bool:
         """Whether all of these nodes are."""
         return all(self.nodes[name].status is NodeStatus.UP for name in nodes)
@@ -155,15 +159,13 @@ class State(Struct):
         What is parked here beside that is older, or the same.
         """
         job = self.jobs[kept.job]
-        if kept.status not in (StateStatus.GONE, StateStatus.PARKED) or not job.left or kept.run != job.run:
-            return None
-        there = [it for it in self.states_of(job) if it.node in job.left]
-        parked = [it for it in there if it.pool == kept.pool and it.status is StateStatus.PARKED and it.run == kept.run]
         pins = job.pins.get(kept.pool, ())
-        if not parked or kept.node not in pins:
+        if kept.status not in (StateStatus.GONE, StateStatus.PARKED) or not job.left or kept.node not in pins:
             return None
-        newest = job.newest[kept.pool][pins.index(kept.node)]
-        return next((it for it in parked if it.node == newest), None)
+        newest = self.states.get(state_key(job.id, kept.pool, job.newest[kept.pool][pins.index(kept.node)]))
+        if newest is None or newest.node not in job.left or newest.status is not StateStatus.PARKED:
+            return None
+        return newest if newest.run == kept.run == job.run else None
 
     def residual_mb_on(self, node: Node, *, but_of: JobId | None = None) -> int:
         """What states may leave on each GPU of a node: parked ones, and ones that are loaded on others of its GPUs.

@@ -23,7 +23,7 @@ trial_versions: Final = count(-1, -1)
 
 def without(state: State, job: Job) -> State:
     """The state as it would be had the job ended, and were its GPUs clean; the given one stays as it is."""
-    group = state.groups[job.group or ""]
+    group = state.its_group(job)
     gone = set(nodes_in(job.pins))
     alone = {name for name in gone if state.nodes[name].pinned == [job.id]}
     gone.update(job.left)

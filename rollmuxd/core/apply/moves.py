@@ -46,7 +46,7 @@ def move_began(state: State, fact: f.MoveBegan) -> None:
 def move_ended(state: State, fact: f.MoveEnded) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact)
-    move, old = job.move, state.groups[job.group or ""]
+    move, old = job.move, state.its_group(job)
     assert move is not None  # its status is MOVING
     group = state.groups[move.group]
     if move.schedule is None:

@@ -69,7 +69,7 @@ def slot_claimed(state: State, fact: f.SlotClaimed) -> None:
     slot.gpus, slot.claimed_at = fact.gpus, fact.at
     job = state.jobs[slot.job]
     job.queued, job.slot = None, slot.id
-    group = state.groups[job.group or ""]
+    group = state.its_group(job)
     for name in group.nodes:
         hold(slot, state.nodes[name], fact.at)
     job.progress.lent_ms += fact.lent_ms

@@ -238,7 +238,7 @@ def keeps_its_place(c: Context, absent: ScheduledTurn, slot: Slot) -> bool:
     asks = job.status in SERVED and job.queued in c.timers.awaited and c.state.slots[job.queued].phase == absent.phase
     if not asks or (phase is not None and phase.min_gpus):
         return False
-    nodes = c.rotation.nodes_of(c.state, c.state.groups[job.group or ""], slot.job, slot.phase)
+    nodes = c.rotation.nodes_of(c.state, c.state.its_group(job), slot.job, slot.phase)
     gpus = (gpu for name in nodes for gpu in c.state.nodes[name].gpus.values())
     holders = [c.state.slots[gpu.holder] for gpu in gpus if gpu.holder is not None]
     return any(holder.status in (SlotStatus.LOADING, SlotStatus.RUNNING) for holder in holders)

@@ -153,7 +153,7 @@ def _again_at(c: Context, job: Job) -> Millis:
 
 def _places(c: Context, job: Job, off: tuple[NodeId, ...]) -> Iterator[Placed]:
     """With its group on other nodes; then wherever it would be placed now."""
-    group = c.state.groups[job.group or ""]
+    group = c.state.its_group(job)
     choices = {name: _in_place_of(c, job, c.state.nodes[name]) for name in off}
     choices = dict(sorted(choices.items(), key=lambda item: len(item[1])))  # or others would take its only one
     for nodes in islice(_distinct(tuple(choices.values())), TRIED):

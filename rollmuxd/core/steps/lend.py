@@ -351,10 +351,11 @@ def may_load_ahead(c: Context, node: Node, job: Job) -> bool:
 
     Where a request waits for the node, its turn decides what is loaded.
     """
-    for name in () if node.group is None else c.state.groups[node.group].jobs:
-        slot = c.state.request_of(c.state.jobs[name])
-        phase = None if slot is None else find_phase(c.state, name, slot.phase)
-        if phase is not None and node.id in c.state.phase_nodes(c.state.jobs[name], phase):
+    group = c.state.group_of(node)
+    for other in () if group is None else c.state.members(group):
+        slot = c.state.request_of(other)
+        phase = None if slot is None else find_phase(c.state, other.id, slot.phase)
+        if phase is not None and node.id in c.state.phase_nodes(other, phase):
             return False
     clean = all(gpu.dirty_by in (None, job.id) for gpu in node.gpus.values())
     return clean and job.move is None and not job.left and job.status in SERVED

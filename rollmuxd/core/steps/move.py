@@ -306,7 +306,7 @@ def to_where_promises_hold(c: Context) -> Iterator[Move | None]:
     for job in map(c.state.jobs.__getitem__, wants):
         if job.status is not JobStatus.ADMITTED or job.spec.movable is Movable.NO or job.move is not None:
             continue
-        group = c.state.groups[job.group or ""]
+        group = c.state.its_group(job)
         if group.dispatch is not Dispatch.CREDIT or len(group.jobs) + len(group.coming) < 2:
             continue  # a certified order was decided on at its arrival; and alone it is not slowed
         others = {name: known for name, known in c.state.groups.items() if name != job.group}

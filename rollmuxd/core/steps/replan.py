@@ -130,7 +130,7 @@ def relieve(c: Context) -> None:
     elif c.dirty.places:
         for name in tuple(c.state.at_risk):
             job = c.state.jobs[name]
-            group = c.state.groups[job.group or ""]
+            group = c.state.its_group(job)
             if c.settled.get(group.id) != group.version:
                 replan_group(c, group, job, Cause("members_changed"))
 
@@ -161,7 +161,7 @@ def look_for_moves(c: Context, key: str) -> None:
     if c.regrouping is None and isinstance(c.policy, SpendsCredit):
         for name in tuple(c.policy.exhausted(c.state, c.now)):
             job = c.state.jobs[name]
-            replan_group(c, c.state.groups[job.group or ""], job, Cause("credit_spent", {"job": job.id}))
+            replan_group(c, c.state.its_group(job), job, Cause("credit_spent", {"job": job.id}))
     regroup(c, key)
 
 
