@@ -162,6 +162,12 @@ def _its_job(dirty: Dirty, state: State, fact: Any) -> None:
     dirty.job(state.jobs[state.slots[fact.slot].job])
 
 
+def _slot_shrunk(dirty: Dirty, state: State, fact: f.SlotShrunk) -> None:
+    _its_group(dirty, state, fact)
+    for node in nodes_in(state.jobs[state.slots[fact.slot].job].pins):
+        dirty.watch(node)
+
+
 def _slot_reclaiming(dirty: Dirty, state: State, fact: f.SlotReclaiming) -> None:
     dirty.hosts_of(state, state.jobs[state.slots[fact.slot].job])
 
@@ -182,6 +188,11 @@ def _order(dirty: Dirty, state: State, fact: Any) -> None:
     dirty.nodes[order.node] = None
     if not job.has_place:
         dirty.hosts_of(state, job)
+
+
+def _order_lost(dirty: Dirty, state: State, fact: f.OrderContactLost) -> None:
+    _order(dirty, state, fact)
+    dirty.watch(state.orders[fact.order].node)
 
 
 def _order_faulted(dirty: Dirty, state: State, fact: f.OrderFaulted) -> None:
@@ -219,6 +230,11 @@ def _not_clean(dirty: Dirty, state: State, fact: f.GpusNotClean) -> None:
 def _node_in_or_out(dirty: Dirty, state: State, fact: Any) -> None:
     _node(dirty, state, fact)
     dirty.room = dirty.places = True
+
+
+def _node_draining(dirty: Dirty, state: State, fact: f.NodeDraining) -> None:
+    _node_in_or_out(dirty, state, fact)
+    dirty.watch(fact.node)
 
 
 def _node_undrained(dirty: Dirty, state: State, fact: f.NodeUndrained) -> None:
@@ -326,18 +342,21 @@ def _table(*rows: tuple[Mark, tuple[type[f.Fact], ...]]) -> Mapping[type[f.Fact]
 #: what is to be looked at after a fact; said before it is applied
 MARKS: Final = _table(
     (_slot_queued, (f.SlotQueued,)),
-    (_its_group, (f.SlotWithdrawn, f.SlotShrunk)),
+    (_its_group, (f.SlotWithdrawn,)),
+    (_slot_shrunk, (f.SlotShrunk,)),
     (_its_job, (f.SlotReleased, f.SlotRevoked)),
     (_slot_reclaiming, (f.SlotReclaiming,)),
     (_slot_over, (f.SlotOver,)),
-    (_order, (f.OrderEnded, f.OrderContactLost)),
+    (_order, (f.OrderEnded,)),
+    (_order_lost, (f.OrderContactLost,)),
     (_order_faulted, (f.OrderFaulted,)),
     (_state_unknown, (f.StateUnknown,)),
     (_state_observed, (f.StateObserved,)),
     (_room_only, (f.ResidualMemoryObserved,)),
     (_node, (f.GpusVerifiedClean, f.LoanEnded)),
     (_not_clean, (f.GpusNotClean,)),
-    (_node_in_or_out, (f.NodeUp, f.NodeDraining)),
+    (_node_in_or_out, (f.NodeUp,)),
+    (_node_draining, (f.NodeDraining,)),
     (_node_undrained, (f.NodeUndrained,)),
     (_node_out, (f.NodeOccupied, f.NodeLost, f.NodeQuarantined)),
     (_room, (f.NodeDrained, f.NodeAdded, f.NodeRemoved, f.HostAdded, f.HostEndObserved, f.TimesDrifted)),

@@ -70,7 +70,6 @@ def drain(c: Context, ask: i.DrainNode) -> Answer:
             job = c.state.jobs[name]
             if job.live:
                 end_now(c, job, reason=Cause("evicted", {"node": node.id}), by=ask.by)
-    c.dirty.watch(node.id)
     return NOTHING
 
 

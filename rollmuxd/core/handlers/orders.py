@@ -147,7 +147,3 @@ def fault(c: Context, order: Order, reason: Cause) -> None:
             if job.spec.filler is not None:  # what it keeps must not hold up others
                 c.do(kill(job))
     expect_clean(c, c.state.nodes[order.node], job, Cause("after_fault", cause=reason))
-    # without this no look would come where all GPUs are clean: an order without an outcome, or the rest of an unplaced
-    # job
-    if order.status is OrderStatus.LOST_CONTACT or not job.pins:
-        c.dirty.watch(order.node)

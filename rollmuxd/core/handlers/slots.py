@@ -23,7 +23,6 @@ from rollmuxd.core.steps.reclaim import (
     end_now,
     gpus_observed,
     is_loading,
-    nodes_of,
     park_own,
     revoke_held,
     take_away,
@@ -217,8 +216,6 @@ def shrink(c: Context, ask: i.ShrinkSlot) -> Answer:
         raise Conflict(f"slot {slot.id} grows, and what is loaded for it is not there yet: shrink it after that")
     c.fact(f.SlotShrunk(c.now, slot.id, kept))
     gpus_observed(c, ask.seen)
-    for node in nodes_of(c, c.state.jobs[slot.job]):
-        c.dirty.watch(node.id)
     return Answer(slot=slot.id)
 
 
