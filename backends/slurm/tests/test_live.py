@@ -607,7 +607,7 @@ main()
 def how_to():
     """The blocks of the how-to, to be typed."""
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "slurm.md").read_text()
-    return [block.strip("\n") + "\n" for block in page.split("```")[1::2]]
+    return [block.removeprefix("toml").strip("\n") + "\n" for block in page.split("```")[1::2]]
 
 
 @pytest.fixture
@@ -630,7 +630,7 @@ def as_typed(tmp_path):
 def test_the_recipe_of_the_how_to_runs_as_it_is_typed_and_again_on_other_nodes_when_it_was_preempted(
     unhurried, as_typed, tmp_path
 ):
-    script, joins, *_ = how_to()
+    script, joins, roles, runs, *_ = how_to()
     sizes = {"--nodes=4": "--nodes=1", "--nodes=2": "--nodes=1", "gpu:8": "gpu:2", "/scratch/rollmux": str(tmp_path)}
     script = as_typed(script, **sizes)
     assert script.startswith("#!/bin/bash\n")
@@ -652,6 +652,26 @@ def test_the_recipe_of_the_how_to_runs_as_it_is_typed_and_again_on_other_nodes_w
         (job,) = daemon.says("job", "list", "--all")["items"]
         assert (job["name"], job["status"]) == ("hello", "ended")
 
+        for role, command in (("serve", "sleep 86399"), ("train", "sleep 1")):
+            program = tmp_path / role
+            program.write_text(f"#!/bin/sh\necho {role} $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES\n{command}\n")
+            program.chmod(0o755)
+        here = {"4711": daemon.allocation, "rx5": "rx2", "gpu0-7": "gpu0-1"}
+        (tmp_path / "job.toml").write_text(as_typed(roles, **here))
+        ran = subprocess.run(
+            ["bash", "-c", runs],
+            cwd=tmp_path,
+            env={**with_path(daemon), "ROLLMUX_URL": daemon.url},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert sorted(ran.stdout.splitlines()) == ["serve rx1 0,1", "train rx2 0,1"]
+        listed = ("squeue", "--steps", "--noheader", "--format=%j")
+        until("the server's step has ended with the job", lambda: "serve" not in unhurried.command(*listed))
+
         urgent = unhurried.allocate("--partition=urgent", "--exclusive", "--nodelist=rx1")
         try:
             until("it waits for nodes again", lambda: daemon.state() == "PENDING")
@@ -659,8 +679,8 @@ def test_the_recipe_of_the_how_to_runs_as_it_is_typed_and_again_on_other_nodes_w
             daemon.update("StartTime=now")  # else it waits for two minutes
             until("it is there again", lambda: list(daemon.nodes().values()) == ["up"] * 2)
             assert sorted(daemon.nodes()) == ["rx2/gpu0-1", "rx3/gpu0-1"]
-            (job,) = daemon.says("job", "list", "--all")["items"]
-            assert (job["name"], job["status"]) == ("hello", "ended"), "the state directory is the same"
+            jobs = daemon.says("job", "list", "--all")["items"]
+            assert {job["name"] for job in jobs} == {"hello", "math-7b"}, "the state directory is the same"
         finally:
             unhurried.release(urgent, daemon.allocation)
     finally:
