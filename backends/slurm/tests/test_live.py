@@ -501,10 +501,11 @@ class InBatchStep:
         return said.split()[0]
 
     def update(self, setting):
-        """Of both components."""
-        for component in range(2):
+        """Of both components; the last one may have come too late, since the other one has had its effect on both."""
+        for component in (1, 0):
             number = str(int(self.allocation) + component)
-            self.cluster.command("scontrol", "update", f"JobId={number}", setting)
+            with contextlib.suppress(RuntimeError):
+                self.cluster.command("scontrol", "update", f"JobId={number}", setting)
 
     def log(self):
         path = self.folder / "log"
