@@ -28,17 +28,20 @@ def loops(tmp_path):
     """Starts loops by name; what each has done, once all have ended well."""
     started, ends = {}, {}
 
-    def start(daemon, name, *arguments, fails=""):
-        if arguments[0] in ("skyrl", "openrlhf", "areal") and not (FRAMEWORKS / "-".join(arguments[:2])).is_dir():
+    def start(daemon, name, *arguments, fails="", job="", **more):
+        if (
+            arguments[0] in ("skyrl", "openrlhf", "areal", "prime-rl")
+            and not (FRAMEWORKS / "-".join(arguments[:2])).is_dir()
+        ):
             what = "==".join(arguments[:2])
             pytest.skip(f'{what} is not here: make drift ARGS="--keep .venv/frameworks {what}"')
-        (tmp_path / f"{name}.toml").write_text(f'name = "{name}"\n')
+        (tmp_path / f"{name}.toml").write_text(f'name = "{job or name}"\n')
         env = {key: value for key, value in os.environ.items() if not key.startswith(("ROLLMUX_", "XDG_"))}
         ours = {"ROLLMUX_URL": daemon.url, "ROLLMUX_REQUIRED": "1", "ROLLMUX_HOOK": str(tmp_path / f"{name}.toml")}
         with (tmp_path / f"{name}.out").open("wb") as out, (tmp_path / f"{name}.err").open("wb") as said:
             started[name] = forked.Popen(
                 [sys.executable, LOOPS, *arguments],
-                env={**env, **ours, "HOME": str(tmp_path), "LOOPS_WORK": "20000", "LOOPS_FAILS": fails},
+                env={**env, **ours, "HOME": str(tmp_path), "LOOPS_WORK": "20000", "LOOPS_FAILS": fails, **more},
                 cwd=tmp_path,
                 stdout=out,
                 stderr=said,
@@ -163,3 +166,21 @@ def test_a_run_that_cannot_send_its_weights_gives_the_trainers_gpus_back_and_the
     reasons = {name: job["reason"] for name, job in daemon.jobs().items()}
     assert reasons == {"can": "finished", "cannot": f"failed: ConnectionError: no answer to {weights}"}
     assert daemon.facts("slot_lost", "slot_revoked", "job_lost") == []
+
+
+def test_each_rank_of_prime_rl_trains_in_its_jobs_slot_and_waits_for_it_in_no_collective(live, loops):
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)  # as torchrun has one
+    daemon = live.daemon((("0", "train"),))
+    for rank in range(2):
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2", "RANK": str(rank)}
+        loops(daemon, f"rank{rank}", "prime-rl", "0.8.0", job="math", **where)
+    loops(daemon, "other", "nemo_rl", "train", "async", "apart")
+    done = loops.ended()
+
+    assert phases(daemon, "math") == ["init", *["train"] * 3]
+    both = [[(what, phase, slot) for what, phase, slot, _ in done[f"rank{rank}"]] for rank in range(2)]
+    assert both[0] == both[1]
+    beside = [key for key, _ in itertools.groupby(slot for _, slot, _ in in_order(done))]
+    assert len(beside) == len(set(beside)), f"a slot was interrupted: {beside}"
+    assert {job["reason"] for job in daemon.jobs().values()} == {"finished"}

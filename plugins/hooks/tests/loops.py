@@ -522,7 +522,13 @@ def prime_rl(version, *more):
         return model
 
     main = version.startswith("0.8.1")
-    saved = SimpleNamespace(save=lambda *_: done("model.save"), maybe_clean=lambda: None, ckpt_dir=None)
+    digests = []
+
+    def save(*_):
+        done("model.save")
+        digests.append(hashlib.sha256(model.weight.detach().clone().numpy().tobytes()).hexdigest())
+
+    saved = SimpleNamespace(save=save, maybe_clean=lambda: None, ckpt_dir=None)
     torch.manual_seed(1)
     model = torch.nn.Linear(4, 4)
     model.config = Anything()
@@ -582,7 +588,7 @@ def prime_rl(version, *more):
         hook.theirs.train(settings)
     else:
         hook.main()
-    DONE.append((f"weights {hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest()}", "ended", None, 0.0))
+    DONE.append((f"weights {digests[-1]}", "ended", None, 0.0))
 
 
 # ---- stand-ins -------------------------------------------------------------------------------------------------------
