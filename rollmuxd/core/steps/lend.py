@@ -149,7 +149,7 @@ def find_homes(c: Context) -> None:
     c.timers.homeless = dict.fromkeys(left)
     if c.timers.homeless:
         c.timers.at(c.now + PAUSE_MS, "homes", "")
-    if again and spread(c, search):
+    if again and (c.timers.spread_at == c.now or spread(c, search)):  # moves lead to moves: not all at once
         c.timers.at(c.now + PAUSE_MS, "spread", "")
 
 
@@ -173,6 +173,7 @@ def spread(c: Context, search: Search) -> bool:
 
     True: there may be more to move.
     """
+    c.timers.spread_at = c.now
     moved = False
     for name in c.state.fillers:
         job = c.state.jobs[name]
