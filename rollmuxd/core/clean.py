@@ -43,7 +43,8 @@ def is_given_back(state: State, gpu: Gpu) -> bool:
 
 def may_still_fill(state: State, node: Node, job: JobId) -> bool:
     """Whether a state of the job is, or is about to be, loaded on the node."""
-    for kept in state.states_on(node):
+    for key in node.states:  # often asked: no list is made
+        kept = state.states[key]
         if kept.job != job or is_tails(state, kept):
             continue
         if kept.status in (StateStatus.LOADED, StateStatus.LOADING, StateStatus.PARKING):

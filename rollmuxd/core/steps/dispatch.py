@@ -256,7 +256,8 @@ def make_room(c: Context, group: Group, turn: int, job: Job, nodes: tuple[NodeId
         if node.status is not NodeStatus.UP:  # an order that cannot be carried out would be held against its job
             clean = False
             continue
-        for kept in c.state.states_on(node):
+        for key in node.states:
+            kept = c.state.states[key]
             if kept.status is StateStatus.PARKED or kept.status is StateStatus.GONE:
                 continue
             if kept.job == job.id and phase is not None and kept.pool in phase.pools:
