@@ -237,7 +237,8 @@ class Driver:
         self._waiters: dict[str, dict[Waiter, None]] = {}
         self._followers: dict[Topic, dict[_Follower, None]] = {}
         self._recent: deque[tuple[int, Fact]] = deque(maxlen=RECENT)
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0
         self._due: Millis = 0
         self._no_tick_before = 0.0  # by the loop's clock
 
@@ -650,7 +651,8 @@ class Driver:
             self._timer.cancel()
         self._due = due
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(max(loop.time() + max(1, due - now) / 1000, self._no_tick_before), self._on_time)
+        self._timer_at = max(loop.time() + max(1, due - now) / 1000, self._no_tick_before)
+        self._timer = loop.call_at(self._timer_at, self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None
@@ -668,9 +670,11 @@ class Driver:
     def _pause_ticks(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         self._no_tick_before = loop.time() + seconds
-        if self._timer is not None and self._timer.when() < self._no_tick_before:
+        # uvloop's handle of what is due at once does not know when that is
+        if self._timer is not None and self._timer_at < self._no_tick_before:
             self._timer.cancel()
-            self._timer = loop.call_at(self._no_tick_before, self._on_time)
+            self._timer_at = self._no_tick_before
+            self._timer = loop.call_at(self._timer_at, self._on_time)
 
 
 def _job_key(job: JobId) -> str:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from rollmuxd.core import model as m
+from rollmuxd.core.causes import sentence
 from rollmuxd.core.effects import Observe
 from rollmuxd.core.inputs import GpuObservation, HostObserved, HostUnreachable
 from rollmuxd.core.state import State
@@ -73,5 +74,5 @@ async def test_the_core_hears_that_the_second_host_cannot_be_reached():
 
     assert isinstance(first, HostObserved)
     assert isinstance(second, HostUnreachable)
-    assert "same GPU as box/gpu0" in second.reason
+    assert "same GPU as box/gpu0" in sentence(second.reason)
     assert await actuator.observe("alias", ["alias/gpu0"]) == (), "a release must not rest on it either"

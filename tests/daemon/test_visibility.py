@@ -55,11 +55,12 @@ def test_no_cause_knows_a_name_and_each_sentence_has_its_parts():
 
 @pytest.mark.parametrize("code", NAMING)
 def test_a_foreign_job_is_its_id_and_ones_own_its_name(code):
-    parts = dict.fromkeys(("kind", "gpu", "node"), "x") | {"needed_gb": 1, "gpu_gb": 2, "job": "j7"}
+    parts = dict.fromkeys(("kind", "gpu", "node", "status", "phase", "phases"), "x")
+    parts |= {"needed_gb": 1, "gpu_gb": 2, "job": "j7"}
     cause = Cause("move_abandoned", cause=Cause(code, parts))
     for owner, name in (("theirs", "j7"), ("mine", "secret")):
         said = told(a_job("j7", owner, "secret")).sentence(cause)
-        assert name in said.split()
+        assert name in said.replace(",", " ").split()
         assert ("secret" in said) is (owner == "mine")
     assert "j7" in told().sentence(cause), "it is forgotten"
 
