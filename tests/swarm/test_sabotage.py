@@ -23,10 +23,10 @@ from rollmuxd.core.context import Context
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.handlers import hosts, jobs, orders, slots
 from rollmuxd.core.ids import Fence
-from rollmuxd.core.model import Job, JobState, Node, Order, OrderKind, Slot, SlotStatus, StateStatus
+from rollmuxd.core.model import Job, JobState, OrderKind, Slot, SlotStatus, StateStatus
 from rollmuxd.core.policy import Move
 from rollmuxd.core.spec import Movable
-from rollmuxd.core.state import State, allowed_residual_mb, state_key
+from rollmuxd.core.state import State, state_key
 from rollmuxd.core.steps import dispatch, drain, locality, reclaim
 from rollmuxd.core.steps import move as moving
 from rollmuxd.core.timers import Timers
@@ -176,14 +176,6 @@ def starts_again_while_something_is_left(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving, "is_ready", lambda c, job, move: job.spec.movable is Movable.RELAUNCH or ready(c, job, move))
 
 
-def takes_what_a_job_has_left_for_a_strangers(patch: pytest.MonkeyPatch) -> None:
-    def without_what_is_gone(state: State, node: Node, *, but_of: str | None = None) -> int:
-        states = [state.states[key] for key in node.states]
-        return sum(allowed_residual_mb(it) for it in states if it.status is not StateStatus.GONE and it.job != but_of)
-
-    patch.setattr(State, "residual_mb_on", without_what_is_gone)
-
-
 def leaves_everybody_on_drained_nodes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(drain, "_to_leave", lambda _: [])
 
@@ -195,16 +187,6 @@ def goes_back_to_no_node_that_it_has_not_left(patch: pytest.MonkeyPatch) -> None
 
 def goes_back_to_what_it_had_parked_before(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving, "_comes_back", lambda *_: True)
-
-
-def looks_nowhere_after_an_order_without_a_word(patch: pytest.MonkeyPatch) -> None:
-    fault = orders.fault
-
-    def looks_nowhere(c: Context, order: Order, reason: str) -> None:
-        fault(c, order, reason)
-        c.dirty.watched.pop(order.node, None)
-
-    patch.setattr(orders, "fault", looks_nowhere)
 
 
 def loads_what_its_driver_cannot_fetch(patch: pytest.MonkeyPatch) -> None:
@@ -262,7 +244,7 @@ def clears_nothing_away_after_a_look(patch: pytest.MonkeyPatch) -> None:
 KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     plans_moves_away_from_lost_nodes: ("moved_away_from_a_lost_node", "a_move_that_is_planned_can_be_made"),
     drops_what_it_moved_while_it_is_nowhere_else: (
-        "fell_back_to_where_a_discard_failed", "what_a_job_still_needs_is_not_dropped",
+        "fell_back_to_where_a_discard_failed", "every_job_ends",
     ),
     starts_again_while_something_is_left: (
         "started_again_while_something_was_left", "nothing_is_in_use_where_a_job_moves_away",
@@ -272,10 +254,6 @@ KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
         "back_to_what_it_had_parked_before", "who_is_granted_finds_its_state_loaded",
     ),
     leaves_everybody_on_drained_nodes: ("left_on_a_node_that_is_retired", "every_job_ends"),
-    looks_nowhere_after_an_order_without_a_word: (
-        "no_word_from_where_it_had_been_and_it_sat_nowhere", "every_order_comes_to_an_end",
-    ),
-    takes_what_a_job_has_left_for_a_strangers: ("what_its_process_left_was_a_strangers", "every_job_ends"),
     lets_who_has_little_credit_starve_the_others: (
         "starved_by_who_had_little_credit", "who_is_least_ahead_goes_first",
     ),
