@@ -212,12 +212,23 @@ class ReleaseView(Answer, frozen=True):
 
 
 class GpuView(Answer, frozen=True):
-    """One GPU: ``holder`` holds it, ``dirty_by`` is whose bytes may still be on it."""
+    """One GPU: ``holder`` holds it, ``dirty_by`` is whose bytes may still be on it; and what was seen there last."""
 
     gpu: str
     holder: str | None
     dirty_by: str | None
     used_gb: float | None = None
+    #: processes that have memory there, as the backend names them; none where jobs sit of which the caller may not know
+    processes: list[str] = []
+    #: when memory and processes were seen; null: not since the daemon was started
+    observed_at: str | None = None
+
+
+class PinnedJob(Answer, frozen=True):
+    """A job that is placed on a node; named to callers that may see it."""
+
+    job: str
+    name: str = ""
 
 
 class NodeView(Answer, frozen=True):
@@ -233,6 +244,11 @@ class NodeView(Answer, frozen=True):
     reason: str = ""
     group: str | None = None
     states: dict[str, str] = {}
+    #: memory of each GPU; and what parked states, or states loaded beside others, may occupy of it
+    gpu_gb: float = 0.0
+    residual_gb: float = 0.0
+    #: jobs that are placed on it; while it is drained they get no slot there until they are moved, or it is used again
+    jobs: list[PinnedJob] = []
 
 
 class HostView(Answer, frozen=True):
@@ -246,6 +262,8 @@ class HostView(Answer, frozen=True):
     reachable: bool
     #: when it goes away; null: not at a known time
     ends_at: str | None = None
+    #: jobs that are placed on its nodes
+    jobs: list[PinnedJob] = []
 
 
 class TurnView(Answer, frozen=True):
@@ -409,6 +427,39 @@ class PoolPage(Answer, frozen=True):
 
     items: list[PoolView]
     next: str | None = None
+
+
+class NodePage(Answer, frozen=True):
+    """A page of nodes."""
+
+    items: list[NodeView]
+    next: str | None = None
+
+
+class HostPage(Answer, frozen=True):
+    """A page of hosts."""
+
+    items: list[HostView]
+    next: str | None = None
+
+
+class OverviewLists(Answer, frozen=True):
+    """The first page of each list; of slots, if they were asked for."""
+
+    pools: PoolPage
+    nodes: NodePage
+    hosts: HostPage
+    groups: GroupPage
+    jobs: JobPage
+    slots: SlotPage | None = None
+
+
+class Overview(Answer, frozen=True):
+    """The caller, and the state of everything; ``lists`` null: unchanged since the caller got this ``tag``."""
+
+    me: MeView
+    tag: str
+    lists: OverviewLists | None = None
 
 
 class KeyPage(Answer, frozen=True):

@@ -19,7 +19,6 @@ from rollmuxd.daemon.access.gate import Caller
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.hosts.actuator import Seen
 from rollmuxd.daemon.hosts.endings import Endings
-from rollmuxd.daemon.http import models
 from rollmuxd.daemon.question import Copy
 from rollmuxd.wire import answers as wire
 
@@ -257,7 +256,7 @@ def slot_view(
 # ---- inventory -------------------------------------------------------------------------------------------------------
 
 
-def node_view(visibility: Visibility, node: Node, seen: Mapping[GpuId, Seen]) -> models.NodeView:
+def node_view(visibility: Visibility, node: Node, seen: Mapping[GpuId, Seen]) -> wire.NodeView:
     """One node, with what was last seen on its GPUs. Jobs of other owners are named by their ids only.
 
     The processes seen are for callers that may know of every job that can have some there. A pid and a user tell whose
@@ -267,7 +266,7 @@ def node_view(visibility: Visibility, node: Node, seen: Mapping[GpuId, Seen]) ->
     holders = (core.state.slots[gpu.holder].job for gpu in node.gpus.values() if gpu.holder is not None)
     dirty = (gpu.dirty_by for gpu in node.gpus.values() if gpu.dirty_by is not None)
     names_owners = all(visibility.may_read(core.state.jobs[job]) for job in {*node.pinned, *holders, *dirty})
-    return models.NodeView(
+    return wire.NodeView(
         node=node.id,
         host=node.host,
         status=str(node.status),
@@ -287,10 +286,10 @@ def node_view(visibility: Visibility, node: Node, seen: Mapping[GpuId, Seen]) ->
     )
 
 
-def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None, *, processes: bool) -> models.GpuView:
+def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None, *, processes: bool) -> wire.GpuView:
     if seen is None:
-        return models.GpuView(gpu=name, holder=gpu.holder, dirty_by=gpu.dirty_by)
-    return models.GpuView(
+        return wire.GpuView(gpu=name, holder=gpu.holder, dirty_by=gpu.dirty_by)
+    return wire.GpuView(
         gpu=name,
         holder=gpu.holder,
         dirty_by=gpu.dirty_by,
@@ -300,10 +299,10 @@ def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None, *, processes: bool) -> m
     )
 
 
-def _pinned(visibility: Visibility, nodes: Iterable[Node]) -> list[models.PinnedJob]:
+def _pinned(visibility: Visibility, nodes: Iterable[Node]) -> list[wire.PinnedJob]:
     """The jobs that are placed on these nodes, each once."""
     ids = dict.fromkeys(job for node in nodes for job in node.pinned)
-    return [models.PinnedJob(job=job, name=_name_of(visibility, job)) for job in ids]
+    return [wire.PinnedJob(job=job, name=_name_of(visibility, job)) for job in ids]
 
 
 def _name_of(visibility: Visibility, job_id: JobId) -> str:
@@ -312,12 +311,12 @@ def _name_of(visibility: Visibility, job_id: JobId) -> str:
     return job.spec.name if job is not None and visibility.may_read(job) else ""
 
 
-def host_view(visibility: Visibility, host: Host, endings: Endings | None = None) -> models.HostView:
+def host_view(visibility: Visibility, host: Host, endings: Endings | None = None) -> wire.HostView:
     """One host."""
     core = visibility.core
     nodes = [core.state.nodes[name] for name in host.nodes if name in core.state.nodes]
     end = endings.ends.get(host.id) if endings is not None else None
-    return models.HostView(
+    return wire.HostView(
         host=host.id,
         backend=host.backend,
         ram_gb=host.ram_mb / 1000,

@@ -13,10 +13,9 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.models import HostPage, HostView, NodePage, NodeView
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.http.routing import Call, Query, Routes
-from rollmuxd.wire.answers import GroupPage, GroupView, PoolPage
+from rollmuxd.wire.answers import GroupPage, GroupView, HostPage, HostView, NodePage, NodeView, PoolPage
 from rollmuxd.wire.requests import DrainBody, ReasonBody
 
 routes = Routes("inventory")
