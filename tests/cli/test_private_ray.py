@@ -132,11 +132,11 @@ def test_a_ray_that_does_not_start_says_why(ray, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("ray = true", "it is a table"),
-        ("[ray]\nadress = '10.0.0.1:1'", "adress is not a key of \\[ray\\]; there are program, address, arguments"),
-        ("[ray]\naddress = 6379", "are strings"),
-        ("[ray]\nprogram = ''", "are strings"),
-        ("[ray]\narguments = '--num-cpus=4'", "a list of strings"),
+        ("ray = true", "it is a table with the keys program, address, arguments"),
+        ("[ray]\nadress = '10.0.0.1:1'", "unknown field `adress`.* the keys program, address, arguments"),
+        ("[ray]\naddress = 6379", r"Expected `str`, got `int` - at `\$.address`"),
+        ("[ray]\nprogram = ''", r"length >= 1 - at `\$.program`"),
+        ("[ray]\narguments = '--num-cpus=4'", r"Expected `array`, got `str` - at `\$.arguments`"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_by_file_and_key(tmp_path, text, said):

@@ -7,11 +7,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
 
 from rollmuxd.cli.common import Failed
-from rollmuxd.cli.run import private_ray
 from rollmuxd.cli.run.private_ray import RayTable
+
+T = TypeVar("T", bound=Struct)
 
 #: keys of a job that are no pools
 KEYS: Final = frozenset(
@@ -22,7 +26,6 @@ KEYS: Final = frozenset(
 )
 #: what a job wants that does not say, as :func:`rollmuxd.job` has it
 _BY_DEFAULT: Final = {"rollout": {"nodes": 1}, "train": {"nodes": 1}}
-_ROLE_KEYS: Final = ("command", "pool", "env", "cwd")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,15 @@ class Role:
     argv: tuple[str, ...]
     pools: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = ""
+
+
+class RoleTable(Struct, forbid_unknown_fields=True):
+    """What ``[roles.NAME]`` says: a line, or a list of strings; a pool, or several."""
+
+    command: Annotated[str, Meta(pattern=r"\S")] | Annotated[list[str], Meta(min_length=1)]
+    pool: str | list[str] = []
+    env: dict[str, str] = {}
     cwd: str = ""
 
 
@@ -74,7 +86,7 @@ def read(path: Path, command: Sequence[str]) -> JobFile:
     if not isinstance(said.get("name"), str):
         raise Failed(f'{path}: there is no name in it; say name = "math-7b"')
     roles = said.pop("roles", {})
-    ray = private_ray.read(str(path), said.pop("ray")) if "ray" in said else None
+    ray = _converted(f"{path}: ray", said.pop("ray"), RayTable) if "ray" in said else None
     if not isinstance(roles, dict):
         raise Failed(f"{path}: roles are tables, [roles.trainer] with a command")
     if bool(roles) == bool(command):
@@ -86,24 +98,20 @@ def read(path: Path, command: Sequence[str]) -> JobFile:
     return JobFile(path, said, tuple(_role(path, name, table, pools) for name, table in roles.items()), ray)
 
 
-def _role(path: Path, name: str, table: Any, pools: Sequence[str]) -> Role:
+def _role(path: Path, name: str, given: Any, pools: Sequence[str]) -> Role:
     where = f"{path}: role {name}"
-    if not isinstance(table, dict):
-        raise Failed(f'{where} is {table!r}; it is a table: [roles.{name}] with command = "..."')
-    stray = [key for key in table if key not in _ROLE_KEYS]
-    if stray:
-        raise Failed(f"{where}: {stray[0]} is not a key; there are {', '.join(_ROLE_KEYS)}")
-    command = table.get("command")
-    argv = shlex.split(command) if isinstance(command, str) else command
-    if not isinstance(argv, list) or not argv or not all(isinstance(part, str) for part in argv):
-        raise Failed(f'{where}: command is {command!r}; it is a line, or a list of strings: ["python", "train.py"]')
-    pool = table.get("pool", [])
-    mine = [pool] if isinstance(pool, str) else pool
-    if not isinstance(mine, list) or any(part not in pools for part in mine):
-        raise Failed(f"{where}: pool is {pool!r}, and the job has {', '.join(pools)}")
-    env, cwd = table.get("env", {}), table.get("cwd", "")
-    if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
-        raise Failed(f"{where}: env is a table of strings")
-    if not isinstance(cwd, str):
-        raise Failed(f"{where}: cwd is {cwd!r}, and it is a folder's path")
-    return Role(name, tuple(argv), tuple(mine), env, cwd)
+    table = _converted(where, given, RoleTable)
+    argv = shlex.split(table.command) if isinstance(table.command, str) else table.command
+    mine = [table.pool] if isinstance(table.pool, str) else table.pool
+    if any(pool not in pools for pool in mine):
+        raise Failed(f"{where}: pool is {table.pool!r}, and the job has {', '.join(pools)}")
+    return Role(name, tuple(argv), tuple(mine), table.env, table.cwd)
+
+
+def _converted(where: str, given: Any, kind: type[T]) -> T:
+    """A table, as it must be. Raises Failed, naming the key and what there is."""
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        keys = ", ".join(it.name for it in msgspec.structs.fields(kind))
+        raise Failed(f"{where}: {error}; it is a table with the keys {keys}") from error

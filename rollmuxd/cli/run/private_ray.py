@@ -19,13 +19,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Self, TypeAlias
+from typing import IO, Annotated, Final, Self, TypeAlias
+
+from msgspec import Meta, Struct
 
 from rollmuxd.cli.common import Failed
 
-_KEYS: Final = ("program", "address", "arguments")
 #: what starting it may take: four Python programs, on a machine that has other things to do
 _STARTS_S: Final = 120.0
 _LOOK_S: Final = 0.05
@@ -39,31 +39,15 @@ _SHORT: Final = "/tmp"  # noqa: S108  # mkdtemp makes a folder of one's own ther
 _Run: TypeAlias = Callable[[list[str], dict[str, str]], None]
 
 
-@dataclass(frozen=True)
-class RayTable:
+class RayTable(Struct, frozen=True, forbid_unknown_fields=True):
     """What ``[ray]`` says."""
 
     #: Ray's own command: that of the job's environment
-    program: str = "ray"
+    program: Annotated[str, Meta(min_length=1)] = "ray"
     #: of a cluster, to have a node of one's own in; empty: a cluster of one's own
     address: str = ""
     #: more of them for ``ray start``
     arguments: tuple[str, ...] = ()
-
-
-def read(where: str, table: Any) -> RayTable:
-    """The table of a job's file. Raises Failed."""
-    if not isinstance(table, dict):
-        raise Failed(f"{where}: ray is {table!r}; it is a table: [ray]")
-    stray = [key for key in table if key not in _KEYS]
-    if stray:
-        raise Failed(f"{where}: {stray[0]} is not a key of [ray]; there are {', '.join(_KEYS)}")
-    program, address, arguments = table.get("program", "ray"), table.get("address", ""), table.get("arguments", [])
-    if not isinstance(program, str) or not program or not isinstance(address, str):
-        raise Failed(f'{where}: program and address of [ray] are strings: program = "ray", address = "10.0.0.1:6379"')
-    if not isinstance(arguments, list) or not all(isinstance(one, str) for one in arguments):
-        raise Failed(f'{where}: arguments of [ray] is {arguments!r}; it is a list of strings: ["--num-cpus=16"]')
-    return RayTable(program, address, tuple(arguments))
 
 
 def resource_of(job: str) -> str:
