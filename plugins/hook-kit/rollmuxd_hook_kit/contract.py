@@ -104,6 +104,11 @@ def facts_of(source: str, what: Class) -> dict[str, Any]:
     }
 
 
+def facts_in(source: str, contract: Contract) -> dict[str, Any]:
+    """Return the facts of a contract whose classes are all in one module, from its text."""
+    return {what.key: facts_of(source, what) for what in contract.classes}
+
+
 def facts_under(root: Path, contract: Contract) -> dict[str, Any]:
     """Return the facts of all classes of a contract, from a folder with the framework's source."""
     facts = {}

@@ -1,6 +1,8 @@
 """One phase after the other, for a loop that is not ours: the one that is held is left where the next one begins."""
 
 import contextlib
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -108,6 +110,15 @@ class Turns:
         mover.wait()
         self.go("rollout")
 
+    @contextlib.contextmanager
+    def ending_with_an_error(self) -> Iterator[None]:
+        """End the job with an error of this: a user's script may not tell of it."""
+        try:
+            yield
+        except BaseException as error:
+            self.end(error)
+            raise
+
     def end(self, error: BaseException | None = None) -> None:
         """Release what is held, and end the job."""
         self.on = False
@@ -117,6 +128,25 @@ class Turns:
             self._job.__exit__(
                 type(error) if error is not None else None, error, error.__traceback__ if error is not None else None
             )
+
+
+def job_name(said: str, default: str) -> str:
+    """What a run calls its job. One that `rollmuxd run` has started joins the job that it was started for."""
+    name = os.environ.get("ROLLMUX_JOB") or said
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:100] or default
+
+
+def with_sides(settings: Mapping[str, Any], mover: Mover | None) -> dict[str, Any]:
+    """The keywords with the pools of evaluation and saving, and a mover's phases, where they say nothing else."""
+    side = dict(settings.get("side") or {})
+    if mover is not None:
+        rollout = {"pools": "rollout", "gap_s": mover.expected_s}
+        settings = {"phases": {"rollout": rollout, "train": "train"}, **settings}
+        # What evaluates in a slot of its own has both: engines, and what the trainer computes.
+        side["eval"] = {"pools": ["rollout", "train"], **(side.get("eval") or {})}
+    if isinstance(side.get("save"), Mapping):
+        side["save"] = {"pools": "train", **side["save"]}
+    return {**settings, **({"side": side} if side else {})}
 
 
 def check_settings(settings: Mapping[str, Any], *, gateway: Any = "") -> None:

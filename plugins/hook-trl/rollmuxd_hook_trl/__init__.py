@@ -9,7 +9,7 @@ TRL's ``AsyncGRPOTrainer``, with :class:`SharingAsync`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rollmuxd_hook_trl.contract import UnknownTrl
+from rollmuxd_hook_kit.contract import UnknownFramework as UnknownTrl
 
 if TYPE_CHECKING:
     from rollmuxd_hook_trl.asynchronous import AsyncGRPOTrainer, SharingAsync

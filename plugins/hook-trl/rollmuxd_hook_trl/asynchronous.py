@@ -18,12 +18,11 @@ import trl
 from trl.experimental.async_grpo import AsyncGRPOTrainer as Theirs
 from trl.experimental.async_grpo import async_grpo_trainer
 
-from rollmuxd_hook_kit import contract as kit
+from rollmuxd_hook_kit.contract import check, check_class, facts_in
 from rollmuxd_hook_trl.contract import ASYNC
 from rollmuxd_hook_trl.trainer import Sharing
 
-_source = inspect.getsource(async_grpo_trainer)
-kit.check(ASYNC, trl.__version__, {known.key: kit.facts_of(_source, known) for known in ASYNC.classes})
+check(ASYNC, trl.__version__, facts_in(inspect.getsource(async_grpo_trainer), ASYNC))
 
 
 class Ahead(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
@@ -61,7 +60,7 @@ class SharingAsync(Sharing):
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         if issubclass(cls, Theirs):
-            kit.check_class(ASYNC, cls, SharingAsync, Theirs)
+            check_class(ASYNC, cls, SharingAsync, Theirs)
 
     def get_train_dataloader(self) -> Any:
         """TRL's, whose batches are fetched before a slot is asked for."""

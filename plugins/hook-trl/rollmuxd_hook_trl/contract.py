@@ -4,40 +4,28 @@ The hook rests on methods with a leading underscore, which TRL may change in any
 :mod:`rollmuxd_hook_kit.contract`.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from rollmuxd_hook_kit import contract as kit
-from rollmuxd_hook_kit.contract import Class, Contract, Method, UnknownFramework, classes
-
-#: raised for a TRL, or a trainer class made from it, that the hook does not know; nothing has begun
-UnknownTrl = UnknownFramework
-
-_TRAINER: Final = Class(
-    path="trl/trainer/grpo_trainer.py",
-    name="GRPOTrainer",
-    methods={
-        "_prepare_inputs": Method(("self", "generation_batch"), calls=("_generate_and_score_completions",)),
-        "_generate_and_score_completions": Method(
-            ("self", "inputs"), calls=("_generate", "_calculate_rewards", "_get_per_token_logps_and_entropies")
-        ),
-        "_generate": Method(("self", "prompts"), calls=("_generate_single_turn",)),
-        "_calculate_rewards": Method(("self", "inputs", "prompts", "completions", "completion_ids_list")),
-        "_get_per_token_logps_and_entropies": Method(("self", "model", "...")),
-        "compute_loss": Method(("self", "model", "inputs", "return_outputs", "num_items_in_batch")),
-        "prediction_step": Method(("self", "model", "inputs", "..."), calls=("_prepare_inputs", "compute_loss")),
-        "_save_checkpoint": Method(("self", "model", "trial")),
-    },
-    # How it is known that weights are about to be sent, and where.
-    mentions=("self._last_loaded_step", "self.vllm_generation.sync_weights", "self.use_vllm", "self.reward_funcs"),
-)
+from rollmuxd_hook_kit.contract import Contract, classes
 
 TRL: Final = Contract(
     framework="TRL",
     package="trl",
     hook="rollmuxd_hook_trl",
     known=((1, 0), (1, 17)),
-    classes=(_TRAINER,),
+    # What it must mention is how it is known that weights are about to be sent, and where.
+    classes=classes("""
+    trl/trainer/grpo_trainer.py:GRPOTrainer
+        _prepare_inputs(self, generation_batch): _generate_and_score_completions
+        _generate_and_score_completions(self, inputs): _generate _calculate_rewards _get_per_token_logps_and_entropies
+        _generate(self, prompts): _generate_single_turn
+        _calculate_rewards(self, inputs, prompts, completions, completion_ids_list)
+        _get_per_token_logps_and_entropies(self, model, ...)
+        compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
+        prediction_step(self, model, inputs, ...): _prepare_inputs compute_loss
+        _save_checkpoint(self, model, trial)
+        mentions self._last_loaded_step self.vllm_generation.sync_weights self.use_vllm self.reward_funcs
+    """),
     take_out="from trl import GRPOTrainer",
     chained=("_prepare_inputs", "_generate_and_score_completions", "_generate", "compute_loss"),
 )
@@ -63,23 +51,3 @@ ASYNC: Final = Contract(
     chained=("get_train_dataloader", "get_batch_samples", "compute_loss", "_inner_training_loop"),
 )
 CONTRACTS: Final = (TRL, ASYNC)
-
-
-def differences(version: str, facts: Mapping[str, Any]) -> list[str]:
-    """Return in words what is not as it must be; nothing, if the hook is right for this TRL."""
-    return kit.differences(TRL, version, facts)
-
-
-def facts_of(source: str) -> dict[str, Any]:
-    """Return what :func:`differences` needs to know of ``trl/trainer/grpo_trainer.py``, from its text."""
-    return {_TRAINER.key: kit.facts_of(source, _TRAINER)}
-
-
-def check(version: str, source: str) -> None:
-    """Raise :class:`UnknownTrl` if the hook is not right for this TRL."""
-    kit.check(TRL, version, facts_of(source))
-
-
-def check_class(trainer: type, hook: type, trls: type) -> None:
-    """Raise :class:`UnknownTrl` for a class on the way from ours to TRL's that hides what the hook looks at."""
-    kit.check_class(TRL, trainer, hook, trls)

@@ -21,7 +21,6 @@ import contextlib
 import inspect
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,12 @@ from rollmuxd.client.registration import registration
 from rollmuxd.client.retry import persist
 from rollmuxd.client.sync import Daemon
 from rollmuxd_channel.torch_state import TorchState
+from rollmuxd_hook_kit.contract import check, check_class, facts_in
 from rollmuxd_hook_kit.ranks import settle, store
-from rollmuxd_hook_kit.turns import Mover, Turns, check_settings
-from rollmuxd_hook_trl.contract import check, check_class
+from rollmuxd_hook_kit.turns import Mover, Turns, check_settings, job_name, with_sides
+from rollmuxd_hook_trl.contract import TRL
 
-check(trl.__version__, inspect.getsource(grpo_trainer))
+check(TRL, trl.__version__, facts_in(inspect.getsource(grpo_trainer), TRL))
 
 
 #: what a mixin is mixed into, to a type checker
@@ -70,7 +70,7 @@ class Sharing(_Trainer):  # type: ignore[misc]
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         if issubclass(cls, trl.GRPOTrainer):
-            check_class(cls, Sharing, trl.GRPOTrainer)
+            check_class(TRL, cls, Sharing, trl.GRPOTrainer)
 
     def __init__(self, *args: Any, rollmux: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         config = inspect.signature(super().__init__).bind(*args, **kwargs).arguments.get("args")
@@ -108,15 +108,12 @@ class Sharing(_Trainer):  # type: ignore[misc]
             ).attach(self._job, pool="train")
         self._turns = Turns(self._job, settle, gateway=gateway)
         self._turns.start()
-        try:
+        with self._turns.ending_with_an_error():
             _check_joined(self._job, settings)
             self._turns.go("init")
             super().__init__(*args, **kwargs)
             self._watch_sync()
             self._turns.leave()
-        except BaseException as error:
-            self._turns.end(error)
-            raise
 
     # ---- the cycle ---------------------------------------------------------------------------------------------------
 
@@ -271,7 +268,8 @@ def _job_settings(
     given: Mapping[str, Any], config: Any, mover: Mover | None, *, shape: str, on_cpu: bool
 ) -> dict[str, Any]:
     """The keywords of :func:`rollmuxd.job` for this shape of TRL."""
-    settings = {"name": _name(config), "train": {"nodes": 1}, **given}
+    name = config.run_name or Path(config.output_dir or "grpo").name
+    settings = {"name": job_name(name, "grpo"), "train": {"nodes": 1}, **given}
     if shape == "asynchronous":
         if "rollout" in settings:
             raise ValueError("rollmux=dict(rollout=...): this run generates on GPUs of its own, so give train= only")
@@ -280,12 +278,6 @@ def _job_settings(
         settings.setdefault("rollout", {"nodes": 1})
         if mover is None:
             settings.setdefault("phases", {"rollout": "rollout", "train": "train", "sync": ["rollout", "train"]})
-        else:
-            rollout = {"pools": "rollout", "gap_s": mover.expected_s}
-            settings.setdefault("phases", {"rollout": rollout, "train": "train"})
-            # An evaluation generates and computes losses, in turn and in one call.
-            side = dict(settings.get("side") or {})
-            settings["side"] = {**side, "eval": {"pools": ["rollout", "train"], **(side.get("eval") or {})}}
         _check_levels(settings["rollout"], config, "sync" if mover is None else "eval")
     elif "rollout" not in settings:
         settings.setdefault("phases", {"rollout": "train", "train": "train"})
@@ -294,9 +286,7 @@ def _job_settings(
             "rollmux=dict(rollout=...): without a vLLM server the trainer generates on the GPUs that it trains on, so "
             "give it those of train= only; for GPUs of its own, generation needs use_vllm=True, vllm_mode='server'"
         )
-    side = dict(settings.get("side") or {})
-    if isinstance(side.get("save"), Mapping):
-        settings["side"] = {**side, "save": {"pools": "train", **side["save"]}}
+    settings = with_sides(settings, mover)
     if config.world_size > 1:
         settings = {"ranks": config.world_size, "rank": config.process_index, "store": store(), **settings}
     return settings
@@ -352,9 +342,3 @@ def _check_joined(job: rollmuxd.Job, settings: Mapping[str, Any]) -> None:
             f"job {job.name} was registered with the phases {json.dumps(registered)}, and this run has others: say in "
             f"its file phases = {{{says}}}, and what it wants of {' and of '.join(body.wants)}"
         )
-
-
-def _name(config: Any) -> str:
-    # (A run that `rollmuxd run` has started joins the job that it was started for.)
-    name = os.environ.get("ROLLMUX_JOB") or config.run_name or Path(config.output_dir or "grpo").name
-    return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:100] or "grpo"

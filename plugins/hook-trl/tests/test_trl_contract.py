@@ -16,18 +16,18 @@ KNOWN = ["1.0.0", "1.4.0", "1.9.0", "1.12.0", "1.14.0", "1.15.0", "1.16.0"]
 
 @pytest.mark.parametrize("version", KNOWN)
 def test_a_release_that_was_looked_at_is_taken(version):
-    assert contract.differences(version, RECORDED[version]) == []
+    assert kit.differences(contract.TRL, version, RECORDED[version]) == []
 
 
 def test_a_release_from_before_is_refused_with_the_versions_that_are_known():
-    found = contract.differences("0.26.2", RECORDED["0.26.2"])
+    found = kit.differences(contract.TRL, "0.26.2", RECORDED["0.26.2"])
     assert found[0] == "the hook knows TRL 1.0 to 1.16, and this is 0.26.2"
     assert "GRPOTrainer does not speak of self.vllm_generation.sync_weights" in found
 
 
 @pytest.mark.parametrize("version", ["1.17.0", "2.0.0.dev0", "", "unknown"])
 def test_a_release_that_nobody_has_looked_at_is_refused_though_nothing_differs(version):
-    (found,) = contract.differences(version, RECORDED["1.16.0"])
+    (found,) = kit.differences(contract.TRL, version, RECORDED["1.16.0"])
     assert found == f"the hook knows TRL 1.0 to 1.16, and this is {version or 'unknown'}"
 
 
@@ -37,8 +37,8 @@ def test_each_method_that_is_gone_or_asks_for_more_is_named(method):
     more = copy.deepcopy(RECORDED["1.16.0"])
     del gone[TRAINER]["methods"][method]
     more[TRAINER]["methods"][method]["parameters"].insert(1, "stranger")
-    assert contract.differences("1.16.0", gone) == [f"GRPOTrainer has no method {method}"]
-    (found,) = contract.differences("1.16.0", more)
+    assert kit.differences(contract.TRL, "1.16.0", gone) == [f"GRPOTrainer has no method {method}"]
+    (found,) = kit.differences(contract.TRL, "1.16.0", more)
     assert found.startswith(f"GRPOTrainer.{method} is known as (self, ")
     assert "stranger" in found
 
@@ -55,7 +55,7 @@ def test_each_method_that_is_gone_or_asks_for_more_is_named(method):
 def test_a_method_that_no_longer_calls_the_next_one_is_named(caller, callee):
     facts = copy.deepcopy(RECORDED["1.16.0"])
     facts[TRAINER]["methods"][caller]["calls"].remove(callee)
-    assert contract.differences("1.16.0", facts) == [f"GRPOTrainer.{caller} does not call {callee}"]
+    assert kit.differences(contract.TRL, "1.16.0", facts) == [f"GRPOTrainer.{caller} does not call {callee}"]
 
 
 def test_the_asynchronous_trainer_has_known_releases_of_its_own():
@@ -82,19 +82,19 @@ class Another:
 
 
 def test_a_source_is_read_for_the_trainer_only_and_never_run():
-    assert contract.facts_of(SOURCE)[TRAINER] == {
+    assert kit.facts_in(SOURCE, contract.TRL)[TRAINER] == {
         "methods": {
             "_generate": {"parameters": ["self", "prompts"], "calls": ["_generate_single_turn"]},
             "compute_loss": {"parameters": ["self", "model", "inputs"], "calls": []},
         },
         "mentions": ["self._last_loaded_step", "self.vllm_generation.sync_weights", "self.use_vllm"],
     }
-    assert contract.facts_of("raise SystemExit")[TRAINER] == {"methods": {}, "mentions": []}
+    assert kit.facts_in("raise SystemExit", contract.TRL)[TRAINER] == {"methods": {}, "mentions": []}
 
 
 def test_the_refusal_says_what_is_different_and_what_to_do():
-    with pytest.raises(contract.UnknownTrl) as refused:
-        contract.check("1.99.0", SOURCE)
+    with pytest.raises(kit.UnknownFramework) as refused:
+        kit.check(contract.TRL, "1.99.0", kit.facts_in(SOURCE, contract.TRL))
     said = str(refused.value)
     assert "the hook knows TRL 1.0 to 1.16, and this is 1.99.0" in said
     assert "GRPOTrainer has no method _prepare_inputs" in said
@@ -119,8 +119,8 @@ def test_a_class_that_takes_the_place_of_what_the_hook_needs_is_refused():
     class Shared(Hook, Own):
         pass
 
-    with pytest.raises(contract.UnknownTrl, match=r"Own\._generate takes the place .*call super\(\)\._generate"):
-        contract.check_class(Shared, Hook, Trls)
+    with pytest.raises(kit.UnknownFramework, match=r"Own\._generate takes the place .*call super\(\)\._generate"):
+        kit.check_class(contract.TRL, Shared, Hook, Trls)
 
 
 def test_a_class_that_adds_to_it_is_taken():
@@ -134,4 +134,4 @@ def test_a_class_that_adds_to_it_is_taken():
     class Shared(Hook, Own):
         pass
 
-    contract.check_class(Shared, Hook, Trls)
+    kit.check_class(contract.TRL, Shared, Hook, Trls)

@@ -22,19 +22,16 @@ has the phase ``train`` only, from the first work on a complete batch until the 
 next batch with them, and leaves the slot when the actor is updated.
 """
 
-import contextlib
 import inspect
-import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import rollmuxd
 from rollmuxd_hook_kit.contract import check, check_class, facts_under, release
-from rollmuxd_hook_kit.turns import Turns, check_settings
-from rollmuxd_hook_verl.contract import ONE_STEP, PPO_TRAINER, V1_TRAINER, VERL
+from rollmuxd_hook_kit.turns import Turns, check_settings, job_name
+from rollmuxd_hook_verl.contract import ONE_STEP, PPO_TRAINER, TRAINING, V1_TRAINER, VERL
 from rollmuxd_hook_verl.residency import Engine, check_offload
 
 #: In this order: the next job finds an engine that sleeps, and no weights are sent twice.
@@ -109,21 +106,13 @@ class Sharing(_Trainer):  # type: ignore[misc]
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _ending_with_an_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self._turns.end(error)
-            raise
-
     def _begin(self) -> None:
         self._turns.start()
         self._turns.go("init")
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """verl's; the job ends with it."""
-        with self._ending_with_an_error():
+        with self._turns.ending_with_an_error():
             trained = super().fit(*args, **kwargs)
         self._turns.end()
         return trained
@@ -155,30 +144,6 @@ class Sharing(_Trainer):  # type: ignore[misc]
         if self._turns.current != self._eval_phase:
             self._turns.go("train")
 
-    def _compute_reward_colocate(self, *args: Any, **kwargs: Any) -> Any:
-        self._training()
-        return super()._compute_reward_colocate(*args, **kwargs)
-
-    def _compute_old_log_prob(self, *args: Any, **kwargs: Any) -> Any:
-        self._training()
-        return super()._compute_old_log_prob(*args, **kwargs)
-
-    def _compute_ref_log_prob(self, *args: Any, **kwargs: Any) -> Any:
-        self._training()
-        return super()._compute_ref_log_prob(*args, **kwargs)
-
-    def _compute_values(self, *args: Any, **kwargs: Any) -> Any:
-        self._training()
-        return super()._compute_values(*args, **kwargs)
-
-    def _update_critic(self, *args: Any, **kwargs: Any) -> Any:
-        self._training()
-        return super()._update_critic(*args, **kwargs)
-
-    def _update_actor(self, *args: Any, **kwargs: Any) -> Any:
-        self._training()
-        return super()._update_actor(*args, **kwargs)
-
     # ---- around it ---------------------------------------------------------------------------------------------------
 
     def _validate(self, *args: Any, **kwargs: Any) -> Any:
@@ -192,12 +157,26 @@ class Sharing(_Trainer):  # type: ignore[misc]
             return super()._save_checkpoint(*args, **kwargs)
 
 
+def _in_training(name: str) -> Callable[..., Any]:
+    """One of verl's methods, in a slot for ``train``."""
+
+    def method(self: Sharing, *args: Any, **kwargs: Any) -> Any:
+        self._training()
+        return getattr(super(Sharing, self), name)(*args, **kwargs)
+
+    return method
+
+
+for _name in TRAINING:
+    setattr(Sharing, _name, _in_training(_name))
+
+
 class SharingPPO(Sharing):
     """Mixin for ``RayPPOTrainer``."""
 
     def init_workers(self, *args: Any, **kwargs: Any) -> Any:
         """verl's, with the job's GPUs for itself."""
-        with self._ending_with_an_error():
+        with self._turns.ending_with_an_error():
             self._begin()
             made = super().init_workers(*args, **kwargs)
             self._watch_engine()
@@ -224,7 +203,7 @@ class SharingV1(Sharing):
 
     def init(self, *args: Any, **kwargs: Any) -> Any:
         """verl's, with the job's GPUs for itself."""
-        with self._ending_with_an_error():
+        with self._turns.ending_with_an_error():
             self._begin()
             made = super().init(*args, **kwargs)
             if self._asynchronous:
@@ -292,13 +271,13 @@ class SharingOneStep(Sharing):
 
     def init_workers(self, *args: Any, **kwargs: Any) -> Any:
         """verl's, with the job's GPUs for itself."""
-        with self._ending_with_an_error():
+        with self._turns.ending_with_an_error():
             self._begin()
             return super().init_workers(*args, **kwargs)
 
     async def fit(self, *args: Any, **kwargs: Any) -> Any:
         """verl's; the job ends with it."""
-        with self._ending_with_an_error():
+        with self._turns.ending_with_an_error():
             trained = await super().fit(*args, **kwargs)
         self._turns.end()
         return trained
@@ -354,7 +333,12 @@ def _job_settings(given: Mapping[str, Any], config: Any, *, ahead: int | None) -
     """The keywords of :func:`rollmuxd.job` for this run; ``ahead`` is an asynchronous one's."""
     gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
     phases = ("train",) if ahead is not None else _PHASES
-    settings = {"name": _name(config), "train": {}, "phases": dict.fromkeys(phases, "train"), **given}
+    settings = {
+        "name": job_name(str(config.trainer.get("experiment_name") or "verl"), "verl"),
+        "train": {},
+        "phases": dict.fromkeys(phases, "train"),
+        **given,
+    }
     if ahead is not None:
         said = settings.get("asynchronous")
         settings["asynchronous"] = {"ahead": ahead, **(said if isinstance(said, Mapping) else {})}
@@ -369,9 +353,3 @@ def _job_settings(given: Mapping[str, Any], config: Any, *, ahead: int | None) -
             f"rollmux.phases: there is no {' and no '.join(missing)} among {', '.join(settings['phases'])}"
         )
     return settings
-
-
-def _name(config: Any) -> str:
-    # (A run that `rollmuxd run` has started joins the job that it was started for.)
-    name = os.environ.get("ROLLMUX_JOB") or str(config.trainer.get("experiment_name") or "verl")
-    return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:100] or "verl"

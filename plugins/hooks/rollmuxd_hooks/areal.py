@@ -42,11 +42,8 @@ class PPOTrainer(Theirs):  # type: ignore[misc]
         )
         self._colocated = colocated
         self._loop.begin()
-        try:
+        with self._loop.ending_with_an_error():
             super().__init__(config, *args, **kwargs)
-        except BaseException as error:
-            self._loop.end(error)
-            raise
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """AReaL's, as a job; it ends with this."""

@@ -11,7 +11,6 @@ import functools
 import importlib
 import inspect
 import os
-import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import rollmuxd
-from rollmuxd_hook_kit.turns import Mover, Turns, check_settings
+from rollmuxd_hook_kit.turns import Mover, Turns, check_settings, job_name, with_sides
 
 #: names a file with keywords of :func:`rollmuxd.job`, as TOML
 FILE: Final = "ROLLMUX_HOOK"
@@ -136,11 +135,8 @@ class Loop:
     def begin(self) -> None:
         """Register the job, and wait for ``init``: nothing is on the GPUs yet."""
         self.turns.start()
-        try:
+        with self.ending_with_an_error():
             self.turns.go("init")
-        except BaseException as error:
-            self.end(error)
-            raise
 
     def rollout(self) -> None:
         """Generate from here."""
@@ -195,14 +191,9 @@ class Loop:
             yield
         self.end()
 
-    @contextlib.contextmanager
-    def ending_with_an_error(self) -> Iterator[None]:
-        """End the job with an error of this: a user's script may not tell of it."""
-        try:
-            yield
-        except BaseException as error:
-            self.end(error)
-            raise
+    def ending_with_an_error(self) -> AbstractContextManager[None]:
+        """End the job with an error of this."""
+        return self.turns.ending_with_an_error()
 
     def end(self, error: BaseException | None = None) -> None:
         """Release what is held, and end the job; a second time, nothing."""
@@ -296,18 +287,9 @@ def _job_settings(given: Mapping[str, Any], name: str, shape: Shape, mover: Move
         raise ValueError(
             "rollout=: this run generates on the GPUs of pool train, or on its own; give train= only, for all it shares"
         )
-    named = os.environ.get("ROLLMUX_JOB") or re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:100] or "train"
     pools = {"train": {"nodes": 1}} | ({"rollout": {"nodes": 1}} if shape is Shape.TWO_POOLS else {})
-    settings = {"name": named, "phases": dict(_PHASES[shape]), **pools, **given}
-    side = dict(settings.get("side") or {})
-    if mover is not None:
-        if "phases" not in given:
-            settings["phases"] = {"rollout": {"pools": "rollout", "gap_s": mover.expected_s}, "train": "train"}
-        # What evaluates in a slot of its own has both: engines, and what the trainer computes.
-        settings["side"] = side = {**side, "eval": {"pools": ["rollout", "train"], **(side.get("eval") or {})}}
-    if isinstance(side.get("save"), Mapping):
-        settings["side"] = {**side, "save": {"pools": "train", **side["save"]}}
-    return settings
+    by_default = {"name": job_name(name, "train"), "phases": dict(_PHASES[shape]), **pools}
+    return {**by_default, **with_sides(given, mover)}
 
 
 def _nothing(*_: Any) -> None:

@@ -49,11 +49,8 @@ def setup(master_config: Any, *args: Any, rollmux: Mapping[str, Any] | None = No
     )
     loop.begin()
     _run["loop"] = loop
-    try:
+    with loop.ending_with_an_error():
         return theirs.setup(master_config, *args, **kwargs)
-    except BaseException as error:
-        loop.end(error)
-        raise
 
 
 def grpo_train(policy: Any, policy_generation: Any, *args: Any, **kwargs: Any) -> Any:

@@ -31,12 +31,9 @@ class RLVRPipeline(Theirs):  # type: ignore[misc]
         self._shape = _shape(pipeline_config)
         self._loop = Loop(rollmux, name=str(get(pipeline_config, "exp_name", default="roll")), shape=self._shape)
         self._loop.begin()
-        try:
+        with self._loop.ending_with_an_error():
             super().__init__(pipeline_config)
             self._bracket()
-        except BaseException as error:
-            self._loop.end(error)
-            raise
 
     def run(self) -> Any:
         """ROLL's, as a job; it ends with this."""
