@@ -12,16 +12,38 @@ import anyio.abc
 
 from rollmuxd.spi import ContactLost, HostConfig, HostId, Ran, here
 from rollmuxd_backend_local import payload
-from rollmuxd_backend_local.asking import Asking
+from rollmuxd_backend_local.asking import Asking, JobProcesses
 from rollmuxd_backend_local.onhost import ask, gpus
-from rollmuxd_backend_local.options import HostOptions
+from rollmuxd_backend_local.options import HostOptions, Options
 
 #: Looks that hang in the driver keep their threads. So many may; more are not started, and say so.
 _THREADS = 8
 _MARK = "rollmuxd:"
 
 
-class LocalBackend(Asking[HostOptions]):
+class OnThisMachine(JobProcesses[Options]):
+    """A backend whose hosts are all this machine, for residency drivers."""
+
+    async def run(
+        self,
+        host: HostId,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float = 60.0,
+    ) -> Ran:
+        """On this machine, as the daemon's user."""
+        self._of(host)
+        return await here.run(argv, env=env, stdin=stdin, timeout_s=timeout_s)
+
+    async def connect(self, host: HostId, address: str, port: int) -> anyio.abc.ByteStream:
+        """From this machine."""
+        self._of(host)
+        return await here.connect(address, port)
+
+
+class LocalBackend(OnThisMachine[HostOptions], Asking[HostOptions]):
     """This machine: GPUs by NVML, kept open; processes of its own. There is one host."""
 
     name, kind = "local", HostOptions
@@ -59,24 +81,6 @@ class LocalBackend(Asking[HostOptions]):
             raise ContactLost(
                 f"{host} did not answer within {limit_s:g} s; see dmesg for whether its GPU driver hangs"
             ) from error
-
-    async def run(
-        self,
-        host: HostId,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        timeout_s: float = 60.0,
-    ) -> Ran:
-        """On this machine, as the daemon's user."""
-        self._of(host)
-        return await here.run(argv, env=env, stdin=stdin, timeout_s=timeout_s)
-
-    async def connect(self, host: HostId, address: str, port: int) -> anyio.abc.ByteStream:
-        """From this machine."""
-        self._of(host)
-        return await here.connect(address, port)
 
     async def close(self) -> None:
         """NVML is left open: the process ends soon, and a look may still be under way."""

@@ -6,6 +6,8 @@ import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterable
+from pathlib import Path
 
 
 def free_port(address: str = "127.0.0.1") -> int:
@@ -20,6 +22,19 @@ def free_port(address: str = "127.0.0.1") -> int:
     held.bind((address, 0))
     port: int = held.getsockname()[1]
     return port
+
+
+def descendants(pids: Iterable[int]) -> list[int]:
+    """These processes, and what they have started in turn; not what has lost its parent."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found = list(pids)
+    for one in found:  # grows while it is gone through
+        found.extend(pid for pid, parent in parents.items() if parent == one)
+    return found
 
 
 class Namespace:

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import anyio
-import anyio.abc
 import msgspec
 from msgspec import Struct, field
 
-from rollmuxd.spi import ContactLost, HostConfig, Inventory, Observation, Ran, here
+from rollmuxd.spi import ContactLost, HostConfig, Inventory, Observation
 from rollmuxd_backend_local import HostOptions
-from rollmuxd_backend_local.asking import JobProcesses
-from rollmuxd_backend_local.backend import apart
+from rollmuxd_backend_local.backend import OnThisMachine, apart
 from rollmuxd_backend_local.onhost import ask
 from rollmuxd_backend_mock import options as option_tables
 from rollmuxd_backend_mock import processes
@@ -63,7 +61,7 @@ class MockHost:
         self.busy: set[str] = set()
 
 
-class MockBackend(JobProcesses[HostOptions]):
+class MockBackend(OnThisMachine[HostOptions]):
     """Mock hosts: see :class:`~rollmuxd_backend_mock.options.MockOptions` for what can be said of each.
 
     Their processes are real ones of this machine.
@@ -121,26 +119,6 @@ class MockBackend(JobProcesses[HostOptions]):
         if question["ask"] in ("start", "stop"):
             return await apart(question, limit_s)
         return ask.answer(question)  # no driver can hang here
-
-    # ---- for residency drivers -----------------------------------------------------------------------------------
-
-    async def run(
-        self,
-        host: str,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        timeout_s: float = 60.0,
-    ) -> Ran:
-        """A real command, on this machine, as this user."""
-        self.host(host)
-        return await here.run(argv, env=env, stdin=stdin, timeout_s=timeout_s)
-
-    async def connect(self, host: str, address: str, port: int) -> anyio.abc.ByteStream:
-        """A real connection, from this machine."""
-        self.host(host)
-        return await here.connect(address, port)
 
     async def close(self) -> None:
         """Close the witness's files. Hardware and processes are left as they are. May be called twice."""

@@ -10,13 +10,14 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from rollmuxd_backend_local.testing import descendants, free_port
 
 #: what a node has: of its object store little is needed, and Ray makes none that is smaller
 OBJECTS: Final = 80 * 2**20
@@ -41,7 +42,7 @@ class Cluster:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self._port = _free_port()
+        self._port = free_port()
         self.nodes: dict[str, Any] = {}
         self.cluster: Any = None
 
@@ -135,13 +136,6 @@ def _short(folder: str) -> Iterator[str]:
         yield str(link)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def pids(node: Any) -> list[int]:
     """Of what was started for it here."""
     return [process.process.pid for some in node.all_processes.values() for process in some]
@@ -149,15 +143,7 @@ def pids(node: Any) -> list[int]:
 
 def kill(pids: Sequence[int]) -> None:
     """With what they have started; not what has left them: a job's processes continue."""
-    parents = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with contextlib.suppress(OSError):
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    found = list(pids)
-    for one in found:  # grows while it is gone through
-        found.extend(pid for pid, parent in parents.items() if parent == one)
-    for pid in found:
+    for pid in descendants(pids):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):

@@ -23,7 +23,7 @@ from typing import Final
 
 import asyncssh
 
-from rollmuxd_backend_local.testing import Namespace, free_port, namespaces_can_be_made
+from rollmuxd_backend_local.testing import Namespace, descendants, free_port, namespaces_can_be_made
 
 #: where it is, which is not on everybody's path
 SSHD: Final = shutil.which("sshd") or next((path for path in ("/usr/sbin/sshd",) if Path(path).exists()), None)
@@ -120,23 +120,11 @@ class OpenSshd:
     def stop(self) -> None:
         """With every process of every connection: as a machine that is switched off."""
         if self.process is not None:
-            for pid in _descendants(self.process.pid):
+            for pid in descendants([self.process.pid]):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
-
-
-def _descendants(top: int) -> list[int]:
-    parents = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with contextlib.suppress(OSError):
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    found = [top]
-    for one in found:  # grows while it is gone through
-        found.extend(pid for pid, parent in parents.items() if parent == one)
-    return found
 
 
 @contextlib.contextmanager
