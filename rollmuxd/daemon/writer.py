@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from itertools import islice
-from types import TracebackType
 from typing import Final, Self, TypeAlias, TypeVar
 
 import anyio
@@ -95,7 +94,7 @@ class Unavailable(Exception):
 
 
 class Waiter:
-    """A call that waits for news of one slot. Leave it (``with`` or ``async with``) when done."""
+    """A call that waits for news of one slot. Leave it (``with``) when done."""
 
     __slots__ = ("_draining", "_future", "_keys", "_news", "_waiters")
 
@@ -140,15 +139,7 @@ class Waiter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -574,7 +574,8 @@ async def test_a_waiter_is_woken_by_facts_of_its_slot_and_of_its_job_and_no_othe
 
 
 async def test_news_between_looking_and_waiting_is_not_missed(running):
-    async with running(MemoryJournal()) as rig, rig.driver.subscribe("s1") as waiter:
+    async with running(MemoryJournal()) as rig:
+        waiter = rig.driver.subscribe("s1")
         rig.driver._wake_for([(1, f.SlotWithdrawn(at=0, slot="s1", reason=said("")))])
         with anyio.fail_after(0.1):
             await waiter.changed()

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -25,6 +25,8 @@ from rollmuxd.core.model import Job, Session, Slot
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.keys import ApiKey, Role, fits, key_id_of, why_shut
 from rollmuxd.daemon.journal.store import Journal, JournalError
+
+T = TypeVar("T", Slot, Session)
 
 #: where :class:`rollmuxd.daemon.http.peer.PeerHttpToolsProtocol` puts the credentials of the socket's other end
 PEER_EXTENSION = "rollmux.peer"
@@ -145,24 +147,21 @@ def check_act(caller: Caller, job: Job) -> None:
 
 def find_slot(state: State, caller: Caller, slot_id: str, *, act: bool = False) -> tuple[Slot, Job]:
     """The slot and its job. Raises as :func:`find_job` does."""
-    slot = state.slots.get(slot_id)
-    job = None if slot is None else state.jobs.get(slot.job)
-    if slot is None or job is None or not caller.may_read(job):
-        raise UnknownThing("slot", slot_id)
-    if act:
-        check_act(caller, job)
-    return slot, job
+    return _with_job(state, caller, "slot", slot_id, state.slots.get(slot_id), act=act)
 
 
 def find_session(state: State, caller: Caller, session_id: str, *, act: bool = False) -> tuple[Session, Job]:
     """The session and its job. Raises as :func:`find_job` does."""
-    session = state.sessions.get(session_id)
-    job = None if session is None else state.jobs.get(session.job)
-    if session is None or job is None or not caller.may_read(job):
-        raise UnknownThing("session", session_id)
+    return _with_job(state, caller, "session", session_id, state.sessions.get(session_id), act=act)
+
+
+def _with_job(state: State, caller: Caller, noun: str, name: str, found: T | None, *, act: bool) -> tuple[T, Job]:
+    job = None if found is None else state.jobs.get(found.job)
+    if found is None or job is None or not caller.may_read(job):
+        raise UnknownThing(noun, name)
     if act:
         check_act(caller, job)
-    return session, job
+    return found, job
 
 
 class Gate:

@@ -8,7 +8,7 @@ import anyio
 from msgspec import UNSET, UnsetType
 
 from rollmuxd.core.errors import Conflict, Rejected
-from rollmuxd.core.ids import GpuId, JobId, Millis, SlotId
+from rollmuxd.core.ids import GpuId, JobId, Millis, NodeId, SlotId
 from rollmuxd.core.inputs import (
     DetachSlot,
     GpuObservation,
@@ -203,14 +203,19 @@ def _unmoved(state: State, slot: Slot, job: Job) -> dict[str, list[GpuId]]:
 
     There nothing will be parked, so no other look would find whether the GPUs are clean.
     """
-    held = dict.fromkeys(slot.gpus)
     moved = {state.states[key].node for key in job.states if key in state.states}
+    return _by_host(state, job, slot.gpus, but_on=moved)
+
+
+def _by_host(
+    state: State, job: Job, wanted: Collection[GpuId], *, but_on: Collection[NodeId] = ()
+) -> dict[str, list[GpuId]]:
+    """By host, those of these GPUs that are on the job's nodes, in the order of these."""
     hosts: dict[str, list[GpuId]] = {}
-    for name in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
-        node = state.nodes[name]
-        gpus = [] if name in moved else [gpu for gpu in node.gpus if gpu in held]
-        if gpus:
-            hosts.setdefault(node.host, []).extend(gpus)
+    held = dict.fromkeys(wanted)
+    for name in dict.fromkeys(name for nodes in job.pins.values() for name in nodes if name not in but_on):
+        if gpus := [gpu for gpu in state.nodes[name].gpus if gpu in held]:
+            hosts.setdefault(state.nodes[name].host, []).extend(gpus)
     return hosts
 
 
@@ -250,16 +255,12 @@ def _parks(state: State, slot: SlotId, job: JobId) -> bool:
 async def shrink_slot(call: Call, slot: str, body: ShrinkBody) -> SlotView:
     """The job gave GPUs of its running slot back, and keeps these."""
     mine, job = await call.act_on(find_slot, slot)
-    state = call.services.driver.scheduler.state
     fence = views.fence_of(body.fence)
     back: dict[str, list[GpuId]] = {}
     if mine.status in views.ON and mine.fence == fence:
-        keep, held = dict.fromkeys(body.keep), dict.fromkeys(mine.gpus)
-        for name in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
-            node = state.nodes[name]
-            gpus = [gpu for gpu in node.gpus if gpu in held and gpu not in keep]
-            if gpus:
-                back.setdefault(node.host, []).extend(gpus)
+        keep = dict.fromkeys(body.keep)
+        given_back = [gpu for gpu in mine.gpus if gpu not in keep]
+        back = _by_host(call.services.driver.scheduler.state, job, given_back)
     seen = await _observation(call, back)
     given = ShrinkSlot(slot=slot, fence=fence, keep=tuple(body.keep), seen=seen)
     await call.submit(given, slot, _status_of(slot))
