@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, DriverTraits, Moves
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Observe, Perform
@@ -51,8 +50,6 @@ TAIL_ASKED_MS = 5_000
 ASIDE_EVERY = 2
 #: a job that every move starts again has to come to the end of an iteration between two
 MOVE_RELAUNCHED_MS = 900_000
-#: inputs between two checks of every invariant over the whole state
-CHECK_EVERY = 2_000
 #: time after the last job's end in which everything is to be cleared away
 SETTLE_MS = 3_600_000
 
@@ -247,7 +244,6 @@ class World:
         self.outcome.pools, self.outcome.cost_curve = list(self.meter.pools.values()), self.meter.curve
         self.outcome.harvest = self.fillers.harvest if self.workload.fillers else None
         self.outcome.facts_digest = self.digest.hexdigest()
-        invariants.check(self.core.state)
         for listener in self.listeners:
             listener.end(self.kernel.now)
         self.outcome.wall_s = time.perf_counter() - self.began
@@ -319,8 +315,6 @@ class World:
         """The decision's facts become durable."""
         outcome = self.outcome
         outcome.events += 1
-        if outcome.events % CHECK_EVERY == 0:
-            invariants.check(self.core.state)
         now = self.kernel.now
         facts = decision.facts
         self.last.extend(facts)

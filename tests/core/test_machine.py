@@ -38,11 +38,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from simkit import invariants
 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import invariants
 from rollmuxd.core.apply import apply
 from rollmuxd.core.causes import Cause, said
 from rollmuxd.core.config import Config, DriverTraits

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simkit import invariants
 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import invariants
 from rollmuxd.core.apply import apply
 from rollmuxd.core.config import Config, DriverTraits, Moves, PlanWith
 from rollmuxd.core.estimates import by_work_ms, has_left, likely_ms, phase_ms, solo_ms

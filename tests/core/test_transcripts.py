@@ -22,11 +22,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from simkit import invariants
 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import invariants
 from rollmuxd.core.apply import apply
 from rollmuxd.core.causes import Cause, said, sentence
 from rollmuxd.core.config import Config, DriverTraits, OwnerLimits

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from simkit import invariants
 
 from rollmuxd.core import facts as f
-from rollmuxd.core import invariants
 from rollmuxd.core.apply import apply
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal.file import FORMAT

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from simkit import invariants
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import invariants
 from rollmuxd.core.config import Config
 from rollmuxd.core.errors import Impossible
 from rollmuxd.core.scheduler import Scheduler

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from simkit import invariants
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import invariants
 from rollmuxd.core.causes import said
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
 from rollmuxd.core.model import Job, JobStatus, ScheduledTurn, StateStatus

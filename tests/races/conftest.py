@@ -16,10 +16,10 @@ from bad_plugins import SlowBackend, WrappedResidency
 from faulty_mock import FaultyMock as MockBackend
 from faulty_mock import FaultyResidency as MockResidency
 from memory_journal import MemoryJournal
+from simkit import invariants
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import invariants
 from rollmuxd.core import model as m
 from rollmuxd.core.apply import apply
 from rollmuxd.core.causes import said

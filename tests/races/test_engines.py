@@ -17,10 +17,10 @@ from fake_sglang import FakeSglang
 from fake_vllm import FakeVllm
 from memory_journal import MemoryJournal
 from patience import PATIENCE_S
+from simkit import invariants
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import invariants
 from rollmuxd.core import model as m
 from rollmuxd.core.config import Config
 from rollmuxd.core.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""Sentences that are true of every state, checked on every simulated and tested run.
+"""Sentences that are true of every state of the core, checked on every tested run.
 
 Each is written down from the promise it defends (DESIGN section 12), not from the code that keeps it.
 """
