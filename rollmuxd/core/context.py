@@ -54,8 +54,7 @@ class Context:
 
     def fact(self, fact: Fact) -> None:
         """This has happened."""
-        mark = MARKS.get(type(fact))
-        if mark is not None:
+        for mark in MARKS.get(type(fact), ()):
             mark(self.dirty, self.state, fact)
         if self.state.fillers:
             mark_loans(self.dirty, self.state, fact)

@@ -14,7 +14,7 @@ Every fact is looked up before it is applied: it may remove what it is about. Ea
 :data:`NOTHING_FOLLOWS`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from rollmuxd.core import facts as f
@@ -85,22 +85,9 @@ class Dirty:
         """Try the waiting jobs: those that the pass under way has left, else all of them."""
         self.again = True
 
-    def hosts_of(self, state: State, job: Job) -> None:
-        """Something on the nodes that a job has, or had, is to come clean."""
-        for name in (*nodes_in(job.pins), *job.left):
-            self.hosts[state.nodes[name].host] = None
-
     def spread_again(self) -> None:
         """Fillers that share a node may have another."""
         self.spread = True
-
-    def watch(self, node: NodeId) -> None:
-        """Something on it is to come clean."""
-        self.watched[node] = None
-
-    def nodes_of(self, job: Job) -> None:
-        """The nodes that a job has may be empty."""
-        self.nodes.update(dict.fromkeys(nodes_in(job.pins)))
 
 
 def mark_loans(dirty: Dirty, state: State, fact: f.Fact) -> None:
@@ -147,233 +134,177 @@ _EMPTIER: Final = (f.NodeUp, f.NodeUndrained, f.PlacementEnded)
 
 Mark: TypeAlias = Callable[[Dirty, State, Any], None]
 
-# ---- slots -----------------------------------------------------------------------------------------------------------
+
+def _job_of(state: State, fact: Any) -> Job:
+    """The job that a fact names, or whose slot, order or session it names."""
+    if hasattr(fact, "job"):
+        return state.jobs[fact.job]
+    if hasattr(fact, "slot"):
+        return state.jobs[state.slots[fact.slot].job]
+    about = state.orders[fact.order] if hasattr(fact, "order") else state.sessions[fact.session]
+    return state.jobs[about.job]
 
 
-def _slot_queued(dirty: Dirty, state: State, fact: f.SlotQueued) -> None:
-    dirty.group(state.jobs[fact.job].group)
+def _node_of(state: State, fact: Any) -> NodeId:
+    """The node that a fact names, or whose order it names."""
+    node: NodeId = fact.node if hasattr(fact, "node") else state.orders[fact.order].node
+    return node
+
+
+def _hosts_of(dirty: Dirty, state: State, nodes: Iterable[NodeId]) -> None:
+    dirty.hosts.update(dict.fromkeys(state.nodes[name].host for name in nodes))
+
+
+# ---- what may be marked ----------------------------------------------------------------------------------------------
+
+
+def _job(dirty: Dirty, state: State, fact: Any) -> None:
+    """The job, and its groups."""
+    dirty.job(_job_of(state, fact))
+
+
+def _job_alone(dirty: Dirty, state: State, fact: Any) -> None:
+    """The job, which has no turn by that."""
+    dirty.jobs[fact.job] = None
 
 
 def _its_group(dirty: Dirty, state: State, fact: Any) -> None:
-    dirty.group(state.jobs[state.slots[fact.slot].job].group)
+    """The group where the job sits."""
+    dirty.group(_job_of(state, fact).group)
 
 
-def _its_job(dirty: Dirty, state: State, fact: Any) -> None:
-    dirty.job(state.jobs[state.slots[fact.slot].job])
+def _its_nodes(dirty: Dirty, state: State, fact: Any) -> None:
+    """The nodes that the job has."""
+    dirty.nodes.update(dict.fromkeys(nodes_in(_job_of(state, fact).pins)))
 
 
-def _slot_shrunk(dirty: Dirty, state: State, fact: f.SlotShrunk) -> None:
-    _its_group(dirty, state, fact)
-    for node in nodes_in(state.jobs[state.slots[fact.slot].job].pins):
-        dirty.watch(node)
+def _watch_its_nodes(dirty: Dirty, state: State, fact: Any) -> None:
+    """Something on the nodes that the job has is to come clean in a while."""
+    dirty.watched.update(dict.fromkeys(nodes_in(_job_of(state, fact).pins)))
 
 
-def _slot_reclaiming(dirty: Dirty, state: State, fact: f.SlotReclaiming) -> None:
-    dirty.hosts_of(state, state.jobs[state.slots[fact.slot].job])
+def _its_hosts(dirty: Dirty, state: State, fact: Any) -> None:
+    """Something on the nodes that the job has, or had, is to come clean now."""
+    job = _job_of(state, fact)
+    _hosts_of(dirty, state, (*nodes_in(job.pins), *job.left))
 
 
-def _slot_over(dirty: Dirty, state: State, fact: f.SlotOver) -> None:
-    job = state.jobs[state.slots[fact.slot].job]
-    dirty.job(job)
-    dirty.nodes_of(job)
+def _its_hosts_if_it_leaves(dirty: Dirty, state: State, fact: Any) -> None:
+    if not _job_of(state, fact).has_place:
+        _its_hosts(dirty, state, fact)
 
 
-# ---- orders and states -----------------------------------------------------------------------------------------------
+def _hosts_there(dirty: Dirty, state: State, fact: Any) -> None:
+    """The nodes to which the job is to move: what it has there by now."""
+    move = _job_of(state, fact).move
+    if move is not None:
+        _hosts_of(dirty, state, nodes_in(move.pins))
 
 
-def _order(dirty: Dirty, state: State, fact: Any) -> None:
-    order = state.orders[fact.order]
-    job = state.jobs[order.job]
-    dirty.job(job)
-    dirty.nodes[order.node] = None
-    if not job.has_place:
-        dirty.hosts_of(state, job)
-
-
-def _order_lost(dirty: Dirty, state: State, fact: f.OrderContactLost) -> None:
-    _order(dirty, state, fact)
-    dirty.watch(state.orders[fact.order].node)
-
-
-def _order_faulted(dirty: Dirty, state: State, fact: f.OrderFaulted) -> None:
-    _order(dirty, state, fact)
-    dirty.hosts[state.nodes[state.orders[fact.order].node].host] = None
-
-
-def _state(dirty: Dirty, state: State, fact: Any) -> None:
-    dirty.job(state.jobs[fact.job])
-    dirty.nodes[fact.node] = None
-
-
-def _state_unknown(dirty: Dirty, state: State, fact: f.StateUnknown) -> None:
-    _state(dirty, state, fact)
-    dirty.hosts[state.nodes[fact.node].host] = None
-
-
-def _state_observed(dirty: Dirty, state: State, fact: f.StateObserved) -> None:
-    _state(dirty, state, fact)
-    dirty.room = True
-
-
-# ---- nodes -----------------------------------------------------------------------------------------------------------
+def _hosts_named(dirty: Dirty, state: State, fact: f.JobPlaced) -> None:
+    """What others have left where the job comes to."""
+    _hosts_of(dirty, state, nodes_in(fact.pins))
 
 
 def _node(dirty: Dirty, state: State, fact: Any) -> None:
-    dirty.nodes[fact.node] = None
+    dirty.nodes[_node_of(state, fact)] = None
+
+
+def _nodes_group(dirty: Dirty, state: State, fact: Any) -> None:
     dirty.group(state.nodes[fact.node].group)
 
 
-def _not_clean(dirty: Dirty, state: State, fact: f.GpusNotClean) -> None:
-    dirty.hosts[state.nodes[fact.node].host] = None
+def _watch(dirty: Dirty, state: State, fact: Any) -> None:
+    dirty.watched[_node_of(state, fact)] = None
 
 
-def _node_in_or_out(dirty: Dirty, state: State, fact: Any) -> None:
-    _node(dirty, state, fact)
-    dirty.room = dirty.places = True
+def _host(dirty: Dirty, state: State, fact: Any) -> None:
+    _hosts_of(dirty, state, (_node_of(state, fact),))
 
 
-def _node_draining(dirty: Dirty, state: State, fact: f.NodeDraining) -> None:
-    _node_in_or_out(dirty, state, fact)
-    dirty.watch(fact.node)
-
-
-def _node_undrained(dirty: Dirty, state: State, fact: f.NodeUndrained) -> None:
-    _node(dirty, state, fact)
-    dirty.room = True
-
-
-def _node_out(dirty: Dirty, state: State, fact: Any) -> None:
-    """Turns for it are passed. Nothing comes clean there by that, so jobs that leave it are not looked at."""
-    dirty.group(state.nodes[fact.node].group)
-    dirty.room = dirty.places = True
+def _group(dirty: Dirty, state: State, fact: Any) -> None:
+    dirty.groups[fact.group] = None
 
 
 def _room(dirty: Dirty, state: State, fact: f.Fact) -> None:
-    dirty.room = dirty.places = True
-
-
-def _room_only(dirty: Dirty, state: State, fact: f.Fact) -> None:
     dirty.room = True
 
 
-# ---- jobs ------------------------------------------------------------------------------------------------------------
+def _places(dirty: Dirty, state: State, fact: f.Fact) -> None:
+    dirty.places = True
 
 
 def _registered(dirty: Dirty, state: State, fact: f.JobRegistered) -> None:
-    known = state.jobs.get(fact.job)
-    dirty.jobs[fact.job] = None
     if fact.spec.filler is not None:
         dirty.homeless[fact.job] = None
-    elif known is None:
+    elif fact.job not in state.jobs:
         dirty.newcomers[fact.job] = None
     else:
-        dirty.job(known)
+        dirty.job(state.jobs[fact.job])
         dirty.room = True
 
 
-def _resumed(dirty: Dirty, state: State, fact: f.JobResumed) -> None:
-    job = state.jobs[fact.job]
-    dirty.job(job)
-    dirty.places = True
-    if job.resume_to is JobStatus.WAITING:
-        dirty.newcomers[job.id] = None
+def _waits_again(dirty: Dirty, state: State, fact: f.JobResumed) -> None:
+    if state.jobs[fact.job].resume_to is JobStatus.WAITING:
+        dirty.newcomers[fact.job] = None
 
 
-def _placed(dirty: Dirty, state: State, fact: f.JobPlaced) -> None:
-    dirty.jobs[fact.job] = None
-    dirty.groups[fact.group] = None
-    dirty.places = True
-    dirty.hosts.update(dict.fromkeys(state.nodes[name].host for name in nodes_in(fact.pins)))
-
-
-def _job_and_room(dirty: Dirty, state: State, fact: Any) -> None:
-    dirty.job(state.jobs[fact.job])
-    dirty.room = dirty.places = True
-
-
-def _reinstated(dirty: Dirty, state: State, fact: f.JobReinstated) -> None:
-    dirty.job(state.jobs[fact.job])
-    dirty.room = True
-
-
-def _job_leaves(dirty: Dirty, state: State, fact: Any) -> None:
-    _job_and_room(dirty, state, fact)
-    dirty.hosts_of(state, state.jobs[fact.job])
-
-
-def _leaves_its_nodes(dirty: Dirty, state: State, fact: Any) -> None:
-    _job_and_room(dirty, state, fact)
-    job = state.jobs[fact.job]
-    dirty.nodes_of(job)
-    if job.move is not None:
-        dirty.hosts.update(dict.fromkeys(state.nodes[name].host for name in nodes_in(job.move.pins)))
-
-
-def _moves(dirty: Dirty, state: State, fact: Any) -> None:
-    dirty.job(state.jobs[fact.job])
-    dirty.places = True
-
-
-def _move_planned(dirty: Dirty, state: State, fact: f.MovePlanned) -> None:
-    _moves(dirty, state, fact)
-    dirty.groups[fact.group] = None
-
-
-def _node_left(dirty: Dirty, state: State, fact: f.NodeLeft) -> None:
-    _node_in_or_out(dirty, state, fact)
-    dirty.jobs[fact.job] = None
-
-
-def _replanned(dirty: Dirty, state: State, fact: f.GroupReplanned) -> None:
-    dirty.groups[fact.group] = None
-    dirty.room = dirty.places = True
-
-
-def _session(dirty: Dirty, state: State, fact: Any) -> None:
-    job = state.jobs[state.sessions[fact.session].job]
-    dirty.job(job)
-    dirty.hosts_of(state, job)
-
-
-def _table(*rows: tuple[Mark, tuple[type[f.Fact], ...]]) -> Mapping[type[f.Fact], Mark]:
-    return {kind: mark for mark, kinds in rows for kind in kinds}
-
+_JOB_AND_ROOM: Final = (_job, _room, _places)
+_NODE_AND_GROUP: Final = (_node, _nodes_group)
 
 #: what is to be looked at after a fact; said before it is applied
-MARKS: Final = _table(
-    (_slot_queued, (f.SlotQueued,)),
-    (_its_group, (f.SlotWithdrawn,)),
-    (_slot_shrunk, (f.SlotShrunk,)),
-    (_its_job, (f.SlotReleased, f.SlotRevoked)),
-    (_slot_reclaiming, (f.SlotReclaiming,)),
-    (_slot_over, (f.SlotOver,)),
-    (_order, (f.OrderEnded,)),
-    (_order_lost, (f.OrderContactLost,)),
-    (_order_faulted, (f.OrderFaulted,)),
-    (_state_unknown, (f.StateUnknown,)),
-    (_state_observed, (f.StateObserved,)),
-    (_room_only, (f.ResidualMemoryObserved,)),
-    (_node, (f.GpusVerifiedClean, f.LoanEnded)),
-    (_not_clean, (f.GpusNotClean,)),
-    (_node_in_or_out, (f.NodeUp,)),
-    (_node_draining, (f.NodeDraining,)),
-    (_node_undrained, (f.NodeUndrained,)),
-    (_node_out, (f.NodeOccupied, f.NodeLost, f.NodeQuarantined)),
-    (_room, (f.NodeDrained, f.NodeAdded, f.NodeRemoved, f.HostAdded, f.HostEndObserved, f.TimesDrifted)),
-    (_node_left, (f.NodeLeft,)),
-    (_replanned, (f.GroupReplanned,)),
-    (_registered, (f.JobRegistered,)),
-    (_placed, (f.JobPlaced,)),
-    (_resumed, (f.JobResumed,)),
-    (_reinstated, (f.JobReinstated,)),
-    (_job_and_room, (f.JobPromised, f.JobPaused)),
-    (_job_leaves, (f.JobUnplaced, f.JobQuarantined, f.JobLost, f.JobEnded)),
-    (_job_and_room, (f.JobGuarded, f.GuardEnded, f.MoveAbandoned)),
-    (_leaves_its_nodes, (f.PlacementEnded, f.MoveEnded)),
-    (_move_planned, (f.MovePlanned,)),
-    (_moves, (f.MoveBegan,)),
-    (_session, (f.SessionLost, f.SessionClosed)),
-)
+MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
+    f.SlotQueued: (_its_group,),
+    f.SlotWithdrawn: (_its_group,),
+    f.SlotShrunk: (_its_group, _watch_its_nodes),
+    f.SlotReleased: (_job,),
+    f.SlotRevoked: (_job,),
+    f.SlotReclaiming: (_its_hosts,),
+    f.SlotOver: (_job, _its_nodes),
+    f.OrderEnded: (_job, _node, _its_hosts_if_it_leaves),
+    f.OrderContactLost: (_job, _node, _its_hosts_if_it_leaves, _watch),
+    f.OrderFaulted: (_job, _node, _its_hosts_if_it_leaves, _host),
+    f.StateUnknown: (_job, _node, _host),
+    f.StateObserved: (_job, _node, _room),
+    f.ResidualMemoryObserved: (_room,),
+    f.GpusVerifiedClean: _NODE_AND_GROUP,
+    f.GpusNotClean: (_host,),
+    f.LoanEnded: _NODE_AND_GROUP,
+    f.NodeUp: (*_NODE_AND_GROUP, _room, _places),
+    f.NodeDraining: (*_NODE_AND_GROUP, _room, _places, _watch),
+    f.NodeUndrained: (*_NODE_AND_GROUP, _room),
+    # turns for it are passed. Nothing comes clean there by that, so jobs that leave it are not looked at
+    f.NodeOccupied: (_nodes_group, _room, _places),
+    f.NodeLost: (_nodes_group, _room, _places),
+    f.NodeQuarantined: (_nodes_group, _room, _places),
+    f.NodeDrained: (_room, _places),
+    f.NodeAdded: (_room, _places),
+    f.NodeRemoved: (_room, _places),
+    f.NodeLeft: (*_NODE_AND_GROUP, _room, _places, _job_alone),
+    f.HostAdded: (_room, _places),
+    f.HostEndObserved: (_room, _places),
+    f.GroupReplanned: (_group, _room, _places),
+    f.TimesDrifted: (_room, _places),
+    f.JobRegistered: (_job_alone, _registered),
+    f.JobPlaced: (_job_alone, _group, _places, _hosts_named),
+    f.JobPromised: _JOB_AND_ROOM,
+    f.JobGuarded: _JOB_AND_ROOM,
+    f.GuardEnded: _JOB_AND_ROOM,
+    f.JobPaused: _JOB_AND_ROOM,
+    f.JobResumed: (_job, _places, _waits_again),
+    f.JobReinstated: (_job, _room),
+    f.JobUnplaced: (*_JOB_AND_ROOM, _its_hosts),
+    f.JobQuarantined: (*_JOB_AND_ROOM, _its_hosts),
+    f.JobLost: (*_JOB_AND_ROOM, _its_hosts),
+    f.JobEnded: (*_JOB_AND_ROOM, _its_hosts),
+    f.PlacementEnded: (*_JOB_AND_ROOM, _its_nodes, _hosts_there),
+    f.MovePlanned: (_job, _group, _places),
+    f.MoveBegan: (_job, _places),
+    f.MoveEnded: (*_JOB_AND_ROOM, _its_nodes, _hosts_there),
+    f.MoveAbandoned: _JOB_AND_ROOM,
+    f.SessionLost: (_job, _its_hosts),
+    f.SessionClosed: (_job, _its_hosts),
+}
 
 #: facts that make nothing possible, or say only that something is to be seen, or come with facts that are marked
 NOTHING_FOLLOWS: Final = frozenset(

@@ -143,7 +143,7 @@ def start(c: Context, given: i.Start) -> Answer:
         c.do(e.Observe(host.id))
     for node in c.state.nodes.values():
         if node.not_clean_since is not None or any(gpu.dirty_by for gpu in node.gpus.values()):
-            c.dirty.watch(node.id)
+            c.dirty.watched[node.id] = None
     for job in list(c.state.jobs.values()):
         started = job.launch
         if job.id in unsure:
@@ -232,7 +232,7 @@ def host_observed(c: Context, told: i.HostObserved) -> Answer:
     c.timers.observed(host.id, since)
     for name in list(host.nodes):
         node = c.state.nodes[name]
-        c.dirty.watch(name)
+        c.dirty.watched[name] = None
         if any(gpu.touched_at >= since for gpu in node.gpus.values()):
             observe_host(c, host.id)
         elif all(gpu in sights for gpu in node.gpus):  # a GPU that was not reported was not seen
@@ -330,7 +330,7 @@ def host_unreachable(c: Context, told: i.HostUnreachable) -> Answer:
     for name in host.nodes:
         if c.state.nodes[name].status is not NodeStatus.LOST:
             c.fact(f.NodeLost(c.now, name, told.reason))
-        c.dirty.watch(name)
+        c.dirty.watched[name] = None
     c.timers.observed(host.id)
     return NOTHING
 

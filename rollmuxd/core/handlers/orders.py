@@ -95,7 +95,7 @@ def order_lost_contact(c: Context, told: i.OrderLostContact) -> Answer:
 
 def lost_contact(c: Context, order: Order, error: Cause) -> None:
     if order.status is OrderStatus.LOST_CONTACT:  # a probe that learnt nothing; the next look asks again
-        c.dirty.watch(order.node)
+        c.dirty.watched[order.node] = None
         return
     c.fact(f.OrderContactLost(c.now, order.id, error))
     if c.traits(order.driver).probes:

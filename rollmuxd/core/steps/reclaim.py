@@ -260,7 +260,7 @@ def record_dirty(c: Context, node: Node, job: Job, reason: Cause) -> None:
     if not_clean:
         if any(name not in node.not_clean for name in not_clean):
             c.fact(f.GpusNotClean(c.now, node.id, Cause("not_clean", {"gpus": not_clean}, reason), not_clean))
-        c.dirty.watch(node.id)
+        c.dirty.watched[node.id] = None
 
 
 def record_due(c: Context, node: Node) -> None:
