@@ -193,7 +193,7 @@ def observed_moves_ms(job: Job, states: Mapping[str, JobState]) -> dict[PoolName
     for it in kept:
         if it.node in job.pins.get(it.pool, ()):
             nodes = seen.setdefault(it.pool, {})
-            nodes[it.node] = nodes.get(it.node, 0) + it.switch_ms
+            nodes[it.node] = nodes.get(it.node, 0) + it.loads_ms + it.parks_ms
     unseen = {it.pool for it in kept if it.load_ms is None or it.park_ms is None}
     return {pool: max(nodes.values()) for pool, nodes in seen.items() if pool not in unseen}
 

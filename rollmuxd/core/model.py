@@ -299,11 +299,14 @@ class JobState(Struct):
     residual_mb: int | None = None
 
     @property
-    def switch_ms(self) -> Millis:
-        """What it takes to load and to park it: as it was last, else as planned."""
-        load = self.spec.load_ms if self.load_ms is None else self.load_ms
-        park = self.spec.park_ms if self.park_ms is None else self.park_ms
-        return load + park
+    def loads_ms(self) -> Millis:
+        """What it takes to load it: as it was last, else as planned."""
+        return self.spec.load_ms if self.load_ms is None else self.load_ms
+
+    @property
+    def parks_ms(self) -> Millis:
+        """What it takes to park it: as it was last, else as planned."""
+        return self.spec.park_ms if self.park_ms is None else self.park_ms
 
 
 class Order(Struct):

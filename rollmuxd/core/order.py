@@ -23,7 +23,6 @@ from msgspec import Struct
 from rollmuxd.core.estimates import ahead_ms, solo_ms
 from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, SlotId
 from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, ScheduledTurn, Slot, SlotStatus
-from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.state import State
 
 #: by credit, a job without a promise counts as if it were promised this: it yields, and does not starve
@@ -172,18 +171,6 @@ def overtakes_at(state: State, slots: list[Slot], now: Millis) -> Millis | None:
     return min(times, default=None)
 
 
-def find_phase(state: State, job: JobId, name: str) -> PhaseSpec | None:
-    """The job's cycle or side phase of that name."""
-    spec = state.jobs[job].spec
-    for phase in spec.phases:
-        if phase.name == name:
-            return phase
-    for phase in spec.side:
-        if phase.name == name:
-            return phase
-    return None
-
-
 def _project(state: State, group: Group) -> Projection:
     on: dict[NodeId, list[int]] = {}
     nodes: dict[tuple[JobId, str], tuple[NodeId, ...]] = {}
@@ -191,8 +178,7 @@ def _project(state: State, group: Group) -> Projection:
     for index, turn in enumerate(group.schedule):
         key = (turn.job, turn.phase)
         if key not in nodes:
-            phase = find_phase(state, turn.job, turn.phase)
-            nodes[key] = () if phase is None else state.phase_nodes(state.jobs[turn.job], phase, group.id)
+            nodes[key] = state.phase_nodes(state.jobs[turn.job], turn.phase, group.id)
         turns.setdefault(key, []).append(index)
         for node in nodes[key]:
             on.setdefault(node, []).append(index)

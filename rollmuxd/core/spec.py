@@ -169,6 +169,18 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     #: it has the one phase ``filler``, no promise and no place in a group; None: it is no filler
     filler: Filler | None = None
 
+    def phase(self, name: str) -> PhaseSpec | None:
+        """The cycle or side phase of that name."""
+        for phase in (*self.phases, *self.side):
+            if phase.name == name:
+                return phase
+        return None
+
+    def pools_of(self, name: str) -> tuple[PoolName, ...]:
+        """The pools that a phase uses; () where there is no such phase."""
+        phase = self.phase(name)
+        return () if phase is None else phase.pools
+
     @property
     def timed(self) -> tuple[PhaseSpec, ...]:
         """All whose times plans reckon with: the cycle phases, and an asynchronous job's making of a batch."""

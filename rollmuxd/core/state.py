@@ -24,7 +24,6 @@ from rollmuxd.core.model import (
     Slot,
     StateStatus,
 )
-from rollmuxd.core.spec import PhaseSpec
 
 
 def state_key(job: JobId, pool: PoolName, node: NodeId) -> str:
@@ -96,13 +95,13 @@ class State(Struct):
         found = self.names.get(f"{owner}/{name}")
         return None if found is None else self.jobs[found]
 
-    def phase_nodes(self, job: Job, phase: PhaseSpec, group: GroupId | None = None) -> tuple[NodeId, ...]:
-        """The pinned nodes that a phase claims, each once, in the order of its pools.
+    def phase_nodes(self, job: Job, phase: str, group: GroupId | None = None) -> tuple[NodeId, ...]:
+        """The pinned nodes that a phase claims, each once, in the order of its pools; () where there is no such phase.
 
         In a ``group`` to which the job is to move: the nodes that it will claim there.
         """
         pins = job.pins if group is None else self.pins_in(job, group)
-        return tuple(dict.fromkeys(node for pool in phase.pools for node in pins.get(pool, ())))
+        return tuple(dict.fromkeys(node for pool in job.spec.pools_of(phase) for node in pins.get(pool, ())))
 
     def pins_in(self, job: Job, group: GroupId) -> dict[PoolName, tuple[NodeId, ...]]:
         """The job's nodes in a group: where it sits, or where it is to move to."""

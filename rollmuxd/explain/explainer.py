@@ -40,7 +40,6 @@ from rollmuxd.core.model import (
     SlotStatus,
     StateStatus,
 )
-from rollmuxd.core.order import find_phase
 from rollmuxd.core.policy import Refusal, SaysWhatBinds, SpendsCredit
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps import drain, lend
@@ -494,7 +493,7 @@ class Explainer:
             return forecast.wait_ms(state, rotation, group, known, now)
         total = 0
         for turn in self._before(group, known):
-            phase = find_phase(state, turn.job, turn.phase)
+            phase = state.jobs[turn.job].spec.phase(turn.phase)
             took = None if phase is None else likely_ms(state.jobs[turn.job], phase)
             if took is None:
                 return None

@@ -9,7 +9,7 @@ from rollmuxd.core.context import SERVED
 from rollmuxd.core.estimates import likely_ms
 from rollmuxd.core.ids import JobId, Millis, NodeId
 from rollmuxd.core.model import Group, Job, Slot, StateStatus
-from rollmuxd.core.order import Rotation, find_phase
+from rollmuxd.core.order import Rotation
 from rollmuxd.core.state import State
 
 #: turns that are played, at most
@@ -45,7 +45,7 @@ def wait_ms(state: State, rotation: Rotation, group: Group, slot: Slot, now: Mil
         heappush(line, (passed + 1, index))
         if job.status not in SERVED or job.group != group.id:
             continue  # it is passed at once
-        phase = find_phase(state, turn.job, turn.phase)
+        phase = job.spec.phase(turn.phase)
         took = None if phase is None else likely_ms(job, phase)
         if phase is None or took is None:
             return None
@@ -57,7 +57,7 @@ def wait_ms(state: State, rotation: Rotation, group: Group, slot: Slot, now: Mil
 
 def left_ms(state: State, slot: Slot, now: Millis) -> Millis | None:
     """What a running slot is likely to need yet; 0: it is over its usual time; None where that is not known."""
-    phase = find_phase(state, slot.job, slot.phase)
+    phase = state.jobs[slot.job].spec.phase(slot.phase)
     took = None if phase is None else likely_ms(state.jobs[slot.job], phase)
     return None if took is None else max(0, took - (now - (now if slot.granted_at is None else slot.granted_at)))
 
@@ -69,7 +69,6 @@ def _free_after(state: State, job: Job, now: Millis) -> Millis | None:
 
 def _moves_ms(state: State, job: Job, phase: str) -> Millis:
     """What loading the phase's states is likely to take, where they are not loaded."""
-    found = find_phase(state, job.id, phase)
-    pools = () if found is None else found.pools
-    kept = [state.states[key] for key in job.states]
-    return max((it.switch_ms for it in kept if it.pool in pools and it.status is not StateStatus.LOADED), default=0)
+    pools = job.spec.pools_of(phase)
+    kept = [it for it in state.states_of(job) if it.pool in pools and it.status is not StateStatus.LOADED]
+    return max((it.loads_ms + it.parks_ms for it in kept), default=0)

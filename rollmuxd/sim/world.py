@@ -23,7 +23,6 @@ from rollmuxd.core.effects import Effect, Observe, Perform
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import Fence, GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName, SessionId, SlotId
 from rollmuxd.core.model import OrderKind, Slot, SlotStatus
-from rollmuxd.core.order import find_phase
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import Movable, PhaseSpec, StateSpec
 from rollmuxd.core.state import State, state_key
@@ -526,10 +525,10 @@ class World:
 
     def _begun(self, process: Process, slot: Slot) -> Begun:
         state, job = self.core.state, process.job
-        phase, at = find_phase(state, slot.job, slot.phase), -1 if process.aside else process.at
-        assert phase is not None
         of = state.jobs[slot.job]
-        whole = sum(len(state.nodes[node].gpus) for node in state.phase_nodes(of, phase))
+        phase, at = of.spec.phase(slot.phase), -1 if process.aside else process.at
+        assert phase is not None
+        whole = sum(len(state.nodes[node].gpus) for node in state.phase_nodes(of, slot.phase))
         nodes = len(of.pins.get(phase.pools[0], ()))
         return Begun(job, phase, at, process.step, slot.gpus, whole, nodes)
 
@@ -648,7 +647,7 @@ class World:
         if slot is None or slot.status is not SlotStatus.RUNNING or not process.shrunk:
             return
         self.machines.nobody_else_is_on(slot.gpus, slot.job, slot.run)
-        phase = find_phase(self.core.state, slot.job, slot.phase)
+        phase = self.core.state.jobs[slot.job].spec.phase(slot.phase)
         for kept in (self.core.state.states[key] for key in self.core.state.jobs[slot.job].states):
             here = [gpu for gpu in self.core.state.nodes[kept.node].gpus if gpu in slot.gpus]
             if phase is not None and kept.pool in phase.pools:

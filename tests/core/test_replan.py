@@ -119,7 +119,7 @@ class Cluster:
             for turn in schedule:
                 job = state.jobs[turn.job]
                 phase = next(phase for phase in job.spec.phases if phase.name == turn.phase)
-                claims = (turn.job, *state.phase_nodes(job, phase, group))
+                claims = (turn.job, *state.phase_nodes(job, phase.name, group))
                 end = max(free.get(claim, 0) for claim in claims) + (phase_ms(job, phase) or 0)
                 free.update(dict.fromkeys(claims, end))
             for name in dict.fromkeys(turn.job for turn in schedule):

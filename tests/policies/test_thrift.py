@@ -127,7 +127,7 @@ def paces(core: Scheduler, group_id: str) -> dict[str, float]:
         for turn in group.schedule:
             job = state.jobs[turn.job]
             phase = next(phase for phase in job.spec.phases if phase.name == turn.phase)
-            nodes = state.phase_nodes(job, phase, group_id)
+            nodes = state.phase_nodes(job, phase.name, group_id)
             begin = max([job_free.get(turn.job, 0), *(node_free.get(node, 0) for node in nodes)])
             end = begin + (phase.planned_ms or 0)
             job_free[turn.job] = end
@@ -238,7 +238,7 @@ def eight_iterations(core: Scheduler, before: list[ScheduledTurn], placed: f.Job
     def lasts(job_name: str, phase_name: str) -> tuple[tuple[str, ...], int]:
         of = state.jobs[job_name]
         phase = next(phase for phase in of.spec.phases if phase.name == phase_name)
-        return state.phase_nodes(of, phase, placed.group), phase.planned_ms or 0
+        return state.phase_nodes(of, phase.name, placed.group), phase.planned_ms or 0
 
     clocks: dict[str, int] = {}
     begun: list[tuple[int, int, str, str, int, int]] = []

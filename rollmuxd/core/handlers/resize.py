@@ -11,10 +11,9 @@ from rollmuxd.core.context import HOLDS, NOTHING, SERVED, Context
 from rollmuxd.core.decision import Answer, Directive
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.handlers import jobs
-from rollmuxd.core.handlers.slots import check_holder, phase_nodes
+from rollmuxd.core.handlers.slots import check_holder
 from rollmuxd.core.ids import GpuId, SessionId, SlotId
 from rollmuxd.core.model import Group, Job, Node, NodeStatus, OrderKind, Slot, SlotStatus, StateStatus, nodes_in
-from rollmuxd.core.order import find_phase
 from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.steps.dispatch import engines_of, holds_on, is_waited_for, issue, needed, next_turn_on
 from rollmuxd.core.steps.reclaim import is_loading
@@ -34,17 +33,17 @@ def offer(c: Context, slot: Slot) -> tuple[GpuId, ...]:
 
 def nodes_before_shrink(c: Context, slot: Slot) -> list[Node]:
     """The nodes of which a tail had GPUs."""
-    nodes = [c.state.nodes[name] for name in phase_nodes(c, c.state.jobs[slot.job], slot)]
+    nodes = [c.state.nodes[name] for name in c.state.phase_nodes(c.state.jobs[slot.job], slot.phase)]
     return [node for node in nodes if not node.gpus.keys().isdisjoint(slot.claimed)]
 
 
 def growth_refused(c: Context, slot: Slot) -> str:
     """Why the slot cannot have all GPUs that it had; empty: it can."""
     job = c.state.jobs[slot.job]
-    phase = find_phase(c.state, job.id, slot.phase)
+    pools = job.spec.pools_of(slot.phase)
     if not job.has_place:  # it is to leave these nodes, and what it has there is cleared away
         return f"{job.spec.name} is {job.status}"
-    if phase is None:
+    if not pools:
         return f"{job.spec.name} has no phase {slot.phase} any more"
     for node in nodes_before_shrink(c, slot):
         if node.status is not NodeStatus.UP:
@@ -56,7 +55,7 @@ def growth_refused(c: Context, slot: Slot) -> str:
             if it.dirty_by not in (None, job.id):
                 return f"{gpu} has not been verified clean of job {it.dirty_by}"
         for kept in c.state.states_on(node):
-            if kept.job == job.id and kept.pool in phase.pools and kept.status is not StateStatus.LOADED:
+            if kept.job == job.id and kept.pool in pools and kept.status is not StateStatus.LOADED:
                 return f"its {kept.pool} state on {node.id} is {kept.status}"
     return ""
 
@@ -86,7 +85,7 @@ def grow_to(c: Context, slot: Slot, more: tuple[GpuId, ...]) -> None:
     c.fact(f.SlotGrown(c.now, slot.id, slot_with(c, slot, more)))
     job = c.state.jobs[slot.job]
     for kept in needed(c, job, slot):
-        engines = engines_of(c, job, find_phase(c.state, job.id, slot.phase), (kept.node,))
+        engines = engines_of(c, job, slot.phase, (kept.node,))
         there = tuple(gpu for gpus in engines if any(gpu in more for gpu in gpus) for gpu in gpus)
         if there:
             issue(c, OrderKind.LOAD, kept, slot.id, there)
@@ -94,7 +93,7 @@ def grow_to(c: Context, slot: Slot, more: tuple[GpuId, ...]) -> None:
 
 def slot_with(c: Context, slot: Slot, more: tuple[GpuId, ...]) -> tuple[GpuId, ...]:
     """The GPUs of a slot and more of them, in the order of their nodes."""
-    nodes = phase_nodes(c, c.state.jobs[slot.job], slot)
+    nodes = c.state.phase_nodes(c.state.jobs[slot.job], slot.phase)
     return tuple(gpu for name in nodes for gpu in c.state.nodes[name].gpus if gpu in slot.gpus or gpu in more)
 
 
@@ -105,28 +104,23 @@ def rest_of(c: Context, slot: Slot) -> tuple[GpuId, ...]:
     they are clean, engine by engine.
     """
     job = c.state.jobs[slot.job]
-    phase = find_phase(c.state, job.id, slot.phase)
-    if phase is None or not slot.gpus or not job.has_place or is_tail_bound(c, slot) or is_loading(c, slot):
+    nodes = [c.state.nodes[name] for name in c.state.phase_nodes(job, slot.phase)]
+    whole = all(gpu in slot.gpus for node in nodes for gpu in node.gpus)
+    if whole or not slot.gpus or not job.has_place or is_tail_bound(c, slot) or is_loading(c, slot):
         return ()
-    nodes = [c.state.nodes[name] for name in c.state.phase_nodes(job, phase)]
-    if all(gpu in slot.gpus for node in nodes for gpu in node.gpus):
-        return ()
-    usable = [node.id for node in nodes if node.status is NodeStatus.UP and may_load_more(c, node, slot, phase)]
-    free = {
-        name
-        for node in usable
-        for name, gpu in c.state.nodes[node].gpus.items()
-        if gpu.holder is None and gpu.dirty_by in (None, job.id)
-    }
-    engines = engines_of(c, job, phase, usable)
-    whole = [gpus for gpus in engines if all(gpu in free or gpu in slot.gpus for gpu in gpus)]
-    return tuple(gpu for gpus in whole for gpu in gpus if gpu in free)
+    usable = [node for node in nodes if node.status is NodeStatus.UP and may_load_more(c, node, slot)]
+    gpus = [(name, gpu) for node in usable for name, gpu in node.gpus.items()]
+    free = {name for name, gpu in gpus if gpu.holder is None and gpu.dirty_by in (None, job.id)}
+    engines = engines_of(c, job, slot.phase, [node.id for node in usable])
+    mine = free.union(slot.gpus)
+    return tuple(gpu for engine in engines if mine.issuperset(engine) for gpu in engine if gpu in free)
 
 
-def may_load_more(c: Context, node: Node, slot: Slot, phase: PhaseSpec) -> bool:
+def may_load_more(c: Context, node: Node, slot: Slot) -> bool:
     """Whether the slot's states on a node are at rest: loaded where it holds GPUs, else parked or not there."""
-    here = c.state.states_on(node)
-    mine = [kept.status for kept in here if kept.job == slot.job and kept.pool in phase.pools]
+    job = c.state.jobs[slot.job]
+    pools = job.spec.pools_of(slot.phase)
+    mine = [kept.status for kept in c.state.states_at(job, node) if kept.pool in pools]
     if holds_on(c, slot, node.id):
         return all(status is StateStatus.LOADED for status in mine)
     return all(status in (StateStatus.PARKED, StateStatus.GONE) for status in mine)
@@ -179,7 +173,7 @@ def shrink_wish(c: Context, slot: Slot) -> tuple[str, ...]:
     if slot.status is not SlotStatus.RUNNING or not is_tail_bound(c, slot) or is_loading(c, slot):
         return ()
     job = c.state.jobs[slot.job]
-    phase = find_phase(c.state, job.id, slot.phase)
+    phase = job.spec.phase(slot.phase)
     group = c.state.group_of(job)
     if phase is None or group is None or not phase.min_gpus:
         return ()
@@ -194,7 +188,7 @@ def shrink_wish(c: Context, slot: Slot) -> tuple[str, ...]:
 def least_of(c: Context, job: Job, phase: PhaseSpec, slot: Slot) -> tuple[GpuId, ...]:
     """The first GPUs of a slot that are enough for its tail: whole engines, where its state is several."""
     keep: tuple[GpuId, ...] = ()
-    for engine in engines_of(c, job, phase, c.state.phase_nodes(job, phase)):
+    for engine in engines_of(c, job, phase.name, c.state.phase_nodes(job, phase.name)):
         if len(keep) < phase.min_gpus and all(gpu in slot.gpus for gpu in engine):
             keep += engine
     return keep if len(keep) >= phase.min_gpus else slot.gpus
@@ -204,17 +198,18 @@ def part_helps(c: Context, group: Group, head: int, slot: Slot, keep: tuple[str,
     """Whether a turn could begin on what the slot would give back, beside what is free already."""
     turn = group.schedule[head]
     job = c.state.jobs[turn.job]
-    phase = find_phase(c.state, job.id, turn.phase)
-    if phase is None or not phase.min_gpus or job.id == slot.job or job.status not in SERVED or job.slot is not None:
-        return False
-    if job.group != group.id:
-        return False
+    phase = job.spec.phase(turn.phase)
     asked = c.state.request_of(job)
-    if asked is None or asked.phase != turn.phase or asked.id in c.timers.detached:
+    if phase is None or not phase.min_gpus or job.id == slot.job or asked is None or job.slot is not None:
+        return False
+    if job.status not in SERVED or job.group != group.id:
+        return False
+    if asked.phase != turn.phase or asked.id in c.timers.detached:
         return False
     nodes = c.rotation.nodes_of(c.state, group, job.id, turn.phase)
     if any(next_turn_on(c, group, node) != head for node in nodes):
         return False
     gpus = [(name, gpu.holder) for node in nodes for name, gpu in c.state.nodes[node].gpus.items()]
     free = {name for name, holder in gpus if holder is None or (holder == slot.id and name not in keep)}
-    return sum(len(engine) for engine in engines_of(c, job, phase, nodes) if free.issuperset(engine)) >= phase.min_gpus
+    engines = engines_of(c, job, turn.phase, nodes)
+    return sum(len(engine) for engine in engines if free.issuperset(engine)) >= phase.min_gpus

@@ -11,9 +11,8 @@ from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict, Impossible, Rejected, StaleFence, TakesNoRequests, TooMany
 from rollmuxd.core.estimates import judged_by_ms, solo_ms, unstated_ms
 from rollmuxd.core.handlers.jobs import live_session, lose
-from rollmuxd.core.ids import Fence, NodeId, SessionId, SlotId
+from rollmuxd.core.ids import Fence, SessionId, SlotId
 from rollmuxd.core.model import Job, JobStatus, SessionStatus, Slot, SlotStatus
-from rollmuxd.core.order import find_phase
 from rollmuxd.core.spec import IfUnmet, Park
 from rollmuxd.core.steps.admit import limits_of, moves_without_its_process
 from rollmuxd.core.steps.dispatch import take_place
@@ -75,7 +74,7 @@ def refusal(c: Context, job: Job, phase: str) -> Cause | None:
     """Why a job cannot ask for a phase now; None: it can."""
     if not job.live or job.status is JobStatus.QUARANTINED:
         return Cause("takes_no_requests", {"job": job.id, "status": str(job.status)}, job.reason)
-    if find_phase(c.state, job.id, phase) is None:
+    if job.spec.phase(phase) is None:
         known = [known.name for known in (*job.spec.side, *job.spec.phases)]
         return Cause("no_phase", {"job": job.id, "phase": phase, "phases": known})
     if job.queued is not None:
@@ -126,7 +125,7 @@ def detach(c: Context, ask: i.DetachSlot) -> Answer:
     """The call was dropped: the request keeps its place for the re-attach time, and is not granted meanwhile."""
     slot = c.state.slots.get(ask.slot)
     if slot is not None and slot.status in COMING:
-        phase = find_phase(c.state, slot.job, slot.phase)
+        phase = c.state.jobs[slot.job].spec.phase(slot.phase)
         gap = 0 if phase is None else phase.gap_ms
         c.timers.detach(slot.id, until=c.now + c.config.reattach_ms, awaited_until=c.now + gap + c.config.grace_ms)
         c.dirty.group(c.state.jobs[slot.job].group)
@@ -155,7 +154,7 @@ def release(c: Context, ask: i.ReleaseSlot) -> Answer:
         return Answer(slot=slot.id, next_slot=slot.next_slot, next_refused=slot.next_refused, repeated=True)
     check_holder(c, slot, ask.fence)
     job = c.state.jobs[slot.job]
-    partly = len(slot.gpus) < sum(len(c.state.nodes[name].gpus) for name in phase_nodes(c, job, slot))
+    partly = len(slot.gpus) < sum(len(c.state.nodes[name].gpus) for name in c.state.phase_nodes(job, slot.phase))
     c.fact(f.SlotReleased(c.now, slot.id, ask.measured))
     c.timers.forget_slot(slot.id)
     at_once = job.spec.park is Park.AT_RELEASE or job.spec.filler is not None
@@ -178,11 +177,6 @@ def give_back(c: Context, ask: i.GiveBack) -> Answer:
     if slot is not None and slot.status is SlotStatus.LOADING:
         revoke_held(c, slot, by=f"session {session.id}", reason=reason)
     return Answer(session=session.id)
-
-
-def phase_nodes(c: Context, job: Job, slot: Slot) -> tuple[NodeId, ...]:
-    phase = find_phase(c.state, job.id, slot.phase)
-    return () if phase is None else c.state.phase_nodes(job, phase)
 
 
 def check_holder(c: Context, slot: Slot, fence: Fence) -> None:

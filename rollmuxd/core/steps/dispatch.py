@@ -22,7 +22,7 @@ from rollmuxd.core.model import (
     StateStatus,
     nodes_in,
 )
-from rollmuxd.core.order import PROMISED_NOTHING, find_phase, gives_way, overtakes_at
+from rollmuxd.core.order import PROMISED_NOTHING, gives_way, overtakes_at
 from rollmuxd.core.spec import PhaseSpec, engines_on
 
 #: nodes on which nothing can be started, for an unknown time
@@ -234,7 +234,7 @@ def keeps_its_place(c: Context, absent: ScheduledTurn, slot: Slot) -> bool:
     Passed, it would come again only in the next rotation. While another job holds a node that ``slot`` asks for, that
     would win nothing. A slot that begins on a part does win: the holder is asked to shrink for it.
     """
-    job, phase = c.state.jobs[absent.job], find_phase(c.state, slot.job, slot.phase)
+    job, phase = c.state.jobs[absent.job], c.state.jobs[slot.job].spec.phase(slot.phase)
     asks = job.status in SERVED and job.queued in c.timers.awaited and c.state.slots[job.queued].phase == absent.phase
     if not asks or (phase is not None and phase.min_gpus):
         return False
@@ -246,7 +246,7 @@ def keeps_its_place(c: Context, absent: ScheduledTurn, slot: Slot) -> bool:
 
 def make_room(c: Context, group: Group, turn: int, job: Job, nodes: tuple[NodeId, ...]) -> bool:
     """Have other states parked on the nodes where this turn is next; True when none is in the way."""
-    phase = find_phase(c.state, job.id, group.schedule[turn].phase)
+    pools = job.spec.pools_of(group.schedule[turn].phase)
     clean = True
     for name in nodes:
         if next_turn_on(c, group, name) != turn:
@@ -260,7 +260,7 @@ def make_room(c: Context, group: Group, turn: int, job: Job, nodes: tuple[NodeId
             kept = c.state.states[key]
             if kept.status is StateStatus.PARKED or kept.status is StateStatus.GONE:
                 continue
-            if kept.job == job.id and phase is not None and kept.pool in phase.pools:
+            if kept.job == job.id and kept.pool in pools:
                 clean = clean and kept.status is StateStatus.LOADED
                 continue
             if kept.status is StateStatus.LOADED and unheld_by(c, node, kept.job):
@@ -288,9 +288,9 @@ def unheld_by(c: Context, node: Node, job: JobId) -> bool:
     return all(gpu.holder is None or c.state.slots[gpu.holder].job != job for gpu in node.gpus.values())
 
 
-def engines_of(c: Context, job: Job, phase: PhaseSpec | None, nodes: Iterable[NodeId]) -> list[tuple[GpuId, ...]]:
+def engines_of(c: Context, job: Job, phase: str, nodes: Iterable[NodeId]) -> list[tuple[GpuId, ...]]:
     """The GPUs of each engine of a phase, node by node; where its states are not of several engines: each GPU."""
-    pools = () if phase is None else phase.pools
+    pools = job.spec.pools_of(phase)
     each = max((kept.engine_gpus for kept in job.spec.states if kept.pool in pools), default=0)
     return [gpus for name in nodes for gpus in engines_on(tuple(c.state.nodes[name].gpus), each or 1)]
 
@@ -301,7 +301,7 @@ def claimable(c: Context, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tu
     That is beside a tail, or beside GPUs that do not become clean. It is not beside a slot that itself runs on a part:
     the two would then stay on parts for ever.
     """
-    phase = find_phase(c.state, job.id, slot.phase)
+    phase = job.spec.phase(slot.phase)
     whole = True
     gpus: list[str] = []
     for name in nodes:
@@ -319,7 +319,7 @@ def claimable(c: Context, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tu
         return tuple(gpus)
     if phase is None or not phase.min_gpus:
         return None
-    usable = sum(len(engine) for engine in engines_of(c, job, phase, nodes) if all(gpu in gpus for gpu in engine))
+    usable = sum(len(engine) for engine in engines_of(c, job, phase.name, nodes) if all(gpu in gpus for gpu in engine))
     return tuple(gpus) if usable >= phase.min_gpus else None
 
 
@@ -334,27 +334,23 @@ def claim(c: Context, job: Job, slot: Slot, turn: int, gpus: tuple[str, ...]) ->
 
 def held_up_by_loans_ms(c: Context, job: Job, slot: Slot) -> Millis:
     """How long loans of its nodes to fillers have held a request up, at most: the wait for their ends, and a load."""
-    phase = find_phase(c.state, job.id, slot.phase)
     most, since = 0, max(slot.queued_at, job.placed_at or 0)
-    for node in () if phase is None else (c.state.nodes[name] for name in c.state.phase_nodes(job, phase)):
+    for node in map(c.state.nodes.__getitem__, c.state.phase_nodes(job, slot.phase)):
         ended = node.loan_ended_at if node.loan is None else c.now
         if ended is None:
             continue
         here = c.state.states_on(node)
         again = all(it.loaded_at is None or it.loaded_at <= ended for it in here)  # no job was there since
         mine = [it for it in here if it.job == job.id and it.status is not StateStatus.LOADED]
-        loads = sum(it.spec.load_ms if it.load_ms is None else it.load_ms for it in mine) if again else 0
+        loads = sum(it.loads_ms for it in mine) if again else 0
         most = max(most, max(0, ended - since) + loads)
     return most
 
 
 def needed(c: Context, job: Job, slot: Slot) -> list[JobState]:
     """The states of the slot's phase on the nodes that it holds GPUs of: on a part, these need not be all."""
-    phase = find_phase(c.state, job.id, slot.phase)
-    if phase is None:
-        return []
-    states = c.state.states_of(job)
-    here = [kept for kept in states if kept.pool in phase.pools and kept.node in job.pins.get(kept.pool, ())]
+    pools = job.spec.pools_of(slot.phase)
+    here = [it for it in c.state.states_of(job) if it.pool in pools and it.node in job.pins.get(it.pool, ())]
     return [kept for kept in here if holds_on(c, slot, kept.node)]
 
 

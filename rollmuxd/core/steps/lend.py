@@ -33,7 +33,6 @@ from rollmuxd.core.model import (
     StateStatus,
     nodes_in,
 )
-from rollmuxd.core.order import find_phase
 from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.state import allowed_residual_mb
 from rollmuxd.core.steps.dispatch import grant_if_loaded, issue, needed, next_phase
@@ -257,13 +256,13 @@ def asks_at(c: Context, job: Job, node: NodeId) -> Millis | None:
     if slot is None:
         at, place = job.progress.idle_from or c.now, place - 1
     else:
-        if node in c.state.phase_nodes(job, phase):
+        if node in c.state.phase_nodes(job, phase.name):
             return c.now
         at = c.now + left_ms(job, phase, 0 if slot.granted_at is None else c.now - slot.granted_at)
     for _ in phases:
         place = (place + 1) % len(phases)
         at = max(c.now, at + gap_ms(job, phases[place]))
-        if node in c.state.phase_nodes(job, phases[place]):
+        if node in c.state.phase_nodes(job, phases[place].name):
             return at
         at += left_ms(job, phases[place], 0)
     return None
@@ -289,25 +288,17 @@ def gap_ms(job: Job, phase: PhaseSpec) -> Millis:
 # ---- what a loan takes ----------------------------------------------------------------------------------------------
 
 
-def park_ms(kept: JobState) -> Millis:
-    return kept.spec.park_ms if kept.park_ms is None else kept.park_ms
-
-
-def load_ms(kept: JobState) -> Millis:
-    return kept.spec.load_ms if kept.load_ms is None else kept.load_ms
-
-
 def wake_ms(kept: JobState) -> Millis:
     """What loading a filler's state takes: as stated where that may start an engine; then as observed, or as a park."""
     if kept.load_ms is None and kept.park_ms is not None:
         return min(kept.spec.load_ms, kept.park_ms)
-    return load_ms(kept)
+    return kept.loads_ms
 
 
 def back_ms(c: Context, node: Node, filler: Job, next_: Job | None) -> Millis:
     """From ``yield`` until the node is as the next job left it."""
-    parks = sum(map(park_ms, c.state.states_at(filler, node)))
-    loads = 0 if next_ is None else sum(load_ms(it) for it in c.state.states_at(next_, node))
+    parks = sum(it.parks_ms for it in c.state.states_at(filler, node))
+    loads = 0 if next_ is None else sum(it.loads_ms for it in c.state.states_at(next_, node))
     assert filler.spec.filler is not None
     return filler.spec.filler.yield_ms + parks + loads + c.config.fillers_margin_ms
 
@@ -339,7 +330,7 @@ def use_idle_time(c: Context, node: Node) -> None:
         begin_loan(c, node, filler, due)
     elif due is not None and next_ is not None and node.loan_ended_at is not None:
         parked = [it for it in c.state.states_at(next_, node) if it.status is StateStatus.PARKED]
-        at = due - sum(map(load_ms, parked)) - c.config.fillers_margin_ms
+        at = due - sum(it.loads_ms for it in parked) - c.config.fillers_margin_ms
         if c.now < at:
             c.timers.at(at, "lend", node.id)
         elif may_load_ahead(c, node, next_):
@@ -355,8 +346,7 @@ def may_load_ahead(c: Context, node: Node, job: Job) -> bool:
     group = c.state.group_of(node)
     for other in () if group is None else c.state.members(group):
         slot = c.state.request_of(other)
-        phase = None if slot is None else find_phase(c.state, other.id, slot.phase)
-        if phase is not None and node.id in c.state.phase_nodes(other, phase):
+        if slot is not None and node.id in c.state.phase_nodes(other, slot.phase):
             return False
     clean = all(gpu.dirty_by in (None, job.id) for gpu in node.gpus.values())
     return clean and job.move is None and not job.left and job.status in SERVED
@@ -391,7 +381,7 @@ def is_worth_it(c: Context, node: Node, filler: Job, due: Millis | None, next_: 
     if not may_wait(c, c.state.group_of(node), back):
         return False
     there = sum(map(wake_ms, c.state.states_at(filler, node)))
-    there += sum(park_ms(it) for it in loaded_by_others(c, node, filler))
+    there += sum(it.parks_ms for it in loaded_by_others(c, node, filler))
     assert filler.spec.filler is not None
     return due is None or c.now + there + filler.spec.filler.min_run_ms + back <= due
 

@@ -37,7 +37,6 @@ from rollmuxd.core.model import (
     StateStatus,
     nodes_in,
 )
-from rollmuxd.core.order import find_phase
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import state_key
@@ -115,10 +114,10 @@ def gets_no_further(c: Context, job: Job, move: JobMove) -> bool:
 
 def asks_for(c: Context, job: Job, nodes: Iterable[NodeId]) -> bool:
     """Whether a placed job waits for a phase that claims one of these nodes, and for nothing else of its own."""
-    phase = None if job.queued is None else find_phase(c.state, job.id, c.state.slots[job.queued].phase)
-    if phase is None or job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing:
+    asked = c.state.request_of(job)
+    if asked is None or job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing:
         return False
-    return not set(c.state.phase_nodes(job, phase)).isdisjoint(nodes)
+    return not set(c.state.phase_nodes(job, asked.phase)).isdisjoint(nodes)
 
 
 def is_up(c: Context, move: JobMove) -> bool:

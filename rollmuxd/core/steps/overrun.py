@@ -12,7 +12,6 @@ from rollmuxd.core.context import Context
 from rollmuxd.core.estimates import by_work_ms, quantile_ms
 from rollmuxd.core.ids import JobId, Millis, NodeId
 from rollmuxd.core.model import Job, Slot, SlotStatus, nodes_in
-from rollmuxd.core.order import find_phase
 from rollmuxd.core.steps.dispatch import holds_on, is_waited_for
 from rollmuxd.core.steps.reclaim import revoke_held
 
@@ -29,7 +28,7 @@ def expected_ms(c: Context, job: Job, slot: Slot) -> Millis | None:
     """
     times = job.times.get(slot.phase)
     seen = None if times is None else quantile_ms(times, 0.95)
-    phase = find_phase(c.state, job.id, slot.phase)
+    phase = job.spec.phase(slot.phase)
     if phase is None:
         return seen
     more = by_work_ms(job, phase)

@@ -22,7 +22,6 @@ from rollmuxd.core.model import (
     StateStatus,
     nodes_in,
 )
-from rollmuxd.core.order import find_phase
 from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.dispatch import grant_if_loaded, holds_on, issue, unheld_by
 from rollmuxd.core.steps.locality import is_older
@@ -77,9 +76,9 @@ def take_away(c: Context, slot: Slot, fact: f.SlotLost | f.SlotRevoked | f.SlotF
 
 def park_own(c: Context, job: Job, slot: Slot) -> None:
     """Park the states that a slot had loaded, so that its GPUs come clean. Not those that a later slot uses."""
-    phase, later = find_phase(c.state, job.id, slot.phase), c.state.slot_of(job)
+    pools, later = job.spec.pools_of(slot.phase), c.state.slot_of(job)
     for kept in c.state.states_of(job):
-        if kept.status is StateStatus.LOADED and phase is not None and kept.pool in phase.pools:
+        if kept.status is StateStatus.LOADED and kept.pool in pools:
             if later is None or not holds_on(c, later, kept.node):
                 issue(c, OrderKind.PARK, kept, slot.id)
 

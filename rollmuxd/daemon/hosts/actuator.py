@@ -39,7 +39,6 @@ from rollmuxd.core.inputs import (
     OrderNotBegun,
 )
 from rollmuxd.core.model import Job, Order, OrderKind, OrderStatus, Session, SessionStatus
-from rollmuxd.core.order import find_phase
 from rollmuxd.core.spec import StateSpec
 from rollmuxd.core.state import State, state_key
 from rollmuxd.daemon.hosts.cuda_env import visible
@@ -258,7 +257,7 @@ class Actuator:
     def _remember_phase(self, granted: SlotId) -> None:
         state = self._state()
         slot = state.slots.get(granted)
-        phase = None if slot is None else find_phase(state, slot.job, slot.phase)
+        phase = None if slot is None else state.jobs[slot.job].spec.phase(slot.phase)
         if slot is None or phase is None:
             return
         for pool in phase.pools:
