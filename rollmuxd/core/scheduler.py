@@ -13,15 +13,13 @@ from rollmuxd.core.config import Config
 from rollmuxd.core.context import NOTHING, Context
 from rollmuxd.core.decision import Answer, Decision, Directive
 from rollmuxd.core.errors import BrokenInvariant, Rejected
-from rollmuxd.core.estimates import credit_ms, slowdown
 from rollmuxd.core.facts import name
 from rollmuxd.core.handlers import hosts, jobs, orders, resize, slots
-from rollmuxd.core.ids import GroupId, JobId, Millis, SessionId, SlotId
+from rollmuxd.core.ids import Millis, SessionId, SlotId
 from rollmuxd.core.policy import HeedsOwners, Policy
 from rollmuxd.core.reconcile import reconcile
 from rollmuxd.core.state import State
 from rollmuxd.core.steps import drain, overrun, replan
-from rollmuxd.core.steps.admit import position
 from rollmuxd.core.timers import Timers
 
 _NO_CHANGE = Decision((), (), NOTHING)
@@ -154,10 +152,6 @@ class Scheduler:
 
     # ---- questions; they change nothing ------------------------------------------------------------------------------
 
-    def job_position(self, job: JobId, now: Millis) -> int:
-        """Its place among the waiting jobs; 1: the next to be tried; 0: it does not wait."""
-        return position(self._context, job, now)
-
     def directives(self, session: SessionId, slot: SlotId, now: Millis) -> tuple[Directive, ...]:
         """What the session's slot would be asked by a heartbeat now; no lease is renewed by the question."""
         self._context.now = now
@@ -179,15 +173,3 @@ class Scheduler:
     def silent(self, now: Millis) -> list[SessionId]:
         """The sessions of which no heartbeat has come for longer than expected."""
         return [session for session in self.timers.seen if self.silent_ms(session, now) is not None]
-
-    def group_period_ms(self, group: GroupId) -> Millis | None:
-        """The group's planned period."""
-        return self.policy.period_ms(self.state, group) if group in self.state.groups else None
-
-    def slowdown(self, job: JobId) -> float | None:
-        """Mean iteration over solo iteration, of all finished iterations; None before the first."""
-        return slowdown(self.state.job(job))
-
-    def credit_ms(self, job: JobId) -> Millis | None:
-        """By how much the job is ahead of its bound; None without an SLO."""
-        return credit_ms(self.state.job(job))

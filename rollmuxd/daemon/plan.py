@@ -330,7 +330,7 @@ def _name(job: Job, asked: PlanQuestion) -> str:
 
 def _iteration_ms(core: Scheduler, job: Job) -> Millis | None:
     """What its group's plan gives it: a rotation, by how often it goes round in it."""
-    period = core.group_period_ms(job.group) if job.group is not None else None
+    period = core.policy.period_ms(core.state, job.group) if job.group is not None else None
     if period is None or job.group is None:
         return None
     return iteration_ms(period, core.state.groups[job.group], job)

@@ -50,6 +50,7 @@ from rollmuxd.core.spec import (
     Want,
 )
 from rollmuxd.core.state import State
+from rollmuxd.core.steps.admit import position
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux
 
@@ -402,7 +403,7 @@ class Play:
                 ),
             ]
         job = self._job(what)
-        said = [f"= position {self.core.job_position(job, self.now)}"]
+        said = [f"= position {position(self.core.context, job, self.now)}"]
         said += [
             f"= {reason.code}: {reason.text}"
             for reason in Explainer(self.core.context).why_job_waits(job, self.now).reasons

@@ -253,6 +253,30 @@ async def test_what_can_never_be_met_is_422_and_names_the_shortage(running, body
         assert "rollout" in answer.json()["detail"]
 
 
+async def test_a_number_out_of_its_range_does_not_reach_the_core(running, body_of_job):
+    train = {"name": "train", "pools": ["train"]}
+    changes = (
+        {"wants": {"rollout": {"nodes": 0}, "train": {}}},
+        {"wants": {"rollout": {"gpus": -1}, "train": {}}},
+        *(
+            {"phases": [{"name": "roll", "pools": ["rollout"], it: -1}, train]}
+            for it in ("seconds", "gap_s", "min_gpus")
+        ),
+        {"side": [{"name": "eval", "pools": ["train"], "every": -1}]},
+        *({"states": {"train": {it: -1}}} for it in ("gpu_gb", "residual_gb", "ram_gb", "load_s", "park_s")),
+        {"states": {"train": {"engine_gpus": -1}}},
+        {"ranks": 0},
+        {"filler": {"yield_s": 0}},
+        {"filler": {"min_run_s": 0}},
+    )
+    async with running() as world, world.client() as client:
+        for change in changes:
+            answer = await client.post("/v1/jobs", json=body_of_job("one", **change))
+            assert answer.status_code == 422, change
+            assert ">=" in answer.json()["detail"] or "at least" in answer.json()["detail"], change
+        assert not world.state.jobs
+
+
 async def test_what_a_registration_leaves_open_is_as_the_configuration_says(running, body_of_job):
     async with running(defaults={"slo": 3.0, "on_loss": "kill"}) as world, world.client() as client:
         await client.post("/v1/jobs", json=body_of_job("one"))

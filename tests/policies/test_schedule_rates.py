@@ -263,7 +263,7 @@ def rollmux_period_ms(phases: list[tuple[str, float]], count: int) -> int | None
         core.handle(RegisterJob("team", "ann", replace(spec, name=f"j{at}")), 0)
     (group,) = core.state.groups
     assert len(core.state.groups[group].jobs) == count
-    return core.group_period_ms(group)
+    return core.policy.period_ms(core.state, group)
 
 
 def test_a_short_job_goes_round_thrice_while_a_long_one_goes_round_once() -> None:

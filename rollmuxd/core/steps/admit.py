@@ -283,7 +283,10 @@ def check_owner(c: Context, owner: str, spec: JobSpec, known: Job | None) -> Non
 
 
 def check_spec(spec: JobSpec, state: State, config: Config) -> None:
-    """What could never be met is refused at once, and says what is short."""
+    """What could never be met is refused at once, and says what is short.
+
+    That each number is in its range was checked before: it comes from a body of :mod:`rollmuxd.wire`.
+    """
     wanted = [want.pool for want in spec.wants]
     names = [phase.name for phase in (*spec.phases, *spec.side)]
     if not spec.phases or len(set(names)) != len(names) or len(set(wanted)) != len(wanted):
@@ -322,7 +325,6 @@ def check_spec(spec: JobSpec, state: State, config: Config) -> None:
             raise Impossible(f"residency driver {kept.driver!r} is not installed (installed: {known})")
     if spec.slo is not None and not 1 <= spec.slo < float("inf"):
         raise Impossible(f"slo is {spec.slo:g}: no job is faster shared than alone, so it is at least 1, and finite")
-    _check_numbers(spec)
     _check_wants(spec, state)
 
 
@@ -368,8 +370,6 @@ def _check_filler(spec: JobSpec) -> None:
             "a filler that rollmuxd cannot stop may hold up other jobs: have its state moved by a driver (driver), "
             "have its process started by rollmuxd (launch), or let it be ended (on_loss kill)"
         )
-    if spec.filler.yield_ms < 1 or spec.filler.min_run_ms < 1:
-        raise Impossible("a filler says for how long it works at least (min_run_s) and how fast it gives way (yield_s)")
 
 
 def moves_without_its_process(spec: JobSpec) -> bool:
@@ -385,7 +385,7 @@ def _check_side(spec: JobSpec) -> None:
         if phase.every:
             raise Impossible(f"phase {phase.name}: every is for side phases that come again, such as eval and save")
     for phase in spec.side:
-        if phase.every < 0 or (phase.every and phase.planned_ms is None):
+        if phase.every and phase.planned_ms is None:
             raise Impossible(
                 f"side phase {phase.name} comes once in {phase.every} iterations: say, too, how long it takes at worst "
                 "(seconds), or neither"
@@ -416,34 +416,6 @@ def _check_launch(spec: JobSpec, state: State, config: Config) -> None:
                 f"launch: node {node.id} may be its place, and on host {node.host} no processes are started "
                 f"(hosts where they are: {able}); start the process yourself, with on_loss hold or kill"
             )
-
-
-def _check_numbers(spec: JobSpec) -> None:
-    phases = [
-        (f"{field} of phase {phase.name}", value, 0)
-        for phase in (*spec.phases, *spec.side)
-        for field, value in (("time", phase.planned_ms or 0), ("gap", phase.gap_ms), ("min_gpus", phase.min_gpus))
-    ]
-    wants = [
-        (f"{field} wanted of pool {want.pool}", value, least)
-        for want in spec.wants
-        for field, value, least in (("nodes", want.nodes, 1), ("GPUs", want.gpus, 0))
-    ]
-    states = [
-        (f"{field} of the {kept.pool} state", value, 0)
-        for kept in spec.states
-        for field, value in (
-            ("GPU memory", kept.gpu_mb),
-            ("residual memory", kept.residual_mb),
-            ("RAM", kept.ram_mb),
-            ("load time", kept.load_ms),
-            ("park time", kept.park_ms),
-            ("GPUs of an engine", kept.engine_gpus),
-        )
-    ]
-    for what, value, least in (*phases, *wants, *states, ("ranks", spec.ranks, 1)):
-        if value < least:
-            raise Impossible(f"{what}: {value}, and it is at least {least}")
 
 
 def _check_wants(spec: JobSpec, state: State) -> None:

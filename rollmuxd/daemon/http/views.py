@@ -9,12 +9,21 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from rollmuxd.core import decision as core_decision
-from rollmuxd.core.estimates import estimate_samples, iteration_ms, phase_ms, quantile_ms, solo_ms
+from rollmuxd.core.estimates import (
+    credit_ms,
+    estimate_samples,
+    iteration_ms,
+    phase_ms,
+    quantile_ms,
+    slowdown,
+    solo_ms,
+)
 from rollmuxd.core.ids import Fence, GpuId, JobId, Millis, NodeId
 from rollmuxd.core.model import Gpu, Group, Host, Job, JobStatus, Node, NodeStatus, PhaseTimes, Slot, SlotStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.state import State
+from rollmuxd.core.steps import admit
 from rollmuxd.daemon.access.gate import Caller
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.hosts.actuator import Seen
@@ -88,7 +97,7 @@ def job_view(
     """One job. ``waiting``: also why it waits, which takes some thought; lists have a ``reason`` instead."""
     core = visibility.core
     on = core.state.slots.get(job.slot or job.queued or "")
-    slowdown = core.slowdown(job.id)
+    slower = slowdown(job)
     return wire.JobView(
         job=job.id,
         owner=job.owner,
@@ -109,8 +118,8 @@ def job_view(
         unmet=visibility.unmet(job.id),
         priority=job.spec.priority,
         iterations=job.progress.finished,
-        slowdown=None if slowdown is None else round(slowdown, 4),
-        credit_s=seconds(core.credit_ms(job.id)),
+        slowdown=None if slower is None else round(slower, 4),
+        credit_s=seconds(credit_ms(job)),
         planned_slowdown=_planned_slowdown(job, core.state.groups.get(job.group or "")),
         estimates=_estimates(job),
         session=job.session,
@@ -140,7 +149,7 @@ def waiting_view(visibility: Visibility, job: Job, now: Millis) -> wire.Waiting:
     why = visibility.why_job_waits(job.id, now)
     return wire.Waiting(
         reasons=visibility.reasons(why.reasons),
-        position=visibility.core.job_position(job.id, now),
+        position=admit.position(visibility.core.context, job.id, now),
         would_start_with=list(why.would_start_with),
     )
 
@@ -333,7 +342,7 @@ def group_view(visibility: Visibility, group: Group) -> wire.GroupView:
     core = visibility.core
     state = core.state
     nodes = [state.nodes[name] for name in group.nodes]
-    period = core.group_period_ms(group.id)
+    period = core.policy.period_ms(core.state, group.id)
     return wire.GroupView(
         group=group.id,
         jobs=list(group.jobs),
