@@ -65,6 +65,12 @@ class Context:
         """This must be done, once the facts are durable."""
         self.effects.append(effect)
 
+    def is_past(self, due: Millis, kind: str, key: str) -> bool:
+        """Whether that time has come. Else it is planned to look again then: a deadline of that kind."""
+        if self.now < due:
+            self.timers.at(due, kind, key)
+        return self.now >= due
+
     def use_of(self, job: Job) -> int:
         """What the job's owner has used until now, in GPU-milliseconds, decayed."""
         return use_of(self.state.owners.get(job.owner), self.now, self.config.use_half_life_ms)

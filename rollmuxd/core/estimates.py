@@ -121,15 +121,6 @@ def by_work_ms(job: Job, phase: PhaseSpec) -> Millis | None:
     return round(each * job.work)
 
 
-def likely_ms(job: Job, phase: PhaseSpec) -> Millis | None:
-    """The best guess of the phase's time, for people: by the work before it, else as observed, else as planned."""
-    known = by_work_ms(job, phase)
-    if known is not None:
-        return known
-    times = job.times.get(phase.name)
-    return (mean_ms(times) if times is not None else None) or phase.planned_ms
-
-
 def solo_ms(job: Job) -> Millis | None:
     """One iteration alone, in the mean: all phases and own gaps; None while a phase's time is not known."""
     total = 0

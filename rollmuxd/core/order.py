@@ -14,7 +14,7 @@ the first of all is next on all its nodes. By credit a request over several pool
 them, while all its nodes are free. It is short, and if it waited for one pool, the other would idle.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from itertools import product
 from typing import Final
 
@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from rollmuxd.core.estimates import ahead_ms, solo_ms
 from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, SlotId
-from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, ScheduledTurn, Slot, SlotStatus
+from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Slot, SlotStatus
 from rollmuxd.core.state import State
 
 #: by credit, a job without a promise counts as if it were promised this: it yields, and does not starve
@@ -117,20 +117,6 @@ class Rotation:
             return False
         holders = (gpu.holder for name in projection.nodes[job, phase] for gpu in state.nodes[name].gpus.values())
         return all(holder is None or state.slots[holder].status in ENDED for holder in holders)
-
-    def before(self, state: State, group: Group, index: int) -> Iterator[ScheduledTurn]:
-        """Turns that come before this one on any of its nodes, once each per rotation that is due."""
-        turn = group.schedule[index]
-        mine = (turn.rotation, index)
-        projection = self.projection(state, group)
-        seen: set[int] = set()
-        for node in projection.nodes.get((turn.job, turn.phase), ()):
-            for other in projection.on[node]:
-                if state.jobs[group.schedule[other].job].group != group.id:
-                    continue  # it is still to move here
-                if other not in seen and (group.schedule[other].rotation, other) < mine:
-                    seen.add(other)
-                    yield group.schedule[other]
 
 
 def _standing(job: Job, slot: Slot, now: Millis) -> tuple[bool, bool, Millis]:

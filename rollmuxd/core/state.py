@@ -4,7 +4,8 @@ What is not here (lease deadlines, attachment, progress) is soft: it lives in th
 starts empty with it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from msgspec import Struct, field
 
@@ -24,6 +25,15 @@ from rollmuxd.core.model import (
     Slot,
     StateStatus,
 )
+
+T = TypeVar("T")
+
+
+def _known(table: Mapping[str, T], kind: str, name: str) -> T:
+    found = table.get(name)
+    if found is None:
+        raise UnknownThing(kind, name)
+    return found
 
 
 def state_key(job: JobId, pool: PoolName, node: NodeId) -> str:
@@ -71,24 +81,19 @@ class State(Struct):
 
     def job(self, job: JobId) -> Job:
         """The job, or UnknownThing."""
-        found = self.jobs.get(job)
-        if found is None:
-            raise UnknownThing("job", job)
-        return found
+        return _known(self.jobs, "job", job)
 
     def slot(self, slot: SlotId) -> Slot:
         """The slot, or UnknownThing."""
-        found = self.slots.get(slot)
-        if found is None:
-            raise UnknownThing("slot", slot)
-        return found
+        return _known(self.slots, "slot", slot)
 
     def node(self, node: NodeId) -> Node:
         """The node, or UnknownThing."""
-        found = self.nodes.get(node)
-        if found is None:
-            raise UnknownThing("node", node)
-        return found
+        return _known(self.nodes, "node", node)
+
+    def session(self, session: SessionId) -> Session:
+        """The session, or UnknownThing."""
+        return _known(self.sessions, "session", session)
 
     def job_named(self, owner: str, name: str) -> Job | None:
         """The owner's job of that name."""

@@ -16,7 +16,6 @@ from rollmuxd.core.estimates import (
     credit_ms,
     estimate_samples,
     iteration_ms,
-    likely_ms,
     pace_ms,
     phase_ms,
     quantile_ms,
@@ -42,7 +41,7 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.policy import Refusal, SaysWhatBinds, SpendsCredit
 from rollmuxd.core.spec import Movable
-from rollmuxd.core.steps import drain, lend
+from rollmuxd.core.steps import drain
 from rollmuxd.core.steps.admit import limits_of, over_its_nodes, position, waiting_order
 from rollmuxd.core.steps.dispatch import absent, yields_to
 from rollmuxd.core.steps.locality import bound_to, limited_to_locality, place
@@ -361,7 +360,15 @@ class Explainer:
                     ahead[other.id] = other
             return list(ahead.values())
         index = rotation.turn_of(state, group, slot.job, slot.phase)
-        return [] if index is None else list(rotation.before(state, group, index))
+        if index is None:
+            return []
+        schedule, on = group.schedule, rotation.projection(state, group).on
+        claims = rotation.nodes_of(state, group, slot.job, slot.phase)
+        earlier = dict.fromkeys(
+            at for node in claims for at in on[node] if (schedule[at].rotation, at) < (schedule[index].rotation, index)
+        )
+        # not those of jobs that are still to move here
+        return [schedule[at] for at in earlier if state.jobs[schedule[at].job].group == group.id]
 
     def _words(self, cause: Cause | None) -> str:
         return sentence(cause, lambda job: self._c.state.jobs[job].spec.name if job in self._c.state.jobs else job)
@@ -466,7 +473,7 @@ class Explainer:
         if known.status is not SlotStatus.QUEUED:
             return 0
         if job.spec.filler is not None:
-            return lend.fillers_before(self._c, job, known)
+            return fillers.fillers_before(self._c, job, known)
         if group is None:
             return max(0, position(self._c, job.id, now) - 1)
         return len(self._before(group, known))
@@ -494,7 +501,7 @@ class Explainer:
         total = 0
         for turn in self._before(group, known):
             phase = state.jobs[turn.job].spec.phase(turn.phase)
-            took = None if phase is None else likely_ms(state.jobs[turn.job], phase)
+            took = None if phase is None else forecast.likely_ms(state.jobs[turn.job], phase)
             if took is None:
                 return None
             total += took

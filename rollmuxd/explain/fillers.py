@@ -2,7 +2,7 @@
 
 from rollmuxd.core.context import Context
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.model import Job, NodeStatus, nodes_in
+from rollmuxd.core.model import Job, NodeStatus, Slot, nodes_in
 from rollmuxd.core.steps import lend
 
 
@@ -29,7 +29,7 @@ def why_not_lent(c: Context, filler: Job) -> list[Reason]:
         return [Reason("busy", f"slot {holder} holds node {node.id}", {"node": node.id, "slot": holder})]
     due, next_ = lend.next_due(c, node)
     back = lend.back_ms(c, node, filler, next_)
-    if not lend.may_wait(c, c.state.groups.get(node.group or ""), back):
+    if not lend.may_wait(c, c.state.group_of(node), back):
         share = f"{100 * c.config.fillers_max_share:g} %"
         text = f"a loan of {node.id} may hold its jobs up by {back / 1000:g} s, and by {share} of their time at most"
         return [Reason("share", text, {"node": node.id, "back_s": back / 1000})]
@@ -37,3 +37,14 @@ def why_not_lent(c: Context, filler: Job) -> list[Reason]:
         text = f"another job is expected on {node.id} in {(due - c.now) / 1000:g} s, too soon for a loan"
         return [Reason("due", text, {"node": node.id, "due_s": (due - c.now) / 1000})]
     return [Reason("soon", f"node {node.id} is being made ready, or another filler has it first", {"node": node.id})]
+
+
+def fillers_before(c: Context, filler: Job, slot: Slot) -> int:
+    """How many of the fillers that ask for the same node have it first."""
+    asking = [
+        (other.harvested_ms, c.state.slots[other.queued].queued_at)
+        for name in nodes_in(filler.pins)
+        for other in map(c.state.jobs.__getitem__, c.state.nodes[name].fillers)
+        if other.queued is not None and other.queued not in c.timers.detached
+    ]
+    return sum(it < (filler.harvested_ms, slot.queued_at) for it in asking)

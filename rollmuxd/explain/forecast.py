@@ -6,10 +6,11 @@ A guess for people, from what phases took so far: no certificate, and nothing is
 from heapq import heapify, heappop, heappush
 
 from rollmuxd.core.context import SERVED
-from rollmuxd.core.estimates import likely_ms
+from rollmuxd.core.estimates import by_work_ms, mean_ms
 from rollmuxd.core.ids import JobId, Millis, NodeId
 from rollmuxd.core.model import Group, Job, Slot, StateStatus
 from rollmuxd.core.order import Rotation
+from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.state import State
 
 #: turns that are played, at most
@@ -60,6 +61,15 @@ def left_ms(state: State, slot: Slot, now: Millis) -> Millis | None:
     phase = state.jobs[slot.job].spec.phase(slot.phase)
     took = None if phase is None else likely_ms(state.jobs[slot.job], phase)
     return None if took is None else max(0, took - (now - (now if slot.granted_at is None else slot.granted_at)))
+
+
+def likely_ms(job: Job, phase: PhaseSpec) -> Millis | None:
+    """The best guess of the phase's time, for people: by the work before it, else as observed, else as planned."""
+    known = by_work_ms(job, phase)
+    if known is not None:
+        return known
+    times = job.times.get(phase.name)
+    return (mean_ms(times) if times is not None else None) or phase.planned_ms
 
 
 def _free_after(state: State, job: Job, now: Millis) -> Millis | None:

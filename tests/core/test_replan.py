@@ -20,13 +20,14 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.apply import apply
 from rollmuxd.core.config import Config, DriverTraits, Moves, PlanWith
-from rollmuxd.core.estimates import by_work_ms, has_left, likely_ms, phase_ms, solo_ms
+from rollmuxd.core.estimates import by_work_ms, has_left, phase_ms, solo_ms
 from rollmuxd.core.model import Dispatch, OrderKind
 from rollmuxd.core.policy import Move, Policy
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import IfUnmet, JobSpec, Movable, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.explain.explainer import Explainer
+from rollmuxd.explain.forecast import likely_ms
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.thrift.policy import Thrift
 

@@ -10,7 +10,7 @@ from rollmuxd.core.context import HOLDS, NOTHING, Context
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.handlers.jobs import job_lost, lose
-from rollmuxd.core.handlers.orders import CRASHES_TO_SUSPECT, lost_contact, may_be_asked_for, suspect
+from rollmuxd.core.handlers.orders import CRASHES_TO_SUSPECT, lost_contact, may_be_asked_for
 from rollmuxd.core.ids import HostId, Millis, NodeId
 from rollmuxd.core.model import (
     Host,
@@ -131,7 +131,8 @@ def start(c: Context, given: i.Start) -> Answer:
         traits = c.traits(order.driver)
         issued = order.status is OrderStatus.ISSUED
         if issued and order.crashes >= CRASHES_TO_SUSPECT:
-            suspect(c, order)
+            # the process that received it may still be at it
+            lost_contact(c, order, Cause("suspected", {"order": order.id, "crashes": order.crashes}))
         elif issued and traits.idempotent and not given.lost:  # else it may undo what was ordered since
             c.do(e.Perform(order.id, again=True))
         elif traits.probes and not (issued and given.lost):
@@ -204,7 +205,7 @@ def configure(c: Context, given: i.Start) -> None:
             if node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED):
                 c.fact(f.NodeUnknown(c.now, name))
             c.fact(f.NodeDraining(c.now, name, CONFIGURATION, unconfigured=True))
-        elif spec is not None and not used and not _same_node(node, spec):
+        elif spec is not None and not used and spec != spec_of(node):
             c.fact(f.NodeAdded(c.now, spec))
         elif spec is not None and node.unconfigured:
             c.fact(f.NodeUnknown(c.now, name))
@@ -215,6 +216,12 @@ def configure(c: Context, given: i.Start) -> None:
     configured = {host.id for host in given.hosts}
     for name in [host.id for host in c.state.hosts.values() if not host.nodes and host.id not in configured]:
         c.fact(f.HostRemoved(c.now, name))
+
+
+def spec_of(node: Node) -> i.NodeSpec:
+    """The node as it was configured."""
+    gpus, price = tuple(node.gpus), node.price_per_gpu_hour
+    return i.NodeSpec(node.id, node.host, gpus, node.pools, node.gpu_type, node.gpu_mb, price)
 
 
 def host_observed(c: Context, told: i.HostObserved) -> Answer:
@@ -349,10 +356,7 @@ def clean_limit_passed(c: Context, name: NodeId) -> None:
     node = c.state.nodes.get(name)
     if node is None or node.not_clean_since is None or node.status in (NodeStatus.QUARANTINED, NodeStatus.LOST):
         return
-    due = node.not_clean_since + c.config.clean_timeout_ms
-    if c.now < due:
-        c.timers.at(due, "clean", name)
-    else:
+    if c.is_past(node.not_clean_since + c.config.clean_timeout_ms, "clean", name):
         why = Cause("not_clean_in_time", {"limit_s": c.config.clean_timeout_ms // 1000}, node.not_clean_reason)
         used = {gpu: c.timers.used_mb[gpu] / 1000 for gpu in node.not_clean if gpu in c.timers.used_mb}
         if used:
@@ -372,14 +376,3 @@ def stalled(c: Context, given: i.Stalled) -> Answer:
     c.fact(f.LoopStalled(c.now, given.late_ms))
     c.timers.renew_all(c.now)
     return NOTHING
-
-
-def _same_node(node: Node, spec: i.NodeSpec) -> bool:
-    return (tuple(node.gpus), node.pools, node.gpu_type, node.gpu_mb, node.price_per_gpu_hour, node.host) == (
-        spec.gpus,
-        spec.pools,
-        spec.gpu_type,
-        spec.gpu_mb,
-        spec.price_per_gpu_hour,
-        spec.host,
-    )

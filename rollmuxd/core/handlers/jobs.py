@@ -5,7 +5,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.causes import Cause, said, sentence
 from rollmuxd.core.context import HOLDS, NOTHING, PLACED, Context
 from rollmuxd.core.decision import Answer
-from rollmuxd.core.errors import Conflict, RunAlive, TooMany, UnknownThing
+from rollmuxd.core.errors import Conflict, RunAlive, TooMany
 from rollmuxd.core.ids import JobId, Millis, SessionId
 from rollmuxd.core.model import Job, JobStatus, Session, SessionStatus, StateStatus
 from rollmuxd.core.spec import OnLoss
@@ -76,10 +76,7 @@ def never_opened(c: Context, job: JobId) -> None:
         return
     if known is None or not known.live or known.session is not None:
         return
-    due = opens_by(c, known)
-    if c.now < due:
-        c.timers.at(due, "opened", job)
-    else:
+    if c.is_past(opens_by(c, known), "opened", job):
         seconds = max(c.config.lease_ms, c.config.reattach_ms) // 1000
         job_lost(c, known, Cause("never_opened", {"limit_s": seconds}))
 
@@ -91,10 +88,7 @@ def process_never_came(c: Context, job: Job) -> None:
         return
     if session is not None and session.run == job.run and session.opened_at >= started.at:
         return
-    due = max(started.at, c.timers.renewed_at) + c.config.launch_ms
-    if c.now < due:
-        c.timers.at(due, "opened", job.id)
-    else:
+    if c.is_past(max(started.at, c.timers.renewed_at) + c.config.launch_ms, "opened", job.id):
         data = {"pid": started.pid, "host": started.host, "limit_s": c.config.launch_ms // 1000}
         job_lost(c, job, Cause("process_never_opened", data))
 
@@ -230,7 +224,7 @@ def process_replaced(c: Context, job: Job, session: SessionId) -> None:
 
 def close_session(c: Context, ask: i.CloseSession) -> Answer:
     """The process leaves in good order and its job stays. A slot that it holds is taken away."""
-    session = session_known(c, ask.session)
+    session = c.state.session(ask.session)
     if session.status is not SessionStatus.ALIVE:
         return Answer(session=session.id, repeated=True)
     job = c.state.jobs[session.job]
@@ -249,15 +243,8 @@ def close_session(c: Context, ask: i.CloseSession) -> Answer:
     return Answer(session=session.id)
 
 
-def session_known(c: Context, session: SessionId) -> Session:
-    found = c.state.sessions.get(session)
-    if found is None:
-        raise UnknownThing("session", session)
-    return found
-
-
 def live_session(c: Context, session: SessionId) -> Session:
-    found = session_known(c, session)
+    found = c.state.session(session)
     if found.status is not SessionStatus.ALIVE:
         job = c.state.jobs[found.job]
         raise Conflict(f"session {session} is {found.status}; job {job.spec.name} is {job.status}")

@@ -8,7 +8,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import NOTHING, Context
 from rollmuxd.core.decision import Answer
-from rollmuxd.core.model import Job, JobState, Order, OrderKind, OrderStatus, SlotStatus, StateStatus
+from rollmuxd.core.model import Job, Order, OrderKind, OrderStatus, SlotStatus, StateStatus
 from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.dispatch import issue
 from rollmuxd.core.steps.launch import kill
@@ -63,7 +63,7 @@ def order_failed(c: Context, told: i.OrderFailed) -> Answer:
 
 def failed(c: Context, order: Order, error: Cause) -> None:
     c.fact(f.OrderFaulted(c.now, order.id, error))
-    kept = state_of(c, order)
+    kept = c.state.states[state_key(order.job, order.pool, order.node)]
     old = sent_to_another(c, c.state.jobs[order.job], order) and not order.gpus
     if kept.status is StateStatus.UNKNOWN and order.kind is not OrderKind.DISCARD and not old:
         c.fact(f.StateObserved(c.now, order.job, order.pool, order.node, StateStatus.LOADED))
@@ -108,14 +108,6 @@ def about(order: Order) -> dict[str, str]:
     return {"kind": str(order.kind), "pool": order.pool, "node": order.node}
 
 
-def suspect(c: Context, order: Order) -> None:
-    """The daemon may crash because of this order. So the order is not sent again, and its driver is asked instead.
-
-    Whether it was done is not known: the process that received it may still be at it.
-    """
-    lost_contact(c, order, Cause("suspected", {"order": order.id, "crashes": order.crashes}))
-
-
 def may_be_asked_for(order: Order) -> bool:
     """False where the daemon crashed again after it had asked for an order under suspicion."""
     return order.crashes <= CRASHES_TO_SUSPECT
@@ -125,10 +117,6 @@ def sent_to_another(c: Context, job: Job, order: Order) -> bool:
     """Whether the order is from before the process that the run has now: what it says of the state is no longer so."""
     session = c.state.sessions.get(job.session or "")
     return session is not None and session.opened_at > order.issued_at
-
-
-def state_of(c: Context, order: Order) -> JobState:
-    return c.state.states[state_key(order.job, order.pool, order.node)]
 
 
 def fault(c: Context, order: Order, reason: Cause) -> None:

@@ -236,8 +236,7 @@ def yield_due(c: Context, slot: SlotId) -> None:
     known = c.state.slots.get(slot)
     if known is None or known.status not in HOLDS or known.yield_by is None:
         return
-    if c.now < known.yield_by:
-        c.timers.at(known.yield_by, "yield", slot)
+    if not c.is_past(known.yield_by, "yield", slot):
         return
     job, session = c.state.jobs[known.job], c.state.sessions[known.session]
     limit_s = 0 if job.spec.filler is None else job.spec.filler.yield_ms / 1000

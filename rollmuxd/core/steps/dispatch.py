@@ -6,14 +6,13 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core.context import SERVED, Context
 from rollmuxd.core.estimates import credit_ms, solo_ms
-from rollmuxd.core.ids import Fence, GpuId, JobId, Millis, NodeId, SlotId
+from rollmuxd.core.ids import Fence, GpuId, Millis, NodeId, SlotId
 from rollmuxd.core.model import (
     Dispatch,
     Group,
     Job,
     JobState,
     JobStatus,
-    Node,
     NodeStatus,
     OrderKind,
     ScheduledTurn,
@@ -223,9 +222,7 @@ def may_skip(c: Context, group: Group, index: int) -> bool:
         _, comes = min((it.rotation, index) for index, it in enumerate(group.schedule) if it.job == job.id)
         gap = next((phase.gap_ms for phase in job.spec.phases if phase.name == group.schedule[comes].phase), 0)
         due = job.progress.idle_from + gap + c.config.grace_ms
-    if c.now < due:
-        c.timers.at(due, "dispatch", group.id)
-    return c.now >= due
+    return c.is_past(due, "dispatch", group.id)
 
 
 def keeps_its_place(c: Context, absent: ScheduledTurn, slot: Slot) -> bool:
@@ -263,8 +260,7 @@ def make_room(c: Context, group: Group, turn: int, job: Job, nodes: tuple[NodeId
             if kept.job == job.id and kept.pool in pools:
                 clean = clean and kept.status is StateStatus.LOADED
                 continue
-            if kept.status is StateStatus.LOADED and unheld_by(c, node, kept.job):
-                issue(c, OrderKind.PARK, kept, None)
+            park_if_unheld(c, kept)
             # for the others (a tail's, one being discarded, an unknown one) each GPU's ``dirty_by`` decides
             clean = clean and kept.status is not StateStatus.PARKING
     return clean
@@ -283,9 +279,12 @@ def is_waited_for(c: Context, job: Job, nodes: Collection[NodeId]) -> bool:
     return False
 
 
-def unheld_by(c: Context, node: Node, job: JobId) -> bool:
-    """Whether none of the node's GPUs is held by a slot of the job."""
-    return all(gpu.holder is None or c.state.slots[gpu.holder].job != job for gpu in node.gpus.values())
+def park_if_unheld(c: Context, kept: JobState) -> None:
+    """Have a state parked that is loaded, where no slot of its job holds a GPU of the node."""
+    holders = (gpu.holder for gpu in c.state.nodes[kept.node].gpus.values())
+    if kept.status is StateStatus.LOADED:
+        if all(holder is None or c.state.slots[holder].job != kept.job for holder in holders):
+            issue(c, OrderKind.PARK, kept, None)
 
 
 def engines_of(c: Context, job: Job, phase: str, nodes: Iterable[NodeId]) -> list[tuple[GpuId, ...]]:

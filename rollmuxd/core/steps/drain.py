@@ -23,11 +23,11 @@ from rollmuxd.core.context import Context
 from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.feasible import short_of_memory
 from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
-from rollmuxd.core.model import Group, Job, JobStatus, Node, NodeStatus, OrderKind, StateStatus, nodes_in
+from rollmuxd.core.model import Group, Job, JobStatus, Node, NodeStatus, StateStatus, nodes_in
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps.admit import over_its_nodes, place_now
-from rollmuxd.core.steps.dispatch import issue, unheld_by
+from rollmuxd.core.steps.dispatch import park_if_unheld
 from rollmuxd.core.steps.locality import limited_to_locality, locality_violation, place
 from rollmuxd.core.steps.move import asks_for, plan, refused
 from rollmuxd.core.steps.reclaim import end_placement_if_empty, nodes_of
@@ -133,8 +133,7 @@ def replace_drained(c: Context, job: Job) -> None:
         is_dirty_by(node, job.id) for node in nodes
     ):
         for kept in there:
-            if kept.status is StateStatus.LOADED and unheld_by(c, c.state.nodes[kept.node], job.id):
-                issue(c, OrderKind.PARK, kept, None)
+            park_if_unheld(c, kept)
         c.timers.at(c.now + SETTLE_MS, "leave", "")
         return
     c.fact(f.JobUnplaced(c.now, job.id, Cause("placed_again", {"nodes": drained(c, job)}), keeps=True))

@@ -73,8 +73,7 @@ def new_run(c: Context, job: Job) -> bool:
     """The time has come: a new run of the same job waits for its place, on its old nodes first. False: not yet."""
     if job.status is not JobStatus.LOST or job.relaunch_at is None:
         return False
-    if c.now < job.relaunch_at:
-        c.timers.at(job.relaunch_at, "relaunch", job.id)
+    if not c.is_past(job.relaunch_at, "relaunch", job.id):
         return False
     end_process(c, job, Cause("next_process"))
     run = job.run + 1

@@ -331,9 +331,7 @@ def use_idle_time(c: Context, node: Node) -> None:
     elif due is not None and next_ is not None and node.loan_ended_at is not None:
         parked = [it for it in c.state.states_at(next_, node) if it.status is StateStatus.PARKED]
         at = due - sum(it.loads_ms for it in parked) - c.config.fillers_margin_ms
-        if c.now < at:
-            c.timers.at(at, "lend", node.id)
-        elif may_load_ahead(c, node, next_):
+        if c.is_past(at, "lend", node.id) and may_load_ahead(c, node, next_):
             for kept in parked:
                 issue(c, OrderKind.LOAD, kept, None)
 
@@ -362,17 +360,6 @@ def next_filler(c: Context, node: Node) -> Job | None:
         if slot is not None and job.status is JobStatus.ADMITTED and slot.id not in c.timers.detached and ready:
             asking.append((job.harvested_ms, slot.queued_at, name))
     return c.state.jobs[min(asking)[2]] if asking and c.config.fillers else None
-
-
-def fillers_before(c: Context, filler: Job, slot: Slot) -> int:
-    """How many of the fillers that ask for the same node have it first."""
-    asking = [
-        (other.harvested_ms, c.state.slots[other.queued].queued_at)
-        for name in nodes_in(filler.pins)
-        for other in map(c.state.jobs.__getitem__, c.state.nodes[name].fillers)
-        if other.queued is not None and other.queued not in c.timers.detached
-    ]
-    return sum(it < (filler.harvested_ms, slot.queued_at) for it in asking)
 
 
 def is_worth_it(c: Context, node: Node, filler: Job, due: Millis | None, next_: Job | None) -> bool:
@@ -414,13 +401,10 @@ def look_at_loan(c: Context, node: Node, slot: Slot | None) -> None:
     filler = c.state.jobs[slot.job]
     due, next_ = next_due(c, node)
     stays = node.status is NodeStatus.UP and filler.status is JobStatus.ADMITTED and no_room(c, filler, node) is None
-    at = None if due is None else due - back_ms(c, node, filler, next_)
     if not stays or not c.config.fillers or (due is not None and due <= c.now):
         ask_back(c, slot, filler, "wanted")
-    elif at is not None and at <= c.now:
+    elif due is not None and c.is_past(due - back_ms(c, node, filler, next_), "lend", node.id):
         ask_back(c, slot, filler, "expected")
-    elif at is not None:
-        c.timers.at(at, "lend", node.id)
 
 
 def ask_back(c: Context, slot: Slot, filler: Job, reason: str) -> None:

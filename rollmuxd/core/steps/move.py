@@ -41,7 +41,7 @@ from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.admit import over_its_nodes
-from rollmuxd.core.steps.dispatch import OUT, at_boundary, issue, take_place, unheld_by
+from rollmuxd.core.steps.dispatch import OUT, at_boundary, issue, park_if_unheld, take_place
 from rollmuxd.core.steps.launch import end_process, launch, next_key
 from rollmuxd.core.steps.locality import locality_violation, place
 from rollmuxd.core.steps.reclaim import (
@@ -97,7 +97,8 @@ def advance(c: Context, job: Job) -> None:
     if at_boundary(c, job) or gets_no_further(c, job, told(job)):
         begin(c, job)
     if job.move is not None and job.move.began_at is not None:
-        park_what_stays(c, job)
+        for kept in states_on(c, job, leaving(job, job.move.pins)):
+            park_if_unheld(c, kept)
         if is_ready(c, job, job.move):
             end(c, job)
 
@@ -170,9 +171,8 @@ def void(c: Context, job: Job, move: JobMove) -> Cause | None:
     late, since, limit = "begins_late", move.planned_at, c.config.move_start_timeout_ms
     if move.began_at is not None:
         late, since, limit = "ends_late", move.began_at, c.config.move_finish_timeout_ms
-    if c.now >= max(since, c.timers.renewed_at) + limit:
+    if c.is_past(max(since, c.timers.renewed_at) + limit, "move", job.id):
         return Cause(late, {"limit_s": limit // 1000})
-    c.timers.at(max(since, c.timers.renewed_at) + limit, "move", job.id)
     return None
 
 
@@ -192,14 +192,6 @@ def process_goes(c: Context, job: Job) -> None:
     for kept in c.state.states_of(job):
         if kept.status not in (StateStatus.GONE, StateStatus.UNKNOWN):
             c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
-
-
-def park_what_stays(c: Context, job: Job) -> None:
-    """Have what is loaded on the nodes that it leaves parked."""
-    for kept in states_on(c, job, leaving(job, told(job).pins)):
-        node = c.state.nodes[kept.node]
-        if kept.status is StateStatus.LOADED and unheld_by(c, node, job.id):
-            issue(c, OrderKind.PARK, kept, None)
 
 
 def states_on(c: Context, job: Job, nodes: list[NodeId]) -> list[JobState]:

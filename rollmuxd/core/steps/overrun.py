@@ -53,10 +53,9 @@ def due(c: Context, job: JobId) -> None:
     when = warned(c, known, slot) if slot.overrun_at is None else slot.overrun_at
     if when is None or not c.config.overrun_revoke:
         return
-    when = max(when, c.timers.renewed_at) + c.config.overrun_grace_ms
-    if c.now < when:
-        c.timers.at(when, "overrun", job)
-    elif expected_ms(c, known, slot) is None or not is_waited_for(c, known, nodes_held(c, known, slot)):
+    if not c.is_past(max(when, c.timers.renewed_at) + c.config.overrun_grace_ms, "overrun", job):
+        return
+    if expected_ms(c, known, slot) is None or not is_waited_for(c, known, nodes_held(c, known, slot)):
         c.timers.at(c.now + LOOK_MS, "overrun", job)
     else:
         end(c, known, slot)
@@ -70,8 +69,7 @@ def warned(c: Context, job: Job, slot: Slot) -> Millis | None:
     when = granted + bound
     if c.timers.renewed_at > granted:
         when = max(when, c.timers.renewed_at + c.config.lease_ms)
-    if c.now < when:
-        c.timers.at(when, "overrun", job.id)
+    if not c.is_past(when, "overrun", job.id):
         return None
     c.fact(f.SlotOverran(c.now, slot.id, c.now - granted, bound))
     return c.now

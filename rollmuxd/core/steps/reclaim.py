@@ -23,7 +23,7 @@ from rollmuxd.core.model import (
     nodes_in,
 )
 from rollmuxd.core.state import state_key
-from rollmuxd.core.steps.dispatch import grant_if_loaded, holds_on, issue, unheld_by
+from rollmuxd.core.steps.dispatch import grant_if_loaded, holds_on, issue, park_if_unheld
 from rollmuxd.core.steps.locality import is_older
 
 
@@ -205,9 +205,8 @@ def drained_if_empty(c: Context, node: Node) -> None:
     if node.status is not NodeStatus.DRAINING:
         return
     for kept in c.state.states_on(node):
-        if kept.status is StateStatus.LOADED and unheld_by(c, node, kept.job):
-            if c.state.jobs[kept.job].has_place:  # that of one that leaves is discarded
-                issue(c, OrderKind.PARK, kept, None)
+        if c.state.jobs[kept.job].has_place:  # that of one that leaves is discarded
+            park_if_unheld(c, kept)
     if all(gpu.holder is None and gpu.dirty_by is None for gpu in node.gpus.values()):
         c.fact(f.NodeDrained(c.now, node.id))
 

@@ -39,10 +39,8 @@ def record_residual(c: Context, kept: JobState, seen: Sequence[i.GpuObservation]
         return
     limit = c.state.residual_mb_on(node) + c.config.clean_tolerance_mb
     # what others have not given back yet, and what is a stranger's, is none of its
-    free = [
-        observation for observation in seen if (it := node.gpus[observation.gpu]).holder is None and it.dirty_by is None
-    ]
-    used = [observation.used_mb for observation in free if observation.used_mb <= limit]
+    free = {name for name, gpu in node.gpus.items() if gpu.holder is None and gpu.dirty_by is None}
+    used = [it.used_mb for it in seen if it.gpu in free and it.used_mb <= limit]
     left = max(used, default=0) - c.state.residual_mb_on(node, but_of=kept.job)
     if left > 0:
         c.fact(f.ResidualMemoryObserved(c.now, kept.job, kept.pool, kept.node, left, allowed_residual_mb(kept)))
@@ -80,16 +78,8 @@ def _judge(
         c.fact(f.ResidualMemoryObserved(c.now, job.id, kept.pool, node.id, left, agreed))
         gpus_observed(c, tuple(observations[gpu] for gpu in node.gpus))
         return
-    quarantine(
-        c,
-        job,
-        Cause(
-            "residual_memory",
-            {"pool": kept.pool, "left_gb": left / 1000, "gpu": worst, "agreed_gb": agreed / 1000},
-            trouble,
-        ),
-    )
-    _has_gone(c, job)
+    data = {"pool": kept.pool, "left_gb": left / 1000, "gpu": worst, "agreed_gb": agreed / 1000}
+    _expel(c, job, Cause("residual_memory", data, trouble))
 
 
 def _judge_stateless(
@@ -99,24 +89,14 @@ def _judge_stateless(
     limit = clean_limit_mb(c, node)
     if worst is None or observations[worst].used_mb <= limit or c.now - since < c.config.clean_timeout_ms // 2:
         return
-    quarantine(
-        c,
-        job,
-        Cause(
-            "memory_kept",
-            {
-                "kept_gb": observations[worst].used_mb / 1000,
-                "gpu": worst,
-                "clean_gb": limit / 1000,
-                "pools": node.pools,
-            },
-        ),
-    )
-    _has_gone(c, job)
+    kept_gb = observations[worst].used_mb / 1000
+    data = {"kept_gb": kept_gb, "gpu": worst, "clean_gb": limit / 1000, "pools": node.pools}
+    _expel(c, job, Cause("memory_kept", data))
 
 
-def _has_gone(c: Context, job: Job) -> None:
-    """After a quarantine: end its process where that is ours to do."""
+def _expel(c: Context, job: Job, why: Cause) -> None:
+    """Quarantine the job, and end its process where that is ours to do."""
+    quarantine(c, job, why)
     if job.spec.on_loss is OnLoss.KILL or job.launch is not None:
         c.do(kill(job))
 
