@@ -35,6 +35,31 @@ class Fact(Struct, frozen=True, omit_defaults=True, tag_field="fact"):
     at: Millis
 
 
+class NodeFact(Fact, frozen=True):
+    """Something happened to a node."""
+
+    node: NodeId
+
+
+class JobFact(Fact, frozen=True):
+    """Something happened to a job."""
+
+    job: JobId
+
+
+class StateFact(JobFact, frozen=True):
+    """Something happened to a job's state on a node."""
+
+    pool: PoolName
+    node: NodeId
+
+
+class SlotFact(Fact, frozen=True):
+    """Something happened to a slot."""
+
+    slot: SlotId
+
+
 # ---- the daemon and what it reaches ---------------------------------------------------------------------------------
 
 
@@ -91,80 +116,65 @@ class NodeAdded(Fact, frozen=True, tag="node_added"):
     node: NodeSpec
 
 
-class NodeRemoved(Fact, frozen=True, tag="node_removed"):
+class NodeRemoved(NodeFact, frozen=True, tag="node_removed"):
     """A node left the configuration while no job used it."""
 
-    node: NodeId
 
-
-class NodeUp(Fact, frozen=True, tag="node_up"):
+class NodeUp(NodeFact, frozen=True, tag="node_up"):
     """Seen, and free of strangers."""
 
-    node: NodeId
 
-
-class NodeOccupied(Fact, frozen=True, tag="node_occupied"):
+class NodeOccupied(NodeFact, frozen=True, tag="node_occupied"):
     """A process of no job uses its GPUs. Not an error: it comes back by itself when clean."""
 
-    node: NodeId
     reason: Cause
 
 
-class NodeUnknown(Fact, frozen=True, tag="node_unknown"):
+class NodeUnknown(NodeFact, frozen=True, tag="node_unknown"):
     """What is on the node has to be observed again."""
 
-    node: NodeId
 
-
-class NodeLost(Fact, frozen=True, tag="node_lost"):
+class NodeLost(NodeFact, frozen=True, tag="node_lost"):
     """Its host cannot be reached."""
 
-    node: NodeId
     reason: Cause
 
 
-class NodeQuarantined(Fact, frozen=True, tag="node_quarantined"):
+class NodeQuarantined(NodeFact, frozen=True, tag="node_quarantined"):
     """It does not become clean. The way out: it is verified clean after all, or an operator declares it."""
 
-    node: NodeId
     reason: Cause
 
 
-class NodeDraining(Fact, frozen=True, tag="node_draining"):
+class NodeDraining(NodeFact, frozen=True, tag="node_draining"):
     """Nothing new is started on it."""
 
-    node: NodeId
     by: str
     #: the configuration does not have the node: it is undrained at the start that has it again
     unconfigured: bool = False
 
 
-class NodeDrained(Fact, frozen=True, tag="node_drained"):
+class NodeDrained(NodeFact, frozen=True, tag="node_drained"):
     """Its slots have ended and its GPUs are clean."""
 
-    node: NodeId
 
-
-class NodeUndrained(Fact, frozen=True, tag="node_undrained"):
+class NodeUndrained(NodeFact, frozen=True, tag="node_undrained"):
     """It may be used again."""
 
-    node: NodeId
     by: str
 
 
-class GpusVerifiedClean(Fact, frozen=True, tag="gpus_verified_clean"):
+class GpusVerifiedClean(NodeFact, frozen=True, tag="gpus_verified_clean"):
     """A backend has verified these GPUs clean (or an operator declared it): they may be given on."""
 
-    node: NodeId
     gpus: tuple[GpuId, ...]
     by: str = ""
     reason: Cause | None = None
 
 
-class GpusNotClean(Fact, frozen=True, tag="gpus_not_clean"):
+class GpusNotClean(NodeFact, frozen=True, tag="gpus_not_clean"):
     """GPUs that should be clean are not; from now on the time is taken until the node is quarantined."""
 
-    node: NodeId
     reason: Cause
     gpus: tuple[GpuId, ...] = ()
 
@@ -172,10 +182,9 @@ class GpusNotClean(Fact, frozen=True, tag="gpus_not_clean"):
 # ---- jobs and sessions ---------------------------------------------------------------------------------------------
 
 
-class JobRegistered(Fact, frozen=True, tag="job_registered"):
+class JobRegistered(JobFact, frozen=True, tag="job_registered"):
     """A job, or a new run of it, waits for a placement."""
 
-    job: JobId
     owner: str
     user: str
     run: int
@@ -193,10 +202,9 @@ class PlannedTurn(Struct, frozen=True, array_like=True):
     once: bool = False
 
 
-class JobPlaced(Fact, frozen=True, tag="job_placed"):
+class JobPlaced(JobFact, frozen=True, tag="job_placed"):
     """The job has its nodes and its turns. ``schedule`` is the whole group's, in order."""
 
-    job: JobId
     group: GroupId
     pins: dict[PoolName, tuple[NodeId, ...]]
     schedule: tuple[PlannedTurn, ...]
@@ -210,20 +218,18 @@ class JobPlaced(Fact, frozen=True, tag="job_placed"):
     use: int = 0
 
 
-class JobPromised(Fact, frozen=True, tag="job_promised"):
+class JobPromised(JobFact, frozen=True, tag="job_promised"):
     """A probed job has been measured; from now on its SLO is kept, or it is best effort."""
 
-    job: JobId
     promised: bool
     period_ms: Millis | None = None
     #: the times that plans use from now on, by phase, where the job states none
     times: dict[str, Millis] = {}
 
 
-class TimesDrifted(Fact, frozen=True, tag="times_drifted"):
+class TimesDrifted(JobFact, frozen=True, tag="times_drifted"):
     """A job's phases, or its loads and parks, take another time than plans reckoned with: now they reckon with this."""
 
-    job: JobId
     times: dict[str, Millis]
     #: what they reckoned with till now, and of how many observations the new times are means
     was: dict[str, Millis] = {}
@@ -248,32 +254,29 @@ class GroupReplanned(Fact, frozen=True, tag="group_replanned"):
     why: Cause | None = None
 
 
-class PlacementEnded(Fact, frozen=True, tag="placement_ended"):
+class PlacementEnded(JobFact, frozen=True, tag="placement_ended"):
     """Nothing of the job is left on its nodes; those that no job uses leave the group."""
 
-    job: JobId
     reason: Cause
     #: what the owner has used until now, in GPU-milliseconds, decayed
     use: int = 0
 
 
-class JobUnplaced(Fact, frozen=True, tag="job_unplaced"):
+class JobUnplaced(JobFact, frozen=True, tag="job_unplaced"):
     """The job must wait for another placement."""
 
-    job: JobId
     reason: Cause
     #: what it has parked is kept for it: it could not load where it had moved to
     keeps: bool = False
 
 
-class MovePlanned(Fact, frozen=True, tag="move_planned"):
+class MovePlanned(JobFact, frozen=True, tag="move_planned"):
     """A placed job is to move. Its nodes, its RAM and its turns there are its own from now on; until then it runs
     where it is.
 
     ``schedule`` is the whole target group's, in order.
     """
 
-    job: JobId
     group: GroupId
     pins: dict[PoolName, tuple[NodeId, ...]]
     schedule: tuple[PlannedTurn, ...]
@@ -291,16 +294,13 @@ class MovePlanned(Fact, frozen=True, tag="move_planned"):
     off: tuple[NodeId, ...] = ()
 
 
-class MoveBegan(Fact, frozen=True, tag="move_began"):
+class MoveBegan(JobFact, frozen=True, tag="move_began"):
     """The job is between two iterations: from now on it is granted nothing, and its states are parked."""
 
-    job: JobId
 
-
-class MoveEnded(Fact, frozen=True, tag="move_ended"):
+class MoveEnded(JobFact, frozen=True, tag="move_ended"):
     """The job sits on its new nodes. What is parked on the old ones stays until it was loaded on the new ones."""
 
-    job: JobId
     #: a job that is started again there is another run, with a key of its own
     run: int = 0
     idempotency_key: str = ""
@@ -308,112 +308,98 @@ class MoveEnded(Fact, frozen=True, tag="move_ended"):
     use: int = 0
 
 
-class MoveAbandoned(Fact, frozen=True, tag="move_abandoned"):
+class MoveAbandoned(JobFact, frozen=True, tag="move_abandoned"):
     """The job stays where it is."""
 
-    job: JobId
     reason: Cause
     use: int = 0
 
 
-class NodeLeft(Fact, frozen=True, tag="node_left"):
+class NodeLeft(JobFact, frozen=True, tag="node_left"):
     """Nothing of the job is left on a node that it moved away from: its RAM there is given back."""
 
-    job: JobId
     node: NodeId
 
 
-class JobGuarded(Fact, frozen=True, tag="job_guarded"):
+class JobGuarded(JobFact, frozen=True, tag="job_guarded"):
     """The job is short of credit: it goes first, or to nodes of its own, until it has earned some."""
 
-    job: JobId
     #: by how much it is ahead of its bound, and what it should be at least
     credit_ms: Millis
     least_ms: Millis
 
 
-class GuardEnded(Fact, frozen=True, tag="guard_ended"):
+class GuardEnded(JobFact, frozen=True, tag="guard_ended"):
     """The job has earned its credit, or the guard did not help."""
 
-    job: JobId
     credit_ms: Millis
     #: why, if it has earned none
     reason: Cause | None = None
 
 
-class JobPaused(Fact, frozen=True, tag="job_paused"):
+class JobPaused(JobFact, frozen=True, tag="job_paused"):
     """It gets no new slot until it is resumed."""
 
-    job: JobId
     by: str
 
 
-class JobResumed(Fact, frozen=True, tag="job_resumed"):
+class JobResumed(JobFact, frozen=True, tag="job_resumed"):
     """It stays where it was."""
 
-    job: JobId
     by: str
 
 
-class JobQuarantined(Fact, frozen=True, tag="job_quarantined"):
+class JobQuarantined(JobFact, frozen=True, tag="job_quarantined"):
     """Its state could not be moved. The way out: an operator or its owner reinstates it."""
 
-    job: JobId
     reason: Cause
 
 
-class JobReinstated(Fact, frozen=True, tag="job_reinstated"):
+class JobReinstated(JobFact, frozen=True, tag="job_reinstated"):
     """It waits for a placement again."""
 
-    job: JobId
     by: str
 
 
-class JobLost(Fact, frozen=True, tag="job_lost"):
+class JobLost(JobFact, frozen=True, tag="job_lost"):
     """Its session is lost. Its states are unknown until they were seen."""
 
-    job: JobId
     reason: Cause
 
 
-class RelaunchPlanned(Fact, frozen=True, tag="relaunch_planned"):
+class RelaunchPlanned(JobFact, frozen=True, tag="relaunch_planned"):
     """A lost job is started again at that time."""
 
-    job: JobId
     attempt: int
     due_at: Millis
 
 
-class ProcessLaunched(Fact, frozen=True, tag="process_launched"):
+class ProcessLaunched(JobFact, frozen=True, tag="process_launched"):
     """A backend is to start a job's process."""
 
-    job: JobId
     run: int
     launch: LaunchId
     host: HostId
 
 
-class ProcessStarted(Fact, frozen=True, tag="process_started"):
+class ProcessStarted(JobFact, frozen=True, tag="process_started"):
     """It has."""
 
-    job: JobId
     launch: LaunchId
     pid: int
     started: str = ""
 
 
-class ProcessOver(Fact, frozen=True, tag="process_over"):
+class ProcessOver(JobFact, frozen=True, tag="process_over"):
     """A process that was started for a job has lost its rights; its backend is to end it."""
 
-    job: JobId
     launch: LaunchId
     reason: Cause
 
 
-class JobEnded(Fact, frozen=True, tag="job_ended"):
+class JobEnded(JobFact, frozen=True, tag="job_ended"):
     """Over, by its own word, an operator's, or because nothing of a lost job is left."""
 
-    job: JobId
     reason: Cause
     by: str = ""
 
@@ -451,10 +437,9 @@ class SessionClosed(Fact, frozen=True, tag="session_closed"):
 # ---- slots -----------------------------------------------------------------------------------------------------------
 
 
-class SlotQueued(Fact, frozen=True, tag="slot_queued"):
+class SlotQueued(SlotFact, frozen=True, tag="slot_queued"):
     """A job asked for its turn."""
 
-    slot: SlotId
     job: JobId
     run: int
     session: SessionId
@@ -467,10 +452,9 @@ class SlotQueued(Fact, frozen=True, tag="slot_queued"):
     pace_ms: Millis = 0
 
 
-class SlotWithdrawn(Fact, frozen=True, tag="slot_withdrawn"):
+class SlotWithdrawn(SlotFact, frozen=True, tag="slot_withdrawn"):
     """The request will never be granted."""
 
-    slot: SlotId
     reason: Cause
 
 
@@ -491,47 +475,39 @@ class TurnSkipped(Fact, frozen=True, tag="turn_skipped"):
     phase: str
 
 
-class SlotClaimed(Fact, frozen=True, tag="slot_claimed"):
+class SlotClaimed(SlotFact, frozen=True, tag="slot_claimed"):
     """The slot holds its GPUs, and its turn is passed; what is parked of it is being loaded."""
 
-    slot: SlotId
     gpus: tuple[GpuId, ...]
     turn: int
     #: how long loans of these nodes have held it up, at most
     lent_ms: Millis = 0
 
 
-class FillerPlaced(Fact, frozen=True, tag="filler_placed"):
+class FillerPlaced(StateFact, frozen=True, tag="filler_placed"):
     """A filler has its state on this node from now on, and works there while the node is lent to it."""
 
-    job: JobId
-    pool: PoolName
-    node: NodeId
 
-
-class NodeLent(Fact, frozen=True, tag="node_lent"):
+class NodeLent(SlotFact, frozen=True, tag="node_lent"):
     """No job is due on the node: a filler's slot holds it, and what is parked of the filler is being loaded."""
 
-    slot: SlotId
     node: NodeId
     gpus: tuple[GpuId, ...]
     #: when the next job is expected there; None: none is
     until: Millis | None = None
 
 
-class YieldAsked(Fact, frozen=True, tag="yield_asked"):
+class YieldAsked(SlotFact, frozen=True, tag="yield_asked"):
     """The filler is to give its slot back by then; after that the slot is revoked."""
 
-    slot: SlotId
     #: ``expected``: a job will ask soon; ``wanted``: a job, a drain or a pause has the node
     reason: Cause
     due: Millis
 
 
-class LoanEnded(Fact, frozen=True, tag="loan_ended"):
+class LoanEnded(SlotFact, frozen=True, tag="loan_ended"):
     """The node is clean of the filler that it was lent to."""
 
-    slot: SlotId
     job: JobId
     node: NodeId
     #: how many GPUs the loan had, and from its grant to its end
@@ -542,89 +518,75 @@ class LoanEnded(Fact, frozen=True, tag="loan_ended"):
     how: str = ""
 
 
-class SlotGranted(Fact, frozen=True, tag="slot_granted"):
+class SlotGranted(SlotFact, frozen=True, tag="slot_granted"):
     """The GPUs are the job's, its state is loaded. The lease begins."""
 
-    slot: SlotId
     fence: Fence
 
 
-class SlotShrunk(Fact, frozen=True, tag="slot_shrunk"):
+class SlotShrunk(SlotFact, frozen=True, tag="slot_shrunk"):
     """The slot's tail runs on fewer GPUs; other jobs may get the rest once it was verified clean."""
 
-    slot: SlotId
     kept: tuple[GpuId, ...]
 
 
-class SlotGrown(Fact, frozen=True, tag="slot_grown"):
+class SlotGrown(SlotFact, frozen=True, tag="slot_grown"):
     """The slot holds these GPUs now: a tail has back what it claimed, or a slot that began on a part has more."""
 
-    slot: SlotId
     gpus: tuple[GpuId, ...]
 
 
-class SlotRequeued(Fact, frozen=True, tag="slot_requeued"):
+class SlotRequeued(SlotFact, frozen=True, tag="slot_requeued"):
     """The state could not be loaded, and the job keeps what is parked of it: its request waits on."""
 
-    slot: SlotId
     reason: Cause
 
 
-class SlotReleased(Fact, frozen=True, tag="slot_released"):
+class SlotReleased(SlotFact, frozen=True, tag="slot_released"):
     """The phase is over."""
 
-    slot: SlotId
     measured: dict[str, float] = {}
 
 
-class NextAnswered(Fact, frozen=True, tag="next_answered"):
+class NextAnswered(SlotFact, frozen=True, tag="next_answered"):
     """What became of the ``next`` that a release carried, so that a repeat gets the same answer."""
 
-    slot: SlotId
     next_slot: SlotId | None = None
     refused: Cause | None = None
 
 
-class SlotFaulted(Fact, frozen=True, tag="slot_faulted"):
+class SlotFaulted(SlotFact, frozen=True, tag="slot_faulted"):
     """The state could not be loaded."""
 
-    slot: SlotId
     reason: Cause
 
 
-class SlotLost(Fact, frozen=True, tag="slot_lost"):
+class SlotLost(SlotFact, frozen=True, tag="slot_lost"):
     """The holder's session is lost."""
 
-    slot: SlotId
     reason: Cause
 
 
-class SlotRevoked(Fact, frozen=True, tag="slot_revoked"):
+class SlotRevoked(SlotFact, frozen=True, tag="slot_revoked"):
     """The slot was ended, and not by its holder."""
 
-    slot: SlotId
     by: str
     reason: Cause
 
 
-class SlotOverran(Fact, frozen=True, tag="slot_overran"):
+class SlotOverran(SlotFact, frozen=True, tag="slot_overran"):
     """The slot runs far longer than expected; said once. Nothing is taken from it by that."""
 
-    slot: SlotId
     ran_ms: Millis
     bound_ms: Millis
 
 
-class SlotReclaiming(Fact, frozen=True, tag="slot_reclaiming"):
+class SlotReclaiming(SlotFact, frozen=True, tag="slot_reclaiming"):
     """Its GPUs stay held until they were verified clean."""
 
-    slot: SlotId
 
-
-class SlotOver(Fact, frozen=True, tag="slot_over"):
+class SlotOver(SlotFact, frozen=True, tag="slot_over"):
     """It holds nothing any more."""
-
-    slot: SlotId
 
 
 # ---- states and orders -----------------------------------------------------------------------------------------------
@@ -667,32 +629,22 @@ class OrderContactLost(Fact, frozen=True, tag="order_contact_lost"):
     error: Cause
 
 
-class StateUnknown(Fact, frozen=True, tag="state_unknown"):
+class StateUnknown(StateFact, frozen=True, tag="state_unknown"):
     """Where the state is has to be seen."""
 
-    job: JobId
-    pool: PoolName
-    node: NodeId
 
-
-class StateObserved(Fact, frozen=True, tag="state_observed"):
+class StateObserved(StateFact, frozen=True, tag="state_observed"):
     """Where the state is, as far as a backend could see."""
 
-    job: JobId
-    pool: PoolName
-    node: NodeId
     status: StateStatus
 
 
-class ResidualMemoryObserved(Fact, frozen=True, tag="residual_memory_observed"):
+class ResidualMemoryObserved(StateFact, frozen=True, tag="residual_memory_observed"):
     """What a parked state has left on each of its GPUs: from now on it may. More than was agreed is for people to see.
 
     Written down the first time, and when it is more than it was allowed till then and everybody else still fits.
     """
 
-    job: JobId
-    pool: PoolName
-    node: NodeId
     mb: int
     #: what it was allowed till then
     agreed_mb: int
@@ -727,7 +679,9 @@ class Audited(Fact, frozen=True, tag="audited"):
 
 
 #: every kind of fact
-KINDS: Final[tuple[type[Fact], ...]] = tuple(Fact.__subclasses__())
+KINDS: Final[tuple[type[Fact], ...]] = tuple(
+    it for it in tuple(globals().values()) if isinstance(it, type) and issubclass(it, Fact) and not it.__subclasses__()
+)
 #: one of them, for decoders
 AnyFact: Any = Union[KINDS]  # noqa: UP007 made of what is above
 

@@ -155,6 +155,11 @@ class Gpu(Struct):
     #: when what is on it was last to change: a look that began before then says nothing of it
     touched_at: Millis = 0
 
+    @property
+    def free(self) -> bool:
+        """Whether no slot holds it, and no job's bytes may be on it."""
+        return self.holder is None and self.dirty_by is None
+
 
 class Node(Struct):
     """A set of GPUs of one host that is always shared as a unit."""
@@ -189,6 +194,16 @@ class Node(Struct):
     loan: SlotId | None = None
     #: when the last loan ended; None: there was none
     loan_ended_at: Millis | None = None
+
+    @property
+    def holders(self) -> tuple[SlotId, ...]:
+        """The slots that hold GPUs of it, each once."""
+        return tuple(dict.fromkeys(gpu.holder for gpu in self.gpus.values() if gpu.holder is not None))
+
+    @property
+    def empty(self) -> bool:
+        """Whether all of its GPUs are free."""
+        return all(gpu.free for gpu in self.gpus.values())
 
 
 class Owner(Struct):

@@ -115,8 +115,8 @@ class Rotation:
         projection = self.projection(state, group)
         if (job, phase) not in projection.spans:
             return False
-        holders = (gpu.holder for name in projection.nodes[job, phase] for gpu in state.nodes[name].gpus.values())
-        return all(holder is None or state.slots[holder].status in ENDED for holder in holders)
+        holders = (holder for name in projection.nodes[job, phase] for holder in state.nodes[name].holders)
+        return all(state.slots[holder].status in ENDED for holder in holders)
 
 
 def _standing(job: Job, slot: Slot, now: Millis) -> tuple[bool, bool, Millis]:

@@ -22,10 +22,10 @@ def why_not_lent(c: Context, filler: Job) -> list[Reason]:
     if not c.config.fillers:
         return [Reason("fillers_off", "no node is lent: fillers are switched off (filler.enabled)")]
     node = c.state.nodes[nodes_in(filler.pins)[0]]
-    holder = next((gpu.holder for gpu in node.gpus.values() if gpu.holder is not None), None)
     if node.status is not NodeStatus.UP:
         return [Reason("node", f"node {node.id} is {node.status}", {"node": node.id})]
-    if holder is not None:
+    if node.holders:
+        holder = node.holders[0]
         return [Reason("busy", f"slot {holder} holds node {node.id}", {"node": node.id, "slot": holder})]
     due, next_ = lend.next_due(c, node)
     back = lend.back_ms(c, node, filler, next_)

@@ -30,8 +30,8 @@ def wait_ms(state: State, rotation: Rotation, group: Group, slot: Slot, now: Mil
             return None
         jobs[name] = left
     for node in group.nodes:
-        holders = {gpu.holder for gpu in state.nodes[node].gpus.values() if gpu.holder is not None}
-        held = [jobs[state.slots[holder].job] for holder in sorted(holders) if state.slots[holder].job in jobs]
+        holders = (state.slots[holder].job for holder in state.nodes[node].holders)
+        held = [jobs[job] for job in holders if job in jobs]
         nodes[node] = max(held, default=0)
     line = [(turn.rotation, index) for index, turn in enumerate(group.schedule)]
     heapify(line)

@@ -90,8 +90,7 @@ def undrain(c: Context, ask: i.UndrainNode) -> Answer:
 def declare_clean(c: Context, ask: i.DeclareClean) -> Answer:
     """An operator takes it upon himself that nothing of any job is left on the node's GPUs."""
     node = c.state.node(ask.node)
-    running = [gpu.holder for gpu in node.gpus.values() if gpu.holder is not None]
-    for name in running:
+    for name in node.holders:
         slot = c.state.slots[name]
         if slot.status in HOLDS:
             raise Conflict(f"slot {name} of job {slot.job} is {slot.status} on {node.id}; revoke it first")
@@ -196,8 +195,7 @@ def configure(c: Context, given: i.Start) -> None:
             c.fact(f.HostAdded(c.now, host))
     wanted = {node.id: node for node in given.nodes}
     for name, node in list(c.state.nodes.items()):
-        used = bool(node.pinned or node.states or node.fillers)
-        used = used or any(gpu.holder or gpu.dirty_by for gpu in node.gpus.values())
+        used = bool(node.pinned or node.states or node.fillers or not node.empty)
         spec = wanted.get(name)
         if spec is None and not used:
             c.fact(f.NodeRemoved(c.now, name))
@@ -258,7 +256,7 @@ def forget_contents(c: Context, host: Host, sights: dict[str, i.GpuObservation],
     taken = []
     for name in host.nodes:
         node = c.state.nodes[name]
-        for holder in dict.fromkeys(gpu.holder for gpu in node.gpus.values() if gpu.holder is not None):
+        for holder in node.holders:
             slot = c.state.slots[holder]
             taken.append(slot)
             reason = Cause("host_restarted", {"host": node.host})
@@ -304,11 +302,7 @@ def node_observed(c: Context, node: Node, sights: dict[str, i.GpuObservation]) -
     record_due(c, node)
     resolve_unknown(c, node)
     limit = clean_limit_mb(c, node)
-    strangers = [
-        sights[name]
-        for name, gpu in node.gpus.items()
-        if gpu.holder is None and gpu.dirty_by is None and sights[name].used_mb > limit
-    ]
+    strangers = [sights[name] for name, gpu in node.gpus.items() if gpu.free and sights[name].used_mb > limit]
     if strangers and node.status in (NodeStatus.UNKNOWN, NodeStatus.UP):
         seen = strangers[0]
         process = seen.processes[0] if seen.processes else ""

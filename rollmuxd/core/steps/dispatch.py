@@ -236,8 +236,7 @@ def keeps_its_place(c: Context, absent: ScheduledTurn, slot: Slot) -> bool:
     if not asks or (phase is not None and phase.min_gpus):
         return False
     nodes = c.rotation.nodes_of(c.state, c.state.its_group(job), slot.job, slot.phase)
-    gpus = (gpu for name in nodes for gpu in c.state.nodes[name].gpus.values())
-    holders = [c.state.slots[gpu.holder] for gpu in gpus if gpu.holder is not None]
+    holders = (c.state.slots[holder] for name in nodes for holder in c.state.nodes[name].holders)
     return any(holder.status in (SlotStatus.LOADING, SlotStatus.RUNNING) for holder in holders)
 
 
@@ -281,9 +280,8 @@ def is_waited_for(c: Context, job: Job, nodes: Collection[NodeId]) -> bool:
 
 def park_if_unheld(c: Context, kept: JobState) -> None:
     """Have a state parked that is loaded, where no slot of its job holds a GPU of the node."""
-    holders = (gpu.holder for gpu in c.state.nodes[kept.node].gpus.values())
     if kept.status is StateStatus.LOADED:
-        if all(holder is None or c.state.slots[holder].job != kept.job for holder in holders):
+        if all(c.state.slots[holder].job != kept.job for holder in c.state.nodes[kept.node].holders):
             issue(c, OrderKind.PARK, kept, None)
 
 

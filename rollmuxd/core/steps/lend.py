@@ -322,7 +322,7 @@ def may_wait(c: Context, group: Group | None, wait_ms: Millis) -> bool:
 
 def use_idle_time(c: Context, node: Node) -> None:
     """Lend the node if that is worth its moves; else load what the next job has parked, just before it asks."""
-    if node.status is not NodeStatus.UP or any(gpu.holder is not None for gpu in node.gpus.values()):
+    if node.status is not NodeStatus.UP or node.holders:
         return
     due, next_ = next_due(c, node)
     filler = next_filler(c, node)

@@ -207,7 +207,7 @@ def drained_if_empty(c: Context, node: Node) -> None:
     for kept in c.state.states_on(node):
         if c.state.jobs[kept.job].has_place:  # that of one that leaves is discarded
             park_if_unheld(c, kept)
-    if all(gpu.holder is None and gpu.dirty_by is None for gpu in node.gpus.values()):
+    if node.empty:
         c.fact(f.NodeDrained(c.now, node.id))
 
 

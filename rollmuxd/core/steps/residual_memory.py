@@ -39,7 +39,7 @@ def record_residual(c: Context, kept: JobState, seen: Sequence[i.GpuObservation]
         return
     limit = c.state.residual_mb_on(node) + c.config.clean_tolerance_mb
     # what others have not given back yet, and what is a stranger's, is none of its
-    free = {name for name, gpu in node.gpus.items() if gpu.holder is None and gpu.dirty_by is None}
+    free = {name for name, gpu in node.gpus.items() if gpu.free}
     used = [it.used_mb for it in seen if it.gpu in free and it.used_mb <= limit]
     left = max(used, default=0) - c.state.residual_mb_on(node, but_of=kept.job)
     if left > 0:

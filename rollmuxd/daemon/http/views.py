@@ -272,7 +272,7 @@ def node_view(visibility: Visibility, node: Node, seen: Mapping[GpuId, Seen]) ->
     they are.
     """
     core = visibility.core
-    holders = (core.state.slots[gpu.holder].job for gpu in node.gpus.values() if gpu.holder is not None)
+    holders = (core.state.slots[holder].job for holder in node.holders)
     dirty = (gpu.dirty_by for gpu in node.gpus.values() if gpu.dirty_by is not None)
     names_owners = all(visibility.may_read(core.state.jobs[job]) for job in {*node.pinned, *holders, *dirty})
     return wire.NodeView(
