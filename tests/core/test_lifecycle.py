@@ -20,7 +20,7 @@ from rollmuxd.core.model import JobStatus, NodeStatus, OrderKind, OrderStatus, S
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State, state_key
 
-ALL_FACTS = f.Fact.__subclasses__()
+ALL_FACTS = f.KINDS
 
 
 def edges(text: str) -> set[tuple[str, str]]:
