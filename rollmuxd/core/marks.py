@@ -28,7 +28,7 @@ class Dirty:
 
     __slots__ = (
         *("again", "groups", "homeless", "homes", "hosts", "jobs", "lend", "newcomers"),
-        *("nodes", "places", "room", "spread", "watched"),
+        *("nodes", "places", "room", "searched", "spread", "watched"),
     )
 
     def __init__(self) -> None:
@@ -51,11 +51,13 @@ class Dirty:
         self.homeless: dict[JobId, None] = {}
         #: any filler without a node may find one; one that shares a node may have another
         self.homes = self.spread = False
+        #: continue a search of nodes for fillers that has stopped
+        self.searched = False
 
     def __bool__(self) -> bool:
         """Whether a step has something to look at."""
         served = self.groups or self.jobs or self.nodes or self.room or self.again or self.newcomers
-        return bool(served or self.lend or self.homes or self.homeless or self.spread)
+        return bool(served or self.lend or self.homes or self.homeless or self.spread or self.searched)
 
     def everything(self, state: State) -> None:
         """As after a start: what was forgotten before is found."""
@@ -85,9 +87,9 @@ class Dirty:
         """Try the waiting jobs: those that the pass under way has left, else all of them."""
         self.again = True
 
-    def spread_again(self) -> None:
-        """Fillers that share a node may have another."""
-        self.spread = True
+    def search_on(self) -> None:
+        """Continue the search of nodes for fillers."""
+        self.searched = True
 
 
 def mark_loans(dirty: Dirty, state: State, fact: f.Fact) -> None:

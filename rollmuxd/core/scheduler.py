@@ -85,8 +85,7 @@ _DUE: dict[str, Callable[[Context, str], None]] = {
     "relieve": replan.look_again,
     "leave": drain.look_again,
     "lend": lambda c, node: c.dirty.lend.setdefault(node),
-    "homes": lambda c, _: c.dirty.homeless.update(c.timers.homeless),
-    "spread": lambda c, _: c.dirty.spread_again(),
+    "homes": lambda c, _: c.dirty.search_on(),
     "yield": slots.yield_due,
     "admit": lambda c, _: c.dirty.try_again(),
 }

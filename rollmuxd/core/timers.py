@@ -84,6 +84,8 @@ class Timers:
         self.round: AdmissionPass | None = None
         #: fillers without a node that one is still to be searched for
         self.homeless: dict[JobId, None] = {}
+        #: fillers that share a node, for which an emptier one is still to be searched
+        self.crowded: dict[JobId, None] = {}
         #: when fillers that share nodes were spread last
         self.spread_at: Millis = -1
         #: by job, its spec and the number of that kind; and the numbers of the kinds

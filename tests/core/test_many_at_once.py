@@ -155,3 +155,35 @@ def test_fillers_that_fit_nowhere_cost_one_input_a_few_looks_and_hold_up_none_th
     assert sum(core.state.jobs[job].status is not JobStatus.WAITING for job in late) == 1
     assert sum(at_a_time) > 59 * 199
     assert max(at_a_time) <= 1_200
+
+
+def test_fillers_that_can_go_nowhere_hold_up_none_that_can_have_an_emptier_node():
+    core = Scheduler(Config(), RollMux())
+    large, small = 50, 50
+    nodes = tuple(
+        i.NodeSpec(f"h{n}/n0", f"h{n}", (f"h{n}/gpu0",), ("train",), gpu_mb=1_000 if n < large else 400)
+        for n in range(large + small)
+    )
+    core.handle(i.Start(tuple(i.HostSpec(node.host, "mock", 0) for node in nodes), nodes), 1)
+
+    def see(some):
+        for node in some:
+            core.handle(i.HostObserved(node.host, tuple(i.GpuObservation(gpu, 0) for gpu in node.gpus)), 2)
+
+    def register(name, gpu_mb):
+        state = StateSpec("train", driver="mock", gpu_mb=gpu_mb)
+        phases, wants = (PhaseSpec("filler", ("train",)),), (Want("train"),)
+        core.handle(
+            i.RegisterJob("team", "ann", JobSpec(name, phases, wants, states=(state,), filler=Filler(2_000, 1_000))), 2
+        )
+
+    see(nodes[:large])
+    for number in range(large):
+        register(f"large{number}", 500 + number)
+    for number in range(large):
+        register(f"small{number}", 10)
+
+    see(nodes[large:])
+    while (now := core.deadline()) < 20_000:
+        core.handle(i.Tick(), now)
+    assert [len(core.state.nodes[node.id].fillers) for node in nodes] == [1] * (large + small)

@@ -52,7 +52,7 @@ PAUSE_MS: Final = 100
 
 def lend(c: Context) -> None:
     """Give fillers a node; have loans back that are due; lend marked nodes, or load again what belongs there."""
-    if c.dirty.homes or c.dirty.homeless or c.dirty.spread:
+    if c.dirty.homes or c.dirty.homeless or c.dirty.spread or c.dirty.searched:
         find_homes(c)
     names, c.dirty.lend = c.dirty.lend, {}
     for name in names:
@@ -137,7 +137,9 @@ def find_homes(c: Context) -> None:
     """Search a home for fillers that have none: for those first that were not searched for since the last change."""
     dirty = c.dirty
     homeless = c.timers.homeless | dirty.homeless | (c.state.fillers if dirty.homes else {})
-    again, dirty.homes, dirty.homeless, dirty.spread = dirty.spread, False, {}, False
+    c.timers.crowded |= c.state.fillers if dirty.spread else {}
+    dirty.homes = dirty.spread = dirty.searched = False
+    dirty.homeless = {}
     search, left = Search(c), iter(homeless)
     for name in left:
         job = c.state.jobs.get(name)
@@ -146,10 +148,10 @@ def find_homes(c: Context) -> None:
             if search.is_over:
                 break
     c.timers.homeless = dict.fromkeys(left)
-    if c.timers.homeless:
+    if c.timers.crowded and c.timers.spread_at != c.now:  # moves lead to moves: not all at once
+        spread(c, search)
+    if c.timers.homeless or c.timers.crowded:
         c.timers.at(c.now + PAUSE_MS, "homes", "")
-    if again and (c.timers.spread_at == c.now or spread(c, search)):  # moves lead to moves: not all at once
-        c.timers.at(c.now + PAUSE_MS, "spread", "")
 
 
 def find_home(c: Context, job: Job, search: Search) -> None:
@@ -167,33 +169,30 @@ def crowd(c: Context, node: Node) -> int:
     return sum(c.state.jobs[name].has_place for name in node.fillers)
 
 
-def spread(c: Context, search: Search) -> bool:
-    """There are more nodes than before: of fillers that share one, those that are not lent it move to emptier ones.
-
-    True: there may be more to move.
-    """
+def spread(c: Context, search: Search) -> None:
+    """There are more nodes than before: of fillers that share one, those that are not lent it move to emptier ones."""
     c.timers.spread_at = c.now
-    moved = False
     for name in c.state.fillers:
         job = c.state.jobs[name]
         if job.pins and not job.has_place and not job.closing and not search.is_over:
             to = search.emptiest(job)
             if to is not None:
                 search.counts(to.id, 1)
-    for name in c.state.fillers:
+    for name in tuple(c.timers.crowded):
+        if search.is_over:
+            return
+        del c.timers.crowded[name]
+        if name not in c.state.fillers:  # it has ended
+            continue
         job = c.state.jobs[name]
         if job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing:
             continue
-        if search.is_over:
-            return moved or bool(c.timers.homeless)
         (home,) = nodes_in(job.pins)
         to = search.emptiest(job, search.crowds[home] - 1)
         if to is not None:
             c.fact(f.JobUnplaced(c.now, job.id, Cause("emptier_node", {"node": to.id})))
             search.counts(home, -1)
             search.counts(to.id, 1)
-            moved = True
-    return False
 
 
 def no_room(c: Context, job: Job, node: Node) -> Cause | None:
