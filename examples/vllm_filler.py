@@ -5,7 +5,8 @@
 
 The daemon starts the server in its first loan, wakes it for each further one, and puts it to sleep after each. Asked to
 yield, this program sends no further request, waits for half of ``--yield-s``, and cuts off what still runs. That is
-sent again in the next loan.
+sent again in the next loan. So is, three times, what the server could not answer (a broken connection, status 429 or
+500 and above); then that is the answer.
 
 Requests are lines of OpenAI's batch format (``custom_id``, ``url``, ``body``), and so are answers. Started again, the
 program leaves out what has been answered.  Without a daemon it sends all to the server that listens at ``--url``.
@@ -16,7 +17,7 @@ import asyncio
 import contextlib
 import json
 import shlex
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ import httpx
 import rollmuxd
 
 Request = dict[str, Any]
+#: tries of a request that the server cannot answer, and seconds before it is tried again
+TRIES, PAUSE_S = 3, 1.0
 
 
 class Batch:
@@ -37,6 +40,7 @@ class Batch:
         todo = map(json.loads, filter(str.strip, requests.read_text().splitlines()))
         self.todo = deque(request for request in todo if request["custom_id"] not in answered)
         self.again = 0
+        self._tried: Counter[str] = Counter()
         self._answers, self._at_once = answers, at_once
         self._http = httpx.AsyncClient(base_url=url, timeout=None)
 
@@ -59,19 +63,36 @@ class Batch:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _send(self, request: Request) -> dict[str, Any]:
-        answer = await self._http.post(request["url"], json=request["body"])
-        return {"status_code": answer.status_code, "body": answer.json()}
+        try:
+            answer = await self._http.post(request["url"], json=request["body"])
+            response = {"status_code": answer.status_code, "body": _body(answer)}
+        except httpx.TransportError as error:
+            response = {"status_code": 503, "body": {"error": {"message": f"{type(error).__name__}: {error}"}}}
+        if response["status_code"] == 429 or response["status_code"] >= 500:
+            await asyncio.sleep(PAUSE_S)  # nor would the next request fare better
+        return response
 
     def _keep(self, running: dict[asyncio.Task[Any], Request], ended: tuple[set[asyncio.Task[Any]], Any]) -> None:
         for task in ended[0]:
             response = task.result()
             request = running.pop(task)
-            if any(choice.get("finish_reason") == "abort" for choice in response["body"].get("choices", ())):
+            failed = response["status_code"] == 429 or response["status_code"] >= 500
+            self._tried[request["custom_id"]] += failed
+            # aborted: the slot was lost, and the server put to sleep
+            aborted = any(it.get("finish_reason") == "abort" for it in response["body"].get("choices", ()))
+            if aborted or (failed and self._tried[request["custom_id"]] < TRIES):
                 self.again += 1
-                self.todo.appendleft(request)  # the slot was lost, and the server put to sleep
+                self.todo.appendleft(request)
                 continue
             with self._answers.open("a") as file:
                 file.write(json.dumps({"custom_id": request["custom_id"], "response": response}) + "\n")
+
+
+def _body(answer: httpx.Response) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        if isinstance(body := answer.json(), dict):
+            return body
+    return {"error": {"message": answer.text[:1000]}}
 
 
 async def main() -> None:
@@ -106,7 +127,7 @@ async def main() -> None:
                 async with job.filler() as slot:
                     print(f"{len(batch.todo)} requests left", flush=True)
                     await batch.work(slot, args.yield_s / 2)
-    print(f"{total} requests answered, {batch.again} of them sent again after a yield")
+    print(f"{total} requests answered, {batch.again} of them sent again")
 
 
 if __name__ == "__main__":

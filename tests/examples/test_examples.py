@@ -4,7 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,6 +43,53 @@ def test_an_example_runs_to_its_end_without_a_daemon(program, says, tmp_path):
     done = subprocess.run(command, env=kept | nowhere, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert says in done.stdout
+
+
+def test_a_filler_sends_again_what_its_server_could_not_answer_and_keeps_what_it_was_told_at_last(tmp_path):
+    asked = Counter()
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self):
+            name = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["name"]
+            asked[name] += 1
+            if name == "breaks" and asked[name] == 1:
+                self.connection.close()
+                return
+            status = {"broken": 500, "busy": 503 if asked[name] < 3 else 200, "wrong": 404}.get(name, 200)
+            body = b"no such page" if name == "wrong" else b'{"choices": []}'
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+        def finish(self):
+            with suppress(OSError, ValueError):
+                super().finish()
+
+    names = ("fine", "breaks", "busy", "broken", "wrong")
+    requests, answers = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    requests.write_text(
+        "".join(json.dumps({"custom_id": it, "url": "/v1", "body": {"name": it}}) + "\n" for it in names)
+    )
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX", "XDG_"))}
+        command = [sys.executable, EXAMPLES / "vllm_filler.py", requests, answers, "--url", url]
+        done = subprocess.run(
+            command, env=kept | {"HOME": str(tmp_path)}, capture_output=True, text=True, timeout=PATIENCE_S
+        )
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    told = {it["custom_id"]: it["response"] for it in map(json.loads, answers.read_text().splitlines())}
+    assert {name: it["status_code"] for name, it in told.items()} == {
+        **dict.fromkeys(("fine", "breaks", "busy"), 200), "broken": 500, "wrong": 404,
+    }  # fmt: skip
+    assert told["wrong"]["body"] == {"error": {"message": "no such page"}}
+    assert asked == {"fine": 1, "breaks": 2, "busy": 3, "broken": 3, "wrong": 1}
 
 
 CONFIG = """
