@@ -129,5 +129,13 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     if result["weights_identical"]:
         said.append("\nThe final weights are the same, bit for bit, as when each job runs alone.")
     if result.get("asynchronous"):
-        said.append("\nRollouts never stopped, and were in no slot; those of all jobs shared the first core.")
+        said.append(
+            "\nRollouts were in no slot, and went on until they were two batches ahead; those of all jobs shared the "
+            "first core."
+        )
+        if result["sequential_utilisation"]:
+            said.append(
+                f"One job at a time kept the train pool in use for {result['sequential_utilisation']['train']:.0%} of "
+                "the time: sharing could save no more than the rest, whatever the speed-up is."
+            )
     return said
