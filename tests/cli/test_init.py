@@ -155,6 +155,15 @@ def test_of_a_heterogeneous_allocation_each_component_is_a_pool_and_the_file_say
     assert (ran.code, "this is no Slurm allocation" in ran.err) == (1, True)
     assert rollmuxd("init --output other.toml --ssh a --slurm 1").code == 1
 
+    async def saw_none(kind, name, host):
+        return init_config.Found(host.id, name, None, "no driver", host.options, host.kind)
+
+    monkeypatch.setattr(init_config, "_look", saw_none)
+    ran = rollmuxd("init --output other.toml --slurm 4711")
+    assert ran.code == 1
+    assert "no GPU was seen on the nodes of the allocation (rx1: no driver;" in ran.err
+    assert not (tmp_path / "other.toml").exists(), "a daemon would start without hosts"
+
 
 def test_a_host_that_needs_more_than_a_name_is_to_be_named_for_ssh(rollmuxd, here):
     ran = rollmuxd("init --ssh ann@gpu1")
