@@ -76,6 +76,8 @@ class DaemonStarted(Fact, frozen=True, tag="daemon_started"):
     crashed: bool = False
     #: why the journal does not say what jobs did last, so that all runs are lost; None: it does
     lost: Cause | None = None
+    #: how long there was no daemon, so that no queued job could get its turn
+    away_ms: Millis = 0
 
 
 class LoopStalled(Fact, frozen=True, tag="loop_stalled"):

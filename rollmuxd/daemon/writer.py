@@ -380,6 +380,8 @@ class Driver:
                     await self._recover()
                 elif self._journal.tight:
                     await self._journal.make_reserve()
+                # So the next daemon knows how long it was away. Should it fail, the next append fails too.
+                self._journal.append(()).add_done_callback(lambda done: done.cancelled() or done.exception())
             if self._up:
                 await self._durable(self._seq)
                 self._snapshot()
@@ -401,10 +403,12 @@ class Driver:
         self._life += 1
         self._up = True
         self._due = self._clock.now() + self._pulse_ms
-        crashed = self._life == 1 and not self._stopped_in_order
+        first = self._life == 1
+        crashed = first and not self._stopped_in_order
+        alive_at = self._journal.alive_at if first else None
         # Of what was lost before an earlier start the core has heard then.
         lost = self._journal.lost.why if self._journal.lost.incarnation > state.incarnation else None
-        self._decide(msgspec.structs.replace(self._start, crashed=crashed, lost=lost))
+        self._decide(msgspec.structs.replace(self._start, crashed=crashed, lost=lost, alive_at=alive_at))
         results, self._results = self._results, deque()
         for given in results:  # should one of them crash, the others are kept again
             self.post(given)

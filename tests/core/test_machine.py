@@ -848,8 +848,8 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             if due is not None and due <= self.now:
                 self.give(i.Tick())
 
-    @rule(crashed=st.booleans())
-    def restart(self, crashed: bool) -> None:
+    @rule(crashed=st.booleans(), away_s=st.integers(0, 60))
+    def restart(self, crashed: bool, away_s: int = 0) -> None:
         """The daemon continues from the replayed journal; clients have to ask again."""
         self.core = Scheduler(
             self.config, self.policy, msgspec.json.decode(msgspec.json.encode(self.replayed), type=State)
@@ -860,7 +860,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             if slot not in self.granted:
                 request.attended, request.detached_at = False, self.now
         self.incarnation += 1
-        self.give(i.Start(HOSTS, NODES, self.incarnation, crashed=crashed))
+        self.give(i.Start(HOSTS, NODES, self.incarnation, crashed=crashed, alive_at=self.now - away_s * 1000))
 
     @rule()
     def back_up(self) -> None:

@@ -455,9 +455,13 @@ class Play:
         return i.Start(tuple(self.hosts.values()), tuple(self.nodes.values()), int(incarnation), lost=why)
 
     def in_restart(self, *words: str) -> i.Input:
-        """``restart 2 crashed``: the daemon before was killed. ``restart 2 restored``: the journal is a backup."""
-        start = self.in_start(*[word for word in words if word != "crashed"])
-        return msgspec.structs.replace(start, crashed="crashed" in words)
+        """``restart 2 crashed``: the daemon before was killed. ``restart 2 restored``: the journal is a backup.
+
+        ``restart alive=9``: the daemon before was last there at 9 s.
+        """
+        alive = next((_ms(word.removeprefix("alive=")) for word in words if word.startswith("alive=")), None)
+        start = self.in_start(*[word for word in words if word != "crashed" and not word.startswith("alive=")])
+        return msgspec.structs.replace(start, crashed="crashed" in words, alive_at=alive)
 
     def in_seen(self, *words: str) -> i.Input:
         """``seen h1 boot=b h1/gpu0=5000 since=9 unread=h1/gpu1``: what a look saw that began at 9 s (else: now)."""

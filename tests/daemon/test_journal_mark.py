@@ -222,6 +222,27 @@ async def test_starts_that_break_off_anywhere_lose_nothing_and_forget_no_loss(tm
     assert broken == {True, False}
 
 
+async def test_its_time_says_when_a_daemon_last_used_the_journal_and_a_mere_start_changes_nothing(tmp_path):
+    journal = Journal.open(tmp_path)
+    assert journal.alive_at is None
+    await write(journal)
+    await journal.close()
+    os.utime(tmp_path / "mark", (1000, 1000))
+    for _ in range(2):
+        journal = Journal.open(tmp_path)
+        assert journal.alive_at == 1_000_000
+        await journal.close()
+
+    journal = Journal.open(tmp_path)
+    await journal.append(())
+    assert journal.last_seq == 1
+    await journal.close()
+
+    journal = Journal.open(tmp_path)
+    assert journal.alive_at > 1_000_000
+    await journal.close()
+
+
 @pytest.mark.parametrize("reserve", [True, False], ids=["with a reserve", "without one"])
 async def test_a_disk_that_is_full_when_the_mark_is_written_loses_nothing(tmp_path, monkeypatch, reserve):
     await start(tmp_path)

@@ -400,8 +400,9 @@ async def test_snapshots_are_written_and_a_restart_begins_with_one(running):
         assert rig.driver.durable_seq == 28
 
 
-async def test_only_a_start_after_a_kill_is_told_that_the_daemon_crashed(running):
+async def test_only_a_start_after_a_kill_is_told_that_the_daemon_crashed_and_the_first_when_it_was_there(running):
     journal, told = MemoryJournal(), []
+    journal.alive_at = 960_000
 
     async def live(*, stopped: bool) -> None:
         async with running(journal) as rig:
@@ -411,7 +412,9 @@ async def test_only_a_start_after_a_kill_is_told_that_the_daemon_crashed(running
                 await rig.driver.submit(add("b"))
             journal.failing = None
             await anyio.sleep(1)  # the writer has begun again, and nothing crashed
-            told.append([given.crashed for core in rig.cores for _, given in core.given if isinstance(given, i.Start)])
+            starts = [given for core in rig.cores for _, given in core.given if isinstance(given, i.Start)]
+            assert [given.alive_at for given in starts] == [960_000, None], "none was away in between"
+            told.append([given.crashed for given in starts])
             if stopped:
                 rig.driver.stop()
                 await rig.driver.stopped.wait()
@@ -420,6 +423,17 @@ async def test_only_a_start_after_a_kill_is_told_that_the_daemon_crashed(running
         await live(stopped=stopped)
 
     assert told == [[False, False], [False, False], [True, False], [True, False], [False, False]]
+
+
+async def test_a_daemon_to_which_nothing_happens_notes_that_it_is_there(running, monkeypatch):
+    journal, noted = MemoryJournal(), []
+    append = journal.append
+    monkeypatch.setattr(journal, "append", lambda facts, *then: (noted.append(len(facts)), append(facts, *then))[1])
+    async with running(journal):
+        noted.clear()
+        await anyio.sleep(60)
+
+    assert noted.count(0) >= 5
 
 
 async def hosts_in(journal, running, number):

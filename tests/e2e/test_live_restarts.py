@@ -28,6 +28,7 @@ def test_killed_while_one_holds_and_two_wait_it_finds_all_three_again(live):
     daemon.kill9()
     daemon.restart()
 
+    assert daemon.facts("daemon_started")[-1]["away_ms"] > 0, "what b and c waited meanwhile would count as slowdown"
     # The slot, its holder and its fence are what they were; so are the requests.
     slot = daemon.slot(held["slot"])
     assert (slot["status"], slot["fence"], slot["gpus"]) == ("running", held["fence"], held["gpus"])

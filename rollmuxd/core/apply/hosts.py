@@ -4,6 +4,7 @@ from typing import Any
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
+from rollmuxd.core.apply.measures import excuse_away
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.lifecycle import next_status
 from rollmuxd.core.model import Gpu, Host, Node, NodeStatus
@@ -25,6 +26,9 @@ def daemon_started(state: State, fact: f.DaemonStarted) -> None:
     for node in state.nodes.values():
         if node.status is NodeStatus.UP or node.status is NodeStatus.OCCUPIED:
             node.status = NodeStatus.UNKNOWN
+    for job in state.jobs.values():
+        if job.queued is not None:
+            excuse_away(job, state.slots[job.queued], fact)
 
 
 def host_added(state: State, fact: f.HostAdded) -> None:

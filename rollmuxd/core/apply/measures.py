@@ -105,6 +105,12 @@ def count_release(job: Job, slot: Slot, at: Millis, work: float, *, away: bool =
     job.work = max(0.0, float(work))
 
 
+def excuse_away(job: Job, slot: Slot, fact: f.DaemonStarted) -> None:
+    """Leave the daemon's absence out of a queued job's elapsed time, unless the whole wait will be left out."""
+    if job.has_place and job.paused_at is None and not slot.side:
+        job.progress.iteration_excused_ms += min(fact.away_ms, fact.at - slot.queued_at)
+
+
 def plan_with(job: Job, phase: str, took: Millis, seen: int, mean: Millis | None = None) -> None:
     """Plans reckon with this from now on; promises are about the mean, where that is another time."""
     times = job.times[phase]

@@ -41,6 +41,7 @@ import structlog
 from rollmuxd.core import facts as core_facts
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.facts import Fact
+from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon import files
 
@@ -391,10 +392,11 @@ def why_lost(now: Mark, mark: Mark | None) -> Cause | None:
     return None
 
 
-def begin(connection: sqlite3.Connection, path: Path) -> None:
+def begin(connection: sqlite3.Connection, path: Path) -> Millis | None:
     """Begin a new incarnation, and find out whether the journal has lost its end. Writes the mark.
 
-    Should that break off, it can be done again: the mark is written last, and until then says what it said.
+    Should that break off, it can be done again: the mark is written last, and until then says what it said. The answer
+    is the mark's time, when a daemon last used the journal. A start does not change it, since it may come to nothing.
     """
     now, mark = mark_now(connection), read_mark(path)
     incarnation = next_incarnation(now.incarnation, mark.incarnation if mark is not None else 0)
@@ -405,7 +407,12 @@ def begin(connection: sqlite3.Connection, path: Path) -> None:
         log.error("journal_lost_its_end", path=str(path), reason=str(why), result="all runs are lost")
     set_meta(connection, "incarnation", str(incarnation))
     connection.execute("COMMIT")
+    used = mark_of(path).stat() if mark is not None else None
     write_mark(path, now._replace(incarnation=incarnation))
+    if used is None:
+        return None
+    os.utime(mark_of(path), ns=(used.st_atime_ns, used.st_mtime_ns))
+    return used.st_mtime_ns // 1_000_000
 
 
 def clear(part: Path) -> None:

@@ -127,7 +127,7 @@ class _Write:
 class Journal:
     """Facts in ``<state_dir>/journal.sqlite3``. Open it with :meth:`open`; use it from one event loop."""
 
-    def __init__(self, state_dir: Path, lock: int) -> None:
+    def __init__(self, state_dir: Path, lock: int, alive_at: Millis | None = None) -> None:
         self.state_dir = state_dir
         self.path = state_dir / "journal.sqlite3"
         self._lock = lock
@@ -152,6 +152,8 @@ class Journal:
         self.lost = file.lost_of(self._writer)
         #: optical switches that an operator leaves alone, and why, when the journal was opened
         self.left_alone = file.left_alone_of(self._writer)
+        #: when a daemon last used the journal before this one, to :data:`~rollmuxd.daemon.writer.LOOK_AFTER_S`
+        self.alive_at = alive_at
         self._mark = os.open(file.mark_of(self.path), os.O_WRONLY)
         #: the first fact that is there; those before it were compacted away
         self.first = file.cut_of(self._writer) + 1
@@ -212,8 +214,8 @@ class Journal:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         file.prepare(path)
         with closing(file.connect(path)) as connection:
-            file.begin(connection, path)
-        return cls(state_dir, lock)
+            alive_at = file.begin(connection, path)
+        return cls(state_dir, lock, alive_at)
 
     @property
     def last_seq(self) -> int:
@@ -229,6 +231,7 @@ class Journal:
 
         No coroutine but a future, so that the facts are on their way when this returns, and in the order of the calls.
         ``then`` is called with it as soon as it is done: a turn of the loop before the future's own callbacks are.
+        No facts at all: the journal notes that it is used (:attr:`alive_at` of the next one).
 
         Raises:
             JournalFailed: (when awaited) they are not durable, or that is unknown.
@@ -613,6 +616,8 @@ def refuse_remote(directory: Path, mountinfo: str) -> None:
 
 def _insert(connection: sqlite3.Connection, last: int, rows: Sequence[_Row]) -> int:
     """Write facts behind the last one; the number of the last one then."""
+    if not rows:
+        return last
     values: list[object] = []
     for seq, at, kind, body, raw in rows:
         # journal_file.sum_of(), written out: it is on the way of every hand-over
