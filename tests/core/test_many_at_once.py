@@ -11,7 +11,7 @@ from rollmuxd.core.config import Config
 from rollmuxd.core.model import JobStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import Filler, JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.core.steps import lend
+from rollmuxd.core.steps import admit, lend
 from rollmuxd.core.steps.lend import PER_NODE, no_room
 from rollmuxd.policies.rollmux import RollMux
 
@@ -101,6 +101,25 @@ def test_a_newcomer_is_tried_alone_where_nothing_else_has_changed():
     register(1_000 + 10**6)
     assert policy.asked == 2
     assert core.deadline() > 2
+
+
+def test_the_more_waiting_jobs_differ_the_later_they_are_tried_again(monkeypatch):
+    monkeypatch.setattr(admit, "TRIES_A_MINUTE", 20)
+    policy = Counting(max_group=1)
+    core = Scheduler(Config(lease_ms=3_600_000), policy)
+    register = cluster(core)
+    for number in range(NODES + 50):
+        register(number)
+
+    def tried_by(at):
+        policy.asked = 0
+        while core.deadline() <= at:
+            core.handle(i.Tick(), max(core.deadline(), 3))
+        return policy.asked
+
+    assert tried_by(60_003) == 50  # when the first began to wait, it was the only one
+    assert tried_by(60_003 + 2 * 60_000) == 0
+    assert tried_by(60_003 + 3 * 60_000) == 50
 
 
 def test_a_drain_sends_many_fillers_away_in_one_decision_and_each_node_has_a_few():

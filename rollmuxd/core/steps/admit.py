@@ -28,6 +28,8 @@ _NO_LIMITS = OwnerLimits()
 SPENT_AT_ONCE: Final = 600
 #: waiting jobs are tried again after this time, although nothing has made room that they are known to wait for
 AGAIN_MS: Final = 60_000
+#: where more than this differ they are tried less often: a try takes some milliseconds, so these take 1 % of a core
+TRIES_A_MINUTE: Final = 100
 #: what it takes to try a placement, and to look at a job and see that its like was refused
 TRY, LOOK = 100, 1
 
@@ -124,7 +126,7 @@ def continue_pass(c: Context) -> None:
     if c.timers.round is None or not c.timers.round.is_over():
         c.timers.at(c.now, "admit", "")
     elif c.state.waiting:
-        c.timers.at(c.now + AGAIN_MS, "admit", "")
+        c.timers.at(c.now + AGAIN_MS * (1 + len(c.timers.round.refused) // TRIES_A_MINUTE), "admit", "")
 
 
 def _with_newcomer(c: Context, round_: AdmissionPass, newcomer: JobId) -> AdmissionPass:
