@@ -1,12 +1,13 @@
 """An engine on a host's loopback is talked to over the backend, and what cannot be known is never taken for a no."""
 
-import asyncio
 import contextlib
 
 import httpx
 import pytest
 from bad_plugins import SilentBackend
 from faulty_mock import FaultyMock as MockBackend
+from patience import PATIENCE_S
+from serving import serving
 
 from rollmuxd.spi import ContactLost, HostConfig, NotDone, http
 
@@ -16,23 +17,17 @@ HOST = HostConfig(id="box", gpus=("box/gpu0",))
 @contextlib.asynccontextmanager
 async def engine(answer):
     """A server that reads a request's head and body and hands it to ``answer``; its base URL, and what it was asked."""
-    seen, served = [], []
+    seen = []
 
     async def serve(reader, writer):
-        served.append(asyncio.current_task())
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         lengths = [line.split()[1] for line in head.lower().splitlines() if line.startswith("content-length")]
         body = await reader.readexactly(int(lengths[0])) if lengths else b""
         seen.append((head, body))
-        with contextlib.suppress(ConnectionError):
-            await answer(reader, writer)
-            writer.close()
-            await writer.wait_closed()
+        await answer(reader, writer)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", seen
-        await asyncio.gather(*served)
+    async with serving(serve) as (host, port):
+        yield f"http://{host}:{port}", seen
 
 
 async def ok(reader, writer):
@@ -94,8 +89,8 @@ async def test_an_engine_that_dies_in_its_answer_is_a_protocol_error_and_not_an_
 
 @pytest.mark.asyncio
 async def test_time_limits_are_kept_for_the_answer_and_for_the_connection():
-    backend = await mock()
-    async with engine(silence) as (url, _), http.client(backend, "box", url, timeout=0.05) as client:
+    backend, limits = await mock(), httpx.Timeout(PATIENCE_S, read=0.05)
+    async with engine(silence) as (url, _), http.client(backend, "box", url, timeout=limits) as client:
         with pytest.raises(httpx.ReadTimeout):
             await client.get("/is_sleeping")
     async with http.client(SilentBackend(backend), "box", "http://127.0.0.1:1", timeout=0.05) as client:

@@ -1,12 +1,12 @@
 """What runs on a node, without Ray around it: commands that end before they begin, say too much, or do not listen."""
 
-import asyncio
 import os
 import sys
 
 import anyio
 import pytest
 from patience import PATIENCE_S
+from serving import serving
 
 from rollmuxd_backend_local.agent.onnode import _KEPT, OnNode
 
@@ -71,20 +71,14 @@ async def test_nothing_is_left_open_after_a_command_however_it_ended():
 
 @pytest.mark.asyncio
 async def test_a_connection_that_is_closed_before_it_is_open_is_not_kept():
-    gone = asyncio.Event()
 
-    async def served(reader, writer):
+    async def until_gone(reader, writer):
         await reader.read()
-        gone.set()
-        writer.close()
 
-    server = await asyncio.start_server(served, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
     node = OnNode()
-    await node.close("s")
-    assert (await node.connect("s", "127.0.0.1", port, 5.0))[0] == "lost"
-    assert not node._streams
     with anyio.fail_after(PATIENCE_S):
-        await gone.wait()
+        async with serving(until_gone) as (host, port):
+            await node.close("s")
+            assert (await node.connect("s", host, port, 5.0))[0] == "lost"
+            assert not node._streams
     assert (await node.receive("s", 10))[0] == "broken"
-    server.close()

@@ -11,6 +11,7 @@ import anyio
 import asyncssh
 import pytest
 from patience import PATIENCE_S
+from serving import serving
 
 from rollmuxd.spi import ContactLost, HostConfig, NotDone, ProcessOrder
 from rollmuxd_backend_local import asking
@@ -209,22 +210,16 @@ async def test_a_command_in_flight_when_the_line_breaks_is_contact_lost(own_serv
 
 @pytest.mark.asyncio
 async def test_a_stream_whose_line_breaks_is_broken_and_not_at_its_end(own_server, keys, made_up):
-    served = []
 
     async def swallow(reader, writer):
-        served.append(asyncio.current_task())
         await reader.read()
-        writer.close()
-        await writer.wait_closed()
 
-    listener = await asyncio.start_server(swallow, "127.0.0.1", 0)
-    async with listener, reached(own_server, keys, made_up) as backend:
-        stream = await backend.connect("box", "127.0.0.1", listener.sockets[0].getsockname()[1])
+    async with serving(swallow) as (host, port), reached(own_server, keys, made_up) as backend:
+        stream = await backend.connect("box", host, port)
         await stream.send(b"x")
         await own_server.stop()
         with pytest.raises(anyio.BrokenResourceError):
             await stream.receive()
-    await asyncio.gather(*served)
 
 
 @pytest.mark.asyncio

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
+from serving import serving
 
 from rollmuxd_rounds import OpenAI, Rounds, Unavailable
 
@@ -83,10 +84,9 @@ class TableEngine:
 
 
 @asynccontextmanager
-async def listening(engine):
-    server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+async def listening(serve):
+    async with serving(serve) as (host, port):
+        yield f"http://{host}:{port}"
 
 
 def the_example():
@@ -98,7 +98,7 @@ def the_example():
 
 async def test_the_example_learns_and_its_long_answers_are_aborted(capsys):
     engine = TableEngine()
-    async with asyncio.timeout(PATIENCE_S), listening(engine) as url:
+    async with asyncio.timeout(PATIENCE_S), listening(engine.serve) as url:
         history = await the_example().train(url, epochs=2)
 
     assert history[0] < 0.4
@@ -116,7 +116,7 @@ def _rounds(capsys):
 async def test_calls_that_fail_are_made_again():
     engine = TableEngine()
     engine.table, engine.breaks = [[0.0] * 10 for _ in range(10)], 5
-    async with asyncio.timeout(PATIENCE_S), listening(engine) as url, OpenAI(url) as generate:
+    async with asyncio.timeout(PATIENCE_S), listening(engine.serve) as url, OpenAI(url) as generate:
         rounds = Rounds(["1", "2", "3"], generate, n=4, want=3, max_failures=20)
         async with rounds.next() as rnd:
             groups = [group async for group in rnd]
@@ -128,15 +128,12 @@ async def test_the_client_says_when_a_server_is_to_be_asked_again():
     async def busy(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 503 X\r\nretry-after: 7\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-        writer.close()
 
-    server = await asyncio.start_server(busy, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(busy) as url, OpenAI(url) as generate:
+        with pytest.raises(Unavailable) as told:
+            await generate("1", 0)
+    assert told.value.after_s == 7
     async with OpenAI(url) as generate:
-        async with server:
-            with pytest.raises(Unavailable) as told:
-                await generate("1", 0)
-        assert told.value.after_s == 7
         with pytest.raises(Unavailable, match="does not answer"):
             await generate("1", 0)
 
@@ -146,25 +143,20 @@ async def test_a_connection_that_breaks_in_mid_sample_is_no_fault_of_the_prompt(
     async def breaks(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(sent)
-        writer.close()
 
-    async with asyncio.timeout(PATIENCE_S), await asyncio.start_server(breaks, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with OpenAI(url) as generate:
-            with pytest.raises(Unavailable, match="broke off"):
-                await generate("1", 0)
+    async with asyncio.timeout(PATIENCE_S), listening(breaks) as url, OpenAI(url) as generate:
+        with pytest.raises(Unavailable, match="broke off"):
+            await generate("1", 0)
 
 
 async def test_what_is_no_engine_is_a_failed_group_with_the_reason():
     async def nothing(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 X\r\ncontent-length: 2\r\nconnection: close\r\n\r\n[]")
-        writer.close()
 
-    server = await asyncio.start_server(nothing, "127.0.0.1", 0)
-    async with asyncio.timeout(PATIENCE_S), server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with OpenAI(url) as generate, Rounds(["1"], generate, n=1, want=1).next() as rnd:
+    async with asyncio.timeout(PATIENCE_S), listening(nothing) as url, OpenAI(url) as generate:
+        rounds = Rounds(["1"], generate, n=1, want=1)
+        async with rounds.next() as rnd:
             (group,) = [group async for group in rnd]
 
     assert "did not answer as /v1/completions does" in group.failed
