@@ -101,7 +101,7 @@ class Saving(Struct, frozen=True):
 
 
 def read(path: Path, name: str = "") -> Read:
-    """The jobs of a file that ``sacct -P`` has written. ``name``: a regular expression that is found in their names.
+    """The jobs of a file of ``sacct -P`` or ``-p``. ``name``: a regular expression that is found in their names.
 
     Raises:
         Malformed: it is no such file, or a line cannot be read.
@@ -115,10 +115,12 @@ def read(path: Path, name: str = "") -> Read:
     found, components = Read(), _Components()
     tracked = False
     with path.open(encoding="utf-8", errors="replace") as file:
-        columns = _columns(str(path), file.readline(), need_name=bool(name))
+        head = file.readline().rstrip("\n")
+        end = "|" if head.endswith("|") else ""  # of each line, as ``-p`` writes it
+        columns = _columns(str(path), head.removesuffix(end), need_name=bool(name))
         for line, text in enumerate(file, 2):
             found.rows += 1
-            row = dict(zip(columns, text.rstrip("\n").split("|", len(columns) - 1), strict=False))
+            row = dict(zip(columns, text.rstrip("\n").removesuffix(end).split("|", len(columns) - 1), strict=False))
             if len(row) < len(columns):
                 raise Malformed(str(path), line, columns[len(row)], f"it is missing; make the file with: {COMMAND}")
             gpus = _gpus(row["AllocTRES"])
@@ -139,7 +141,7 @@ def read(path: Path, name: str = "") -> Read:
 
 
 def _columns(path: str, head: str, *, need_name: bool) -> list[str]:
-    columns = head.rstrip("\n").split("|")
+    columns = head.split("|")
     needed = (*NEEDED, "JobName") if need_name else NEEDED
     if missing := [column for column in needed if column not in columns]:
         raise Malformed(path, 1, missing[0], f"there is no such column; make the file with: {COMMAND}")

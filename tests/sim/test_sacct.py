@@ -41,6 +41,13 @@ def test_rows_become_jobs_and_what_is_no_job_to_share_is_counted_by_reason():
     assert (het.gpus, het.partitions, het.elapsed_s, het.queued_s) == ((4, 4), ("rollout", "train"), 30, 1.0)
 
 
+def test_lines_may_end_with_a_bar_as_sacct_p_writes_them(tmp_path):
+    ended = tmp_path / "month.txt"
+    ended.write_text("".join(f"{line}|\n" for line in FILE.read_text().splitlines()))
+
+    assert read(ended) == read(FILE)
+
+
 def test_only_jobs_whose_name_matches_are_looked_at():
     found = read(FILE, r"^ppo\|")
 
