@@ -160,8 +160,11 @@ def _hosts(found: Sequence[Found], *, shared: bool) -> Iterator[str]:
             yield f"# {one.host}: no GPUs were seen here."
             if one.why:
                 yield f"# {' '.join(one.why.split())}"
-            halves = [("0-3", "", ("rollout",)), ("4-7", "", ("train",))]
-            blank = [("0-7", "", ("rollout", "train"))] if shared else halves
+            blank: list[tuple[str, str, tuple[str, ...]]] = [("0-3", "", ("rollout",)), ("4-7", "", ("train",))]
+            if shared:
+                blank = [("0-7", "", ("rollout", "train"))]
+            elif any(other.kind != found[0].kind for other in found):
+                blank = [("0-7", "", ("rollout" if one.kind == found[0].kind else "train",))]
             yield from (f"# {line}".rstrip() for line in _host(one, blank))
             continue
         ram_gb = one.inventory.ram_mb / 1000

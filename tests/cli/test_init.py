@@ -155,6 +155,9 @@ def test_of_a_heterogeneous_allocation_each_component_is_a_pool_and_the_file_say
     assert (ran.code, "this is no Slurm allocation" in ran.err) == (1, True)
     assert rollmuxd("init --output other.toml --ssh a --slurm 1").code == 1
 
+    async def saw_one(kind, name, host):
+        return await looked(kind, name, host) if host.id == "rx2" else await saw_none(kind, name, host)
+
     async def saw_none(kind, name, host):
         return init_config.Found(host.id, name, None, "no driver", host.options, host.kind)
 
@@ -163,6 +166,14 @@ def test_of_a_heterogeneous_allocation_each_component_is_a_pool_and_the_file_say
     assert ran.code == 1
     assert "no GPU was seen on the nodes of the allocation (rx1: no driver;" in ran.err
     assert not (tmp_path / "other.toml").exists(), "a daemon would start without hosts"
+
+    monkeypatch.setattr(init_config, "_look", saw_one)
+    assert rollmuxd("init --output other.toml --slurm 4711").code == 0
+    samples = (tmp_path / "other.toml").read_text().split("[[hosts]]")
+    assert [line for one in (samples[1], samples[3]) for line in one.splitlines() if "pools" in line] == [
+        '# pools = ["rollout"]',
+        '# pools = ["train"]',
+    ], "the sample of a component is in its pool"
 
 
 def test_a_host_that_needs_more_than_a_name_is_to_be_named_for_ssh(rollmuxd, here):
