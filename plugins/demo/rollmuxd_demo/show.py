@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollmuxd_demo.live import bar, letter
-from rollmuxd_demo.measure import POOLS, RunRecord, gantt, window
+from rollmuxd_demo.measure import RunRecord, gantt, window
 
 #: How much of the runs the picture shows.
 ITERATIONS_SHOWN = 4
@@ -61,7 +61,7 @@ def _times(out: Any, result: Mapping[str, Any]) -> None:
         f"{result['lower_bound_s']:.1f} s",
         f"by the {by}; {result['ratio_to_bound']:.2f} times that was reached",
     )
-    if result["bound_by"] != "longest":
+    if result["bound_by"] != "longest" and result["first_fill_s"] is not None:
         when = "after the last rollout" if result["bound_by"] == "rollout" else "before the first training"
         shown.add_row("no order avoids", f"{result['first_fill_s']:.1f} s", when)
     if result["sequential_wall_s"] is not None:
@@ -95,7 +95,7 @@ def _jobs(out: Any, result: Mapping[str, Any], letters: Mapping[str, str]) -> No
         shown.add_row(
             bar([job["name"]], letters),
             job["name"],
-            f"{job['rollout_s']:.1f}",
+            "-" if job["rollout_s"] is None else f"{job['rollout_s']:.1f}",
             f"{job['train_s']:.1f}",
             "-" if job["slowdown"] is None else f"{job['slowdown']:.2f}",
             f"{job['reward_first']:.2f} → {job['reward_last']:.2f}",
@@ -113,7 +113,7 @@ def _pools(out: Any, result: Mapping[str, Any]) -> None:
     shown.add_column("at once", justify="right")
     if alone:
         shown.add_column("in turn", justify="right")
-    for pool in POOLS:
+    for pool in result["utilisation"]:
         in_use = [f"{result['utilisation'][pool]:.0%}", *([f"{alone[pool]:.0%}"] if alone else [])]
         shown.add_row(f"{pool} pool in use", *in_use)
     for kind in moved:
