@@ -256,7 +256,12 @@ def on_one_pool(job: SimJob) -> SimJob:
     """
     alone = job.colocated
     if alone is None:
-        raise Impossible(f"job {job.name} ({job.kind}) cannot run co-located: its times on one pool are not known")
+        problem, kind = "its times on one pool are not known", "such jobs"
+        if job.spec.asynchronous is not None:
+            problem, kind = "it is asynchronous, so its rollouts need GPUs of their own", "asynchronous jobs"
+        raise Impossible(
+            f"job {job.name} ({job.kind}) cannot run co-located: {problem}; leave out this policy, or {kind}"
+        )
     here = (alone.pool,)
     phases = tuple(
         replace(phase, pools=here, planned_ms=took) for phase, took in zip(job.spec.phases, alone.planned, strict=True)

@@ -19,6 +19,7 @@ from rollmuxd.policies.schedule import period_ms
 from rollmuxd.sim.policies import PolicyUnderTest, RollMuxPaper, policy_under_test
 from rollmuxd.sim.workload import Alone, Impossible, SimJob, Starts
 from rollmuxd_evaluation.baselines import makespan_ms, work_conserving_ms
+from rollmuxd_evaluation.workloads.shapes import apart
 
 NAMES = ("default", "rollmux", "rollmux-artifact", "solo", "colocated", "gavel", "random", "most-idle")
 H20, H800 = 1.76, 5.28  # dollars per GPU-hour (research 1.3, as the artifact has them); a node is 8 GPUs
@@ -242,8 +243,10 @@ def test_a_colocated_job_has_the_same_iterations_to_do_and_takes_its_own_times_f
 
 
 def test_a_job_of_which_no_colocated_times_are_known_is_named() -> None:
-    with pytest.raises(Impossible, match=r"job a \(made\) cannot run co-located"):
+    with pytest.raises(Impossible, match=r"job a \(made\) cannot run co-located: its times .* not known; leave out"):
         policy_under_test("colocated").adapt(job("a", 1, 1))
+    with pytest.raises(Impossible, match="it is asynchronous, so its rollouts need GPUs of their own; leave out this"):
+        policy_under_test("colocated").adapt(apart(job("a", 1, 1)))
 
 
 # ---- gavel -----------------------------------------------------------------------------------------------------------

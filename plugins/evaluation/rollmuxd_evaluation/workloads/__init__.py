@@ -29,7 +29,7 @@ def _multiplexing_summary(name: str) -> str:
 #: name: (one line, what makes it)
 WORKLOADS: Final[Catalogue] = {
     "weave-production": (
-        "the paper's production trace, 200 jobs over two weeks with measured profiles; 32B shares on 2+1 nodes",
+        "the paper's production trace, 200 jobs over two weeks; 32B shares on 2+1 nodes (async=0.5: half asynchronous)",
         Production,
     ),
     "weave-production-honest": ("the same, where 32B has its two training nodes shared too", Production),
