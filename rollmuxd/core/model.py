@@ -393,6 +393,8 @@ class Progress(Struct):
     loads_warm: int = 0
     loads_cold: int = 0
     parks: int = 0
+    #: of a filler, what its last cold start took
+    start_ms: Millis | None = None
     #: how long loans of its nodes to fillers have held the job up, at most
     lent_ms: Millis = 0
 

@@ -40,11 +40,6 @@ def why_not_lent(c: Context, filler: Job) -> list[Reason]:
 
 
 def fillers_before(c: Context, filler: Job, slot: Slot) -> int:
-    """How many of the fillers that ask for the same node have it first."""
-    asking = [
-        (other.harvested_ms, c.state.slots[other.queued].queued_at)
-        for name in nodes_in(filler.pins)
-        for other in map(c.state.jobs.__getitem__, c.state.nodes[name].fillers)
-        if other.queued is not None and other.queued not in c.timers.detached
-    ]
-    return sum(it < (filler.harvested_ms, slot.queued_at) for it in asking)
+    """How many fillers can be lent the same node before this one."""
+    own = (filler.harvested_ms, slot.queued_at, filler.id)
+    return sum(it < own for name in nodes_in(filler.pins) for it in lend.asking(c, c.state.nodes[name]))

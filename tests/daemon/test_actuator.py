@@ -383,7 +383,9 @@ async def test_a_sight_for_a_release_is_bounded_and_says_nothing_where_it_cannot
 
 
 async def test_a_kill_goes_where_the_job_is_with_pid_and_start_time_and_is_looked_after():
-    async with acting(world()) as (actuator, posted, backend):
+    state = world()
+    state.jobs["j1"].reason = Cause("memory_kept", {"kept_gb": 9.0, "gpu": "g", "clean_gb": 1.0, "pools": ["train"]})
+    async with acting(state) as (actuator, posted, backend):
         actuator.perform([Kill("j1", 1, "n1")])
         await anyio.sleep(1)
 
@@ -391,6 +393,7 @@ async def test_a_kill_goes_where_the_job_is_with_pid_and_start_time_and_is_looke
         assert [type(report) for report in posted] == [Audit, HostObserved]
         assert (posted[0].action, posted[0].who, posted[0].about) == ("kill_process", "rollmuxd", "j1")
         assert posted[0].before == "pid 4711 on box (n1)"
+        assert "9" in posted[0].reason, "the cause of this kill"
 
 
 async def test_what_the_backend_does_not_know_for_the_jobs_is_not_written_down_as_killed():

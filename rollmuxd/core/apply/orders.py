@@ -57,8 +57,10 @@ def order_ended(state: State, fact: f.OrderEnded) -> None:
         else:
             progress.loads_cold += 1
         kept.loaded_at = fact.at
-        if warm or state.jobs[order.job].spec.filler is None:  # a filler's first load starts its engine
+        if warm or state.jobs[order.job].spec.filler is None:
             kept.load_ms = fact.at - order.issued_at
+        else:  # it starts its engine, which says nothing of later loads
+            progress.start_ms = fact.at - order.issued_at
     elif order.kind is OrderKind.PARK:
         progress.parks += 1
         kept.park_ms = fact.at - order.issued_at

@@ -287,8 +287,10 @@ def gap_ms(job: Job, phase: PhaseSpec) -> Millis:
 # ---- what a loan takes ----------------------------------------------------------------------------------------------
 
 
-def wake_ms(kept: JobState) -> Millis:
-    """What loading a filler's state takes: as stated where that may start an engine; then as observed, or as a park."""
+def wake_ms(filler: Job, kept: JobState) -> Millis:
+    """What loading a filler's state takes: as observed, of a start or of a wake; else as stated, or as a park."""
+    if not kept.warm and filler.progress.start_ms is not None:
+        return filler.progress.start_ms
     if kept.load_ms is None and kept.park_ms is not None:
         return min(kept.spec.load_ms, kept.park_ms)
     return kept.loads_ms
@@ -349,16 +351,22 @@ def may_load_ahead(c: Context, node: Node, job: Job) -> bool:
     return clean and job.move is None and not job.left and job.status in SERVED
 
 
-def next_filler(c: Context, node: Node) -> Job | None:
-    """Of the fillers that ask for the node, the one that has had the least; of equals, the one that asked first."""
-    asking: list[tuple[Millis, Millis, JobId]] = []
+def asking(c: Context, node: Node) -> list[tuple[Millis, Millis, JobId]]:
+    """Fillers that can be lent the node: least comes the one that has had the least; of equals, that asked first."""
+    found: list[tuple[Millis, Millis, JobId]] = []
     for name in node.fillers:
         job = c.state.jobs[name]
         slot = c.state.request_of(job)
         ready = all(it.status in (StateStatus.GONE, StateStatus.PARKED) for it in c.state.states_at(job, node))
         if slot is not None and job.status is JobStatus.ADMITTED and slot.id not in c.timers.detached and ready:
-            asking.append((job.harvested_ms, slot.queued_at, name))
-    return c.state.jobs[min(asking)[2]] if asking and c.config.fillers else None
+            found.append((job.harvested_ms, slot.queued_at, name))
+    return found
+
+
+def next_filler(c: Context, node: Node) -> Job | None:
+    """The filler that is lent the node next."""
+    first = min(asking(c, node), default=None) if c.config.fillers else None
+    return None if first is None else c.state.jobs[first[2]]
 
 
 def is_worth_it(c: Context, node: Node, filler: Job, due: Millis | None, next_: Job | None) -> bool:
@@ -366,7 +374,7 @@ def is_worth_it(c: Context, node: Node, filler: Job, due: Millis | None, next_: 
     back = back_ms(c, node, filler, next_)
     if not may_wait(c, c.state.group_of(node), back):
         return False
-    there = sum(map(wake_ms, c.state.states_at(filler, node)))
+    there = sum(wake_ms(filler, it) for it in c.state.states_at(filler, node))
     there += sum(it.parks_ms for it in loaded_by_others(c, node, filler))
     assert filler.spec.filler is not None
     return due is None or c.now + there + filler.spec.filler.min_run_ms + back <= due

@@ -542,8 +542,8 @@ class Actuator:
             return
         log.info("killed", **told)
         before = f"pid {session.pid} on {host} ({session.id})"
-        reason = f"on_loss {job.spec.on_loss}"
-        self._post(Audit("kill_process", "rollmuxd", about=job.id, before=before, after="killed", reason=reason))
+        why = causes.sentence(job.reason)
+        self._post(Audit("kill_process", "rollmuxd", about=job.id, before=before, after="killed", reason=why))
 
     def _also_of(self, session: Session) -> JobId | None:
         """Another job that lives in the process which a session has named."""
