@@ -206,3 +206,30 @@ def test_fillers_that_can_go_nowhere_hold_up_none_that_can_have_an_emptier_node(
     while (now := core.deadline()) < 20_000:
         core.handle(i.Tick(), now)
     assert [len(core.state.nodes[node.id].fillers) for node in nodes] == [1] * (large + small)
+
+
+def test_one_input_moves_some_fillers_and_the_next_ones_move_the_others():
+    core = Scheduler(Config(), RollMux())
+    nodes = tuple(i.NodeSpec(f"h{n}/n0", f"h{n}", (f"h{n}/gpu0",), ("train",), gpu_mb=1_000) for n in range(100))
+    core.handle(i.Start(tuple(i.HostSpec(node.host, "mock", 0) for node in nodes), nodes), 1)
+
+    def see(some):
+        for node in some:
+            core.handle(i.HostObserved(node.host, tuple(i.GpuObservation(gpu, 0) for gpu in node.gpus)), 2)
+
+    see(nodes[:25])
+    for number in range(400):
+        state = StateSpec("train", driver="mock", gpu_mb=10)
+        phases, wants = (PhaseSpec("filler", ("train",)),), (Want("train"),)
+        spec = JobSpec(f"f{number}", phases, wants, states=(state,), filler=Filler(2_000, 1_000))
+        core.handle(i.RegisterJob("team", "ann", spec), 2)
+    see(nodes[25:])
+
+    moved = []
+    while (now := core.deadline()) < 20_000:
+        decision = core.handle(i.Tick(), now)
+        moved.append(sum(isinstance(fact, f.JobUnplaced) for fact in decision.facts))
+
+    assert [len(core.state.nodes[node.id].fillers) for node in nodes] == [4] * 100
+    assert sum(moved) > 250
+    assert max(moved) <= 150, "more take the daemon's only thread for too long"

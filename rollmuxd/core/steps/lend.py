@@ -47,6 +47,8 @@ SHARE: Final = 0.25
 PER_NODE: Final = 16
 #: one input causes at most so many searches and looks at nodes; after a pause, fillers that are left have their turn
 LOOKS: Final = 1_000
+#: sending a filler away, or placing it, takes about as long as so many looks
+MOVE: Final = 5
 PAUSE_MS: Final = 100
 
 
@@ -160,6 +162,7 @@ def find_home(c: Context, job: Job, search: Search) -> None:
     if home is not None:
         c.fact(f.FillerPlaced(c.now, job.id, job.spec.wants[0].pool, home.id))
         search.counts(home.id, 1)
+        search.looks += MOVE
         launch(c, job)
         c.dirty.lend[home.id] = None  # it may have asked before
 
@@ -193,6 +196,7 @@ def spread(c: Context, search: Search) -> None:
             c.fact(f.JobUnplaced(c.now, job.id, Cause("emptier_node", {"node": to.id})))
             search.counts(home, -1)
             search.counts(to.id, 1)
+            search.looks += MOVE
 
 
 def no_room(c: Context, job: Job, node: Node) -> Cause | None:
