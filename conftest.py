@@ -35,6 +35,9 @@ atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = tempfile.mkdtemp(dir=os.environ["HOME"])
 
+# Threads of torch and numpy wait for one another in loops. Where all cores are busy, that is most of what they do.
+os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
 # A shell has programs in the background ignore Ctrl-C, and all that they start would ignore it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
