@@ -54,10 +54,14 @@ class Entry(Struct, frozen=True):
 
     def covers(self, other: "Entry", slack: float = 1.0) -> bool:
         """Whether it does what the other does on as few nodes, at its pace or nearly."""
-        return all(a <= b for a, b in zip(self.nodes, other.nodes, strict=True)) and all(
-            self.period_ms * theirs <= slack * other.period_ms * mine
-            for mine, theirs in zip(self.rates, other.rates, strict=True)
-        )
+        period, allowed = self.period_ms, slack * other.period_ms
+        for mine, theirs in zip(self.rates, other.rates, strict=True):  # a search asks this most, so no generators
+            if period * theirs > allowed * mine:
+                return False
+        for mine, theirs in zip(self.nodes, other.nodes, strict=True):  # noqa: SIM110
+            if mine > theirs:
+                return False
+        return True
 
 
 class Planner:
