@@ -1,12 +1,21 @@
 """Bodies that the daemon answers with."""
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
+
+Item = TypeVar("Item")
 
 
 class Answer(Struct, frozen=True):
     """Base of all answers; a reader ignores fields it does not know."""
+
+
+class Page(Answer, Generic[Item], frozen=True):
+    """Base of what the lists answer; ``next`` is the ``after`` of the page that follows."""
+
+    items: list[Item]
+    next: str | None = None
 
 
 class MeView(Answer, frozen=True):
@@ -372,11 +381,8 @@ class FabricView(Answer, frozen=True):
     stamp: int = 0
 
 
-class FabricPage(Answer, frozen=True):
+class FabricPage(Page[FabricView], frozen=True):
     """A page of optical switches."""
-
-    items: list[FabricView]
-    next: str | None = None
 
 
 class ChannelOrder(Answer, frozen=True):
@@ -398,49 +404,31 @@ class ChannelView(Answer, frozen=True):
     order: ChannelOrder | None = None
 
 
-# ---- pages: what the lists answer; ``next`` is the ``after`` of the page that follows -------------------------------
+# ---- pages -----------------------------------------------------------------------------------------------------------
 
 
-class JobPage(Answer, frozen=True):
+class JobPage(Page[JobView], frozen=True):
     """A page of jobs."""
 
-    items: list[JobView]
-    next: str | None = None
 
-
-class SlotPage(Answer, frozen=True):
+class SlotPage(Page[SlotView], frozen=True):
     """A page of slots."""
 
-    items: list[SlotView]
-    next: str | None = None
 
-
-class GroupPage(Answer, frozen=True):
+class GroupPage(Page[GroupView], frozen=True):
     """A page of groups."""
 
-    items: list[GroupView]
-    next: str | None = None
 
-
-class PoolPage(Answer, frozen=True):
+class PoolPage(Page[PoolView], frozen=True):
     """A page of pools."""
 
-    items: list[PoolView]
-    next: str | None = None
 
-
-class NodePage(Answer, frozen=True):
+class NodePage(Page[NodeView], frozen=True):
     """A page of nodes."""
 
-    items: list[NodeView]
-    next: str | None = None
 
-
-class HostPage(Answer, frozen=True):
+class HostPage(Page[HostView], frozen=True):
     """A page of hosts."""
-
-    items: list[HostView]
-    next: str | None = None
 
 
 class OverviewLists(Answer, frozen=True):
@@ -462,11 +450,8 @@ class Overview(Answer, frozen=True):
     lists: OverviewLists | None = None
 
 
-class KeyPage(Answer, frozen=True):
+class KeyPage(Page[KeyView], frozen=True):
     """A page of API keys, without their secrets."""
-
-    items: list[KeyView]
-    next: str | None = None
 
 
 # ---- report ----------------------------------------------------------------------------------------------------------
