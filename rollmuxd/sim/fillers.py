@@ -140,19 +140,3 @@ class Fillers:
         """A job waited for a filler."""
         if fact.lent_ms:
             self.harvest.held_up_ms.append(fact.lent_ms)
-
-
-class Moves:
-    """How long states of jobs were moved, by pool: what is neither busy nor idle."""
-
-    def __init__(self) -> None:
-        self._since: dict[str, tuple[Millis, NodeId]] = {}
-        self.took_ms: dict[NodeId, Millis] = {}
-
-    def hear(self, fact: f.Fact) -> None:
-        """One fact of the run."""
-        if isinstance(fact, f.OrderIssued):
-            self._since[fact.order] = fact.at, fact.node
-        elif isinstance(fact, f.OrderEnded) and fact.order in self._since:
-            since, node = self._since.pop(fact.order)
-            self.took_ms[node] = self.took_ms.get(node, 0) + fact.at - since

@@ -24,8 +24,9 @@ from figures import Json, at_least, at_most, no_collector, quantile, say, short,
 from live import Line, call, daemon, new_key
 
 import rollmuxd
+from rollmuxd.core.facts import Fact, OrderEnded, OrderIssued
+from rollmuxd.core.ids import Millis, NodeId
 from rollmuxd.sim import compare
-from rollmuxd.sim.fillers import Moves
 from rollmuxd.sim.outcome import PAPER, Outcome
 from rollmuxd.sim.workload import Options
 
@@ -80,6 +81,22 @@ def simulated(*, small: bool) -> Json:
         "loans": harvest.loans,
         "yields": harvest.yields,
     }
+
+
+class Moves:
+    """How long states of jobs were moved, by pool: what is neither busy nor idle."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, tuple[Millis, NodeId]] = {}
+        self.took_ms: dict[NodeId, Millis] = {}
+
+    def hear(self, fact: Fact) -> None:
+        """One fact of the run."""
+        if isinstance(fact, OrderIssued):
+            self._since[fact.order] = fact.at, fact.node
+        elif isinstance(fact, OrderEnded) and fact.order in self._since:
+            since, node = self._since.pop(fact.order)
+            self.took_ms[node] = self.took_ms.get(node, 0) + fact.at - since
 
 
 def play(nodes: dict[str, int], jobs: int, fillers: int, moves: Moves) -> Outcome:
