@@ -9,9 +9,15 @@ behind the last fact is refused (:func:`~rollmuxd.daemon.app.check_clock`).
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Protocol
 
 from rollmuxd.core.ids import Millis
+
+
+def iso(at: Millis) -> str:
+    """A time as people and programs read it: ``2026-11-21T09:30:00.125Z``."""
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Clock(Protocol):

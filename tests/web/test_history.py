@@ -25,7 +25,7 @@ from rollmuxd.core.apply import apply
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import JobStatus, NodeStatus, SlotStatus, StateStatus
 from rollmuxd.core.state import State
-from rollmuxd.daemon.http.views import iso
+from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.journal.store import Journal
 
 HERE = Path(__file__).parent

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -26,6 +25,7 @@ from rollmuxd.core.state import State
 from rollmuxd.core.steps import admit
 from rollmuxd.daemon.access.gate import Caller
 from rollmuxd.daemon.access.visibility import Visibility
+from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.hosts.actuator import Seen
 from rollmuxd.daemon.hosts.endings import Endings
 from rollmuxd.daemon.question import Copy
@@ -39,13 +39,8 @@ ON = (SlotStatus.RUNNING, SlotStatus.TAIL)
 COMING = (SlotStatus.QUEUED, SlotStatus.LOADING)
 
 
-def iso(at: Millis) -> str:
-    """A time as people and programs read it: ``2026-11-21T09:30:00.125Z``."""
-    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def maybe_iso(at: Millis | None) -> str | None:
-    """The same, of a time that has perhaps not come."""
+    """The time as text, if it has come."""
     return None if at is None else iso(at)
 
 

@@ -13,7 +13,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from zlib import decompress
@@ -28,6 +27,7 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon import files
+from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.journal import file as journal_file
 from rollmuxd.daemon.journal.file import JournalDamaged, JournalFailed, JournalRefused, base_of, connect
 from rollmuxd.daemon.journal.retention import date_of
@@ -71,16 +71,12 @@ class Checked(Struct, frozen=True):
         """All of it for people, on one line."""
         if not self.good:
             return f"{self.path}: DAMAGED: {'; '.join(filter(None, [*self.wrong, *self.notes, self.remedy]))}"
-        facts = f"facts {self.first} to {self.last}, the last of {_when(self.last_at)}" if self.last else "no facts"
+        facts = f"facts {self.first} to {self.last}, the last of {iso(self.last_at)}" if self.last else "no facts"
         said = (
             f"{self.path}: good: format {self.format}, incarnation {self.incarnation}, {facts}, "
             f"{self.snapshots} snapshots; {self.jobs} jobs, {self.nodes} nodes, {self.held} GPUs held"
         )
         return "; ".join([said, *self.notes])
-
-
-def _when(at: Millis) -> str:
-    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def journal_in(path: Path) -> Path:

@@ -22,7 +22,6 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import msgspec
@@ -32,6 +31,7 @@ from rollmuxd.core.apply import apply
 from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId
 from rollmuxd.core.model import Job, JobStatus, Node, Order, OrderKind, OrderStatus, Slot, SlotStatus
 from rollmuxd.core.state import State, state_key
+from rollmuxd.daemon.clock import iso
 from rollmuxd.wire.answers import Bill, PoolRow, ReportView, Saving, WorkRow
 
 HOUR: Final = 3_600_000
@@ -182,8 +182,8 @@ class DailyUsage:
             if charges[book.job].gpu_ms or book.harvested or book.wait_placement or book.wait_turn or book.iterations
         ]
         return ReportView(
-            since=_iso(since),
-            until=_iso(until),
+            since=iso(since),
+            until=iso(until),
             by=by,
             work=[] if by == "pool" else _rows(shown, charges, by),
             pools=[_pool_row(name, self.pools[name]) for name in sorted(self.pools)],
@@ -617,7 +617,3 @@ def _job_of(fact: f.Fact, state: State) -> JobId | None:
 
 def _hours(milliseconds: float) -> float:
     return round(milliseconds / HOUR, 6)
-
-
-def _iso(at: Millis) -> str:
-    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

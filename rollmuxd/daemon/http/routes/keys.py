@@ -2,6 +2,7 @@
 
 from rollmuxd.core.errors import UnknownThing
 from rollmuxd.daemon.access.keys import ApiKey, Role, new_key, why_shut
+from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.routes._query import BODY
 from rollmuxd.daemon.http.routes.inventory import PageQuery
@@ -19,7 +20,7 @@ async def add_key(call: Call, body: KeyBody) -> KeyView:
     expires_at = None if body.expires_s is None else now + round(body.expires_s * 1000)
     key, secret = new_key(body.owner, body.user, Role(body.role), now, expires_at=expires_at)
     # Written down first: no key may exist whose maker is unknown.
-    until = "" if expires_at is None else f", until {views.iso(expires_at)}"
+    until = "" if expires_at is None else f", until {iso(expires_at)}"
     await call.services.driver.submit(call.noted(key.id, "", f"{key.role} {key.owner}/{key.user}{until}"))
     await call.services.journal.add_key(key)
     await call.shared.gate.load()
@@ -61,7 +62,7 @@ def _view(call: Call, key: ApiKey, secret: str | None = None) -> KeyView:
         owner=key.owner,
         user=key.user,
         role=str(key.role),
-        created_at=views.iso(key.created_at),
+        created_at=iso(key.created_at),
         revoked=key.revoked_at is not None,
         expires_at=views.maybe_iso(key.expires_at),
         expired=key.expires_at is not None and key.expires_at <= call.services.clock.now(),

@@ -7,10 +7,10 @@ from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
 from rollmuxd.core.ids import Millis
+from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routing import Call, Plain, Query, Routes
-from rollmuxd.daemon.http.views import iso
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.usage.daily import FactsGone, compute_usage
 from rollmuxd.daemon.usage.ledger import DailyUsage, as_csv

@@ -12,6 +12,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import find_job, find_session
 from rollmuxd.daemon.access.visibility import Visibility
+from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.routes._query import BODY
 from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Routes
@@ -55,7 +56,7 @@ def _heard(call: Call, visibility: Visibility, job: JobId, found: Iterable[core.
         directives.append(Directive("unpromised", reason=unmet))
     endings = call.services.endings
     if endings is not None and (at := endings.ends_at(job)) is not None:
-        directives.append(Directive("ends", ends_at=views.iso(round(at * 1000))))
+        directives.append(Directive("ends", ends_at=iso(round(at * 1000))))
     return HeartbeatView(lease_s=call.shared.lease_s, directives=directives, tag=tag)
 
 

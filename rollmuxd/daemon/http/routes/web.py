@@ -6,8 +6,8 @@ from importlib.resources.abc import Traversable
 from typing import Final
 
 from rollmuxd.core.errors import UnknownThing
+from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http.routing import Call, Plain, Routes
-from rollmuxd.daemon.http.views import iso
 from rollmuxd.wire.answers import MeView
 
 routes = Routes("dashboard")
