@@ -426,7 +426,7 @@ async def test_a_host_that_is_back_is_forgiven(host):
     host.away = False
     assert await reaching.connection()
     host.away = True
-    reaching._connection = None
+    reaching._opened = None
     with contextlib.suppress(ContactLost):
         await reaching.connection()
     assert reaching._failed == 1

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import random
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -13,11 +11,8 @@ import anyio
 from rollmuxd.spi import ContactLost
 from rollmuxd_backend_local.agent import frames
 from rollmuxd_backend_local.agent.frames import Answer, Ask, Data, Failed, Forget, Ran, Seen
+from rollmuxd_backend_local.kept_connection import KeptConnection
 
-#: seconds between tries to connect, as long as they fail; a tenth more or less
-_AGAIN_S: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-#: a call waits so long for the next try; else its error says when that will be
-_PATIENCE_S: Final = 2.5
 #: what is asked keeps to a call's limit itself; so long after it, it has not answered
 _WAY_S: Final = 1.5
 #: so many calls in a row without an answer, and the connection is given up, though it is alive
@@ -26,40 +21,19 @@ _UNANSWERED: Final = 3
 Opened: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class AgentConnection(ABC):
-    """The connection, and the process behind it.
-
-    Errors name what is reached as ``_what`` ("the Ray cluster at auto") and what answers as ``_agent`` ("the member in
-    the cluster").
+class AgentConnection(KeptConnection[Opened]):
+    """The connection, and the process behind it: what answers, which errors name as ``_agent`` ("the member in the
+    cluster").
     """
 
-    _what: str
     _agent: str
 
     def __init__(self, connect_s: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._connect_s, self._now = connect_s, now
-        self._writer: asyncio.StreamWriter | None = None
+        super().__init__(connect_s, now)
         self._reading: asyncio.Task[None] | None = None
-        self._joining: asyncio.Task[asyncio.StreamWriter] | None = None
         self._waiting: dict[int, asyncio.Future[Ran | Data | Seen | Failed]] = {}
         self._number = 0
         self._unanswered = 0
-        #: tries that failed in a row, when the next may be made, and what the last one said
-        self._failed = 0
-        self._next_at = 0.0
-        self._why = ""
-
-    @abstractmethod
-    async def _open(self) -> Opened:
-        """Start what answers, and reach it.
-
-        Raises OSError, ValueError or EOFError with the reason. ``connect_s`` bounds it by cancelling it; then, as after
-        each failure, ``_end`` is called.
-        """
-
-    @abstractmethod
-    async def _end(self) -> None:
-        """End what answers, if it is there. Never raises, and takes seconds at most."""
 
     async def ask(
         self, node: frames.Node, reach_s: float, wish: frames.Wish, limit_s: float | None
@@ -68,7 +42,7 @@ class AgentConnection(ABC):
         joined = False
         try:
             with anyio.fail_after(None if limit_s is None else limit_s + _WAY_S):
-                writer = await self._connection()
+                _, writer = await self.connection()
                 joined = True
                 answer = await self._ask(writer, Ask(self._next(), node, reach_s, limit_s or 0, wish))
         except TimeoutError as error:
@@ -81,9 +55,7 @@ class AgentConnection(ABC):
 
     async def close(self) -> None:
         """End the connection; what was started on the nodes stays."""
-        if self._joining is not None:
-            self._joining.cancel()
-            await asyncio.wait([self._joining])
+        await super().close()
         self._drop("it was closed")
         if self._reading is not None:
             await asyncio.wait([self._reading])
@@ -110,32 +82,11 @@ class AgentConnection(ABC):
             if (answered.cancelled() or not answered.done()) and not writer.is_closing():
                 frames.write(writer, Forget(ask.number))
 
-    async def _connection(self) -> asyncio.StreamWriter:
-        if self._writer is not None:
-            return self._writer
-        if self._joining is None or self._joining.done():
-            # A task of its own, which all that wait for it share: none of them takes it along when it is cancelled.
-            self._joining = asyncio.create_task(self._join())
-            self._joining.add_done_callback(_looked_at)
-        return await asyncio.shield(self._joining)
-
-    async def _join(self) -> asyncio.StreamWriter:
-        wait_s = self._next_at - self._now()
-        if wait_s > _PATIENCE_S:
-            raise ContactLost(f"{self._why} (next try in {wait_s:.0f} s)")
-        await anyio.sleep(max(wait_s, 0))
-        await self._end()
-        try:
-            with anyio.fail_after(self._connect_s):
-                reader, writer = await self._open()
-        except TimeoutError:
-            raise await self._lost(f"no connection within {self._connect_s:g} s") from None
-        except (OSError, ValueError, EOFError) as error:
-            raise await self._lost(str(error)) from error
-        self._writer = writer
-        self._failed, self._unanswered, self._why = 0, 0, ""
-        self._reading = asyncio.create_task(self._read(reader, writer))
-        return writer
+    async def _join(self) -> Opened:
+        opened = await super()._join()
+        self._unanswered = 0
+        self._reading = asyncio.create_task(self._read(*opened))
+        return opened
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hand out the answers, until there are none any more."""
@@ -150,14 +101,14 @@ class AgentConnection(ABC):
         except ValueError as error:
             why = f"{self._agent} says what cannot be understood: {error}"
         finally:
-            if self._writer is writer:
+            if self._opened is not None and self._opened[1] is writer:
                 self._drop(why)
 
     def _drop(self, why: str) -> None:
         """The connection is gone, and with it all answers."""
-        writer, self._writer = self._writer, None
-        if writer is not None and not writer.is_closing():  # a pipe's that is closed cannot be aborted
-            writer.transport.abort()
+        opened, self._opened = self._opened, None
+        if opened is not None and not opened[1].is_closing():  # a pipe's that is closed cannot be aborted
+            opened[1].transport.abort()
         for answered in self._waiting.values():
             if not answered.done():
                 answered.set_exception(ContactLost(why))
@@ -168,14 +119,6 @@ class AgentConnection(ABC):
         if self._unanswered >= _UNANSWERED:
             self._unanswered = 0
             self._drop(f"{self._agent} does not answer, and is ended")
-
-    async def _lost(self, why: str) -> ContactLost:
-        await self._end()
-        again_s = _AGAIN_S[min(self._failed, len(_AGAIN_S) - 1)]
-        self._failed += 1
-        self._next_at = self._now() + again_s * random.uniform(0.9, 1.1)
-        self._why = f"{self._what} cannot be reached: {why}"
-        return ContactLost(self._why)
 
 
 async def end_process(process: asyncio.subprocess.Process, limit_s: float) -> None:
@@ -189,9 +132,3 @@ async def end_process(process: asyncio.subprocess.Process, limit_s: float) -> No
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-
-
-def _looked_at(task: "asyncio.Task[asyncio.StreamWriter]") -> None:
-    """Take its error: no call may be left to wait for it."""
-    if not task.cancelled():
-        task.exception()
