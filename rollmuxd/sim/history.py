@@ -363,7 +363,7 @@ class History:
         for pool in joined:
             self._level(pool, fact.at, found)
 
-    def _promised(self, fact: f.JobPromised, found: list[Item]) -> None:
+    def _admitted(self, fact: f.JobPromised | f.FillerPlaced, found: list[Item]) -> None:
         self._turn(self._job(fact.job, fact.at), JobStatus.ADMITTED, fact.at, found)
 
     def _unplaced(self, fact: f.JobUnplaced, found: list[Item]) -> None:
@@ -377,9 +377,6 @@ class History:
         job = self._job(fact.job, fact.at)
         job.resume_to = job.status
         self._turn(job, JobStatus.PAUSED, fact.at, found, f"by {fact.by}")
-
-    def _filler_placed(self, fact: f.FillerPlaced, found: list[Item]) -> None:
-        self._turn(self._job(fact.job, fact.at), JobStatus.ADMITTED, fact.at, found)
 
     def _resumed(self, fact: f.JobResumed, found: list[Item]) -> None:
         job = self._job(fact.job, fact.at)
@@ -611,8 +608,8 @@ _SEE: Final[dict[type[f.Fact], Any]] = {
     f.NodeUndrained: History._node_moved,
     f.JobRegistered: History._registered,
     f.JobPlaced: History._placed,
-    f.FillerPlaced: History._filler_placed,
-    f.JobPromised: History._promised,
+    f.FillerPlaced: History._admitted,
+    f.JobPromised: History._admitted,
     f.PlacementEnded: History._placement_ended,
     f.JobUnplaced: History._unplaced,
     f.JobPaused: History._paused,

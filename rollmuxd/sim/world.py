@@ -683,7 +683,7 @@ class World:
             process.at = 0
             self._iteration_done(process)
             if self.by_work and process.step >= process.job.work:
-                self.call(process, i.ReleaseSlot(slot, process.fence, seen), self._worked)
+                self.call(process, i.ReleaseSlot(slot, process.fence, seen), lambda process, _: self.end(process))
                 return
             process.aside = _asides_due(process)
         gap = 0 if process.aside else phases[process.at].gap_ms
@@ -704,9 +704,6 @@ class World:
 
     def _rests(self, process: Process, answer: Answer) -> None:
         self.later(process, process.job.spec.phases[process.at].gap_ms, self.ask)
-
-    def _worked(self, process: Process, answer: Answer) -> None:
-        self.end(process)
 
     def _iteration_done(self, process: Process) -> None:
         assert process.began_ms is not None

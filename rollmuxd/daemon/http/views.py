@@ -116,7 +116,7 @@ def job_view(
         slowdown=None if slower is None else round(slower, 4),
         credit_s=seconds(credit_ms(job)),
         planned_slowdown=_planned_slowdown(job, core.state.groups.get(job.group or "")),
-        estimates=_estimates(job),
+        estimates={phase.name: _estimate(job, phase) for phase in (*job.spec.timed, *job.spec.side)},
         session=job.session,
         silent_s=seconds(core.silent_ms(job.session or "", now)),
         slot=None if on is None else on.id,
@@ -198,10 +198,6 @@ def _planned_slowdown(job: Job, group: Group | None) -> float | None:
     if job.planned_period_ms is None or group is None or not solo:
         return None
     return round(iteration_ms(job.planned_period_ms, group, job) / solo, 4)
-
-
-def _estimates(job: Job) -> dict[str, wire.Estimate]:
-    return {phase.name: _estimate(job, phase) for phase in (*job.spec.timed, *job.spec.side)}
 
 
 def _estimate(job: Job, phase: PhaseSpec) -> wire.Estimate:

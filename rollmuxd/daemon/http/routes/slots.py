@@ -132,16 +132,11 @@ async def _granted(call: Call, slot: SlotId, wait_s: float) -> SlotView:
                 "slot": slot,
                 "status": view.status,
                 "reason": view.reason,
-                "ended": await call.read(lambda core, _: ended_how(core.state.slot(slot))),
+                "ended": await call.read(lambda core, _: str(core.state.slot(slot).ended or SlotStatus.RELEASED)),
                 "granted_at": view.granted_at,
             },
         )
     return view
-
-
-def ended_how(slot: Slot) -> str:
-    """How a slot ended: ``withdrawn``, ``released``, ``faulted``, ``lost`` or ``revoked``."""
-    return str(slot.ended or SlotStatus.RELEASED)
 
 
 @routes.post("/v1/slots/{slot}/release", problems=(*BODY, 404, 409, 503))
