@@ -605,7 +605,7 @@ async def test_a_rank_is_on_the_line_while_the_end_of_its_job_is_being_written_d
         await client.post(f"{line}/ranks/0", json={"session": job.session})
         append, written = world.journal.append, asyncio.get_running_loop().create_future()
 
-        def slowly(facts, then):
+        def slowly(facts, then=None):
             written.add_done_callback(lambda _: append(facts, then))
             return written
 
