@@ -619,31 +619,31 @@ class Settings(BaseSettings):
     ) -> Config:
         """The numbers that the core needs."""
         return Config(
-            lease_ms=_ms(self.lease.lease_s),
-            reattach_ms=_ms(self.lease.reattach_s),
-            grace_ms=_ms(self.lease.grace_s),
+            lease_ms=ms(self.lease.lease_s),
+            reattach_ms=ms(self.lease.reattach_s),
+            grace_ms=ms(self.lease.grace_s),
             overrun_revoke=self.overrun.action == "revoke",
-            overrun_grace_ms=_ms(self.overrun.grace_s),
-            clean_timeout_ms=_ms(self.limits.clean_timeout_s),
-            clean_tolerance_mb=_mb(self.limits.clean_tolerance_gb),
+            overrun_grace_ms=ms(self.overrun.grace_s),
+            clean_timeout_ms=ms(self.limits.clean_timeout_s),
+            clean_tolerance_mb=mb(self.limits.clean_tolerance_gb),
             max_jobs=self.limits.max_jobs,
             max_requests_waiting=self.limits.max_requests_waiting,
             launch_hosts=tuple(launch_hosts),
-            relaunch_after_ms=_ms(self.relaunch.after_s),
+            relaunch_after_ms=ms(self.relaunch.after_s),
             relaunch_limit=self.relaunch.limit,
             drift=self.estimates.drift,
             plan=PlanWith(self.estimates.plan),
             drift_window=self.estimates.window,
             min_samples=self.estimates.min_samples,
-            replan_every_ms=_ms(self.estimates.replan_every_s),
+            replan_every_ms=ms(self.estimates.replan_every_s),
             moves=Moves(self.moves.enabled),
-            move_interval_ms=_ms(self.moves.min_interval_h * 3600),
-            move_cost_ms=_ms(self.moves.move_cost_s),
+            move_interval_ms=ms(self.moves.min_interval_h * 3600),
+            move_cost_ms=ms(self.moves.move_cost_s),
             owners=ByOwner({name: self.owner_limits(name) for name in self.owners}, self.owner_limits("")),
             drivers=dict(drivers or {}),
             fillers=self.filler.enabled and self.daemon.mode != "observe",
             fillers_max_share=self.filler.max_share,
-            fillers_margin_ms=_ms(self.filler.margin_s),
+            fillers_margin_ms=ms(self.filler.margin_s),
         )
 
     def owner_limits(self, name: str) -> OwnerLimits:
@@ -654,7 +654,7 @@ class Settings(BaseSettings):
     def to_start(self) -> Start:
         """The hosts and nodes, as the core takes them; sizes that are not configured are 0."""
         return Start(
-            hosts=tuple(HostSpec(host.id, host.backend, _mb(host.ram_gb or 0)) for host in self.hosts),
+            hosts=tuple(HostSpec(host.id, host.backend, mb(host.ram_gb or 0)) for host in self.hosts),
             nodes=tuple(
                 NodeSpec(
                     id=node_id(host.id, node.gpus),
@@ -662,7 +662,7 @@ class Settings(BaseSettings):
                     gpus=tuple(gpu_id(host.id, gpu) for gpu in node.gpus),
                     pools=node.pools,
                     gpu_type=node.gpu_type,
-                    gpu_mb=_mb(node.gpu_gb),
+                    gpu_mb=mb(node.gpu_gb),
                     price_per_gpu_hour=node.price_per_gpu_hour,
                 )
                 for host in self.hosts
@@ -677,8 +677,8 @@ class Settings(BaseSettings):
                 id=host.id,
                 options=host.options,
                 gpus=tuple(gpu_id(host.id, gpu) for node in host.nodes for gpu in node.gpus),
-                gpu_mb=_mb(max(node.gpu_gb for node in host.nodes)),
-                ram_mb=_mb(host.ram_gb or 0),
+                gpu_mb=mb(max(node.gpu_gb for node in host.nodes)),
+                ram_mb=mb(host.ram_gb or 0),
             )
             for host in self.hosts
             if host.backend == backend
@@ -762,11 +762,13 @@ def is_loopback(listen: str) -> bool:
         return host == "localhost"
 
 
-def _ms(seconds: float) -> int:
+def ms(seconds: float) -> int:
+    """Seconds in milliseconds."""
     return round(seconds * 1000)
 
 
-def _mb(gigabytes: float) -> int:
+def mb(gigabytes: float) -> int:
+    """Gigabytes in megabytes."""
     return round(gigabytes * 1000)
 
 

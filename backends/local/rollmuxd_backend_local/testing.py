@@ -7,7 +7,8 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterable
-from pathlib import Path
+
+from rollmuxd_backend_local.onhost import processes
 
 
 def free_port(address: str = "127.0.0.1") -> int:
@@ -26,15 +27,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 def descendants(pids: Iterable[int]) -> list[int]:
     """These processes, and what they have started in turn; not what has lost its parent."""
-    parents = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with contextlib.suppress(OSError):
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    found = list(pids)
-    for one in found:  # grows while it is gone through
-        found.extend(pid for pid, parent in parents.items() if parent == one)
-    return found
+    return [one for pid in pids for one in (pid, *processes.descendants(pid))]
 
 
 class Namespace:

@@ -2,7 +2,7 @@
 
 import os
 
-from rollmuxd_backend_local.onhost import machine
+from rollmuxd_backend_local.onhost import machine, processes
 
 
 def machine_boot_id() -> str:
@@ -19,8 +19,8 @@ def alive(pid: int, started: str) -> bool:
     ``started`` is compared only where it looks like the kernel's own figure. A process that ended and was not yet
     waited for (a zombie) has no memory, and counts as dead.
     """
-    fields = _stat(pid)
-    if len(fields) <= 19:  # it has gone, or this system does not show it
+    fields = processes.stat_of(pid)
+    if fields is None:  # it has gone, or this system does not show it
         return _exists(pid)
     return fields[0] not in ("Z", "X") and (not started.isdecimal() or fields[19] == started)
 
@@ -33,8 +33,3 @@ def _exists(pid: int) -> bool:
     except PermissionError:
         pass
     return True
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of ``/proc/<pid>/stat`` from the third on. The second is the command's name, which may be anything."""
-    return machine.read(f"/proc/{pid}/stat").rpartition(")")[2].split()

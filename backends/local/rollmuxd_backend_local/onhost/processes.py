@@ -112,7 +112,7 @@ def kill(owner: str, pid: int, started: str, *, job: str, login: str) -> bool:
 
     if not is_its(pid):
         return False
-    ended = [(one, _start_time(one) or "") for one in _descendants(pid) if is_its(one)]
+    ended = [(one, _start_time(one) or "") for one in descendants(pid) if is_its(one)]
     killed = _signal(pid, started, signal.SIGKILL)
     for descendant, its_start in ended:
         _signal(descendant, its_start, signal.SIGKILL)
@@ -121,7 +121,7 @@ def kill(owner: str, pid: int, started: str, *, job: str, login: str) -> bool:
 
 def launched(owner: str) -> list[Launched]:
     """All living processes that this owner (a daemon) has started here, and what they started, the oldest first."""
-    stats = {pid: fields for pid in _pids() if (fields := _stat(pid)) is not None and fields[0] not in "ZX"}
+    stats = {pid: fields for pid in _pids() if (fields := stat_of(pid)) is not None and fields[0] not in "ZX"}
     marks: dict[int, tuple[str, ...]] = {pid: mark for pid in stats if _is_ours(owner, mark := _mark_of(pid))}
     for folder, whose in _cgroups(owner):
         for line in machine.read(f"{folder}/cgroup.procs").split():
@@ -342,7 +342,7 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
-def _stat(pid: int) -> list[str] | None:
+def stat_of(pid: int) -> list[str] | None:
     """The fields of ``/proc/<pid>/stat`` from the third on. The second is the command's name, which may be anything."""
     fields = machine.read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields if len(fields) > 19 else None
@@ -366,7 +366,7 @@ def _uid_of(login: str) -> int | None:
 
 
 def _start_time(pid: int) -> str | None:
-    fields = _stat(pid)
+    fields = stat_of(pid)
     return fields[19] if fields is not None and fields[0] not in "ZX" else None
 
 
@@ -397,10 +397,11 @@ def _mark_of(pid: int) -> tuple[str, ...]:
     return ()
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """What a process has started, and these in turn; not what has lost its parent."""
     children: dict[int, list[int]] = {}
     for one in _pids():
-        fields = _stat(one)
+        fields = stat_of(one)
         if fields is not None:
             children.setdefault(int(fields[1]), []).append(one)
     found = list(children.get(pid, ()))
@@ -414,7 +415,7 @@ def _ancestors() -> set[int]:
     found, pid = set(), os.getpid()
     while pid > 0:
         found.add(pid)
-        fields = _stat(pid)
+        fields = stat_of(pid)
         pid = int(fields[1]) if fields is not None else 0
     return found
 

@@ -33,7 +33,7 @@ from rollmuxd.daemon.http.limits import REGISTRATION
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.http.routing import Call, Query, Routes, status_of_job
 from rollmuxd.daemon.http.wait_reasons import THOUGHTS
-from rollmuxd.daemon.settings import DefaultsTable
+from rollmuxd.daemon.settings import DefaultsTable, mb, ms
 from rollmuxd.spi import Residency, TakesOptions
 from rollmuxd.wire.answers import Explanation, JobPage, JobView, RegisteredView
 from rollmuxd.wire.requests import EndBody, PhaseBody, RegisterBody, StateBody, WantBody
@@ -278,9 +278,9 @@ def job_spec(body: RegisterBody, defaults: DefaultsTable) -> JobSpec:
         asynchronous=None
         if body.asynchronous is None
         else Asynchronous(
-            None if body.asynchronous.pace_s is None else _ms(body.asynchronous.pace_s), body.asynchronous.ahead
+            None if body.asynchronous.pace_s is None else ms(body.asynchronous.pace_s), body.asynchronous.ahead
         ),
-        filler=None if body.filler is None else Filler(_ms(body.filler.yield_s), _ms(body.filler.min_run_s)),
+        filler=None if body.filler is None else Filler(ms(body.filler.yield_s), ms(body.filler.min_run_s)),
     )
 
 
@@ -342,8 +342,8 @@ def _phase(body: PhaseBody) -> PhaseSpec:
     return PhaseSpec(
         name=body.name,
         pools=tuple(dict.fromkeys(body.pools)),
-        planned_ms=None if body.seconds is None else _ms(body.seconds),
-        gap_ms=_ms(body.gap_s),
+        planned_ms=None if body.seconds is None else ms(body.seconds),
+        gap_ms=ms(body.gap_s),
         min_gpus=body.min_gpus,
         every=body.every,
         traffic=body.traffic or "",
@@ -360,22 +360,14 @@ def _state(pool: str, body: StateBody, defaults: DefaultsTable) -> StateSpec:
         residual_gb = min(defaults.residual_gb, body.gpu_gb / 4) if body.gpu_gb else defaults.residual_gb
     return StateSpec(
         pool=pool,
-        gpu_mb=_mb(body.gpu_gb),
-        residual_mb=_mb(residual_gb),
-        ram_mb=_mb(body.ram_gb),
+        gpu_mb=mb(body.gpu_gb),
+        residual_mb=mb(residual_gb),
+        ram_mb=mb(body.ram_gb),
         driver=body.driver,
-        load_ms=_ms(body.load_s),
-        park_ms=_ms(body.park_s),
+        load_ms=ms(body.load_s),
+        park_ms=ms(body.park_s),
         engine_gpus=body.engine_gpus,
         options=tuple(
             (key, tuple(value) if isinstance(value, list) else value) for key, value in sorted(body.options.items())
         ),
     )
-
-
-def _ms(seconds: float) -> Millis:
-    return round(seconds * 1000)
-
-
-def _mb(gigabytes: float) -> int:
-    return round(gigabytes * 1000)
