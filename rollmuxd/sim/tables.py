@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from statistics import fmean
 from typing import Any, Final, TypeAlias
 
 from rollmuxd.sim.outcome import Harvest, Outcome
@@ -49,7 +50,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     least, most = min(values), max(values)
     if least == most:  # a mean is rounded, and would differ from what it is the mean of
         return {"mean": least, "sd": 0.0, "min": least, "max": most}
-    mean = math.fsum(values) / len(values)
+    mean = fmean(values)
     sd = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
     return {"mean": mean, "sd": sd, "min": least, "max": most}
 
@@ -192,7 +193,7 @@ def slowdowns(outcomes: Sequence[Outcome]) -> list[float]:
 
 def _mean_slowdown(outcome: Outcome) -> float | None:
     found = slowdowns([outcome])
-    return math.fsum(found) / len(found) if found else None
+    return fmean(found) if found else None
 
 
 _COMPARED: Final[dict[str, Callable[[Outcome], float | None]]] = {
@@ -223,7 +224,7 @@ def _figures(mine: Sequence[Outcome], solo: Sequence[Outcome]) -> Row:
     return {
         "seeds": [outcome.seed for outcome in mine],
         "cost_per_hour": spread([outcome.cost_per_hour for outcome in mine]),
-        "total_cost": _mean([outcome.cost for outcome in mine]),
+        "total_cost": fmean([outcome.cost for outcome in mine]),
         "total_cost_spread": spread([outcome.cost for outcome in mine]),
         "relative_to_solo": spread(ratios) if ratios else None,
         "peak_gpus": _peaks(mine),
@@ -232,7 +233,7 @@ def _figures(mine: Sequence[Outcome], solo: Sequence[Outcome]) -> Row:
         "slowdown": None
         if not slow
         else {
-            "mean": math.fsum(slow) / len(slow),
+            "mean": fmean(slow),
             "p50": quantile(slow, 0.5),
             "p95": quantile(slow, 0.95),
             "max": slow[-1],
@@ -244,10 +245,10 @@ def _figures(mine: Sequence[Outcome], solo: Sequence[Outcome]) -> Row:
                 for outcome in mine
             ]
         ),
-        "mean_completion_s": _mean([outcome.mean_completion_s for outcome in mine]),
-        "mean_wait_s": _mean([outcome.mean_wait_s for outcome in mine]),
-        "jobs": _mean([len(outcome.jobs) for outcome in mine]),
-        "never_placed": _mean([sum(job.placed_ms is None for job in outcome.jobs) for outcome in mine]),
+        "mean_completion_s": fmean([outcome.mean_completion_s for outcome in mine]),
+        "mean_wait_s": fmean([outcome.mean_wait_s for outcome in mine]),
+        "jobs": fmean([len(outcome.jobs) for outcome in mine]),
+        "never_placed": fmean([sum(job.placed_ms is None for job in outcome.jobs) for outcome in mine]),
         "decision_ms": {"p50": quantile(decided, 0.5), "p99": quantile(decided, 0.99)} if decided else None,
         "mean_iteration_s": _iteration_s(mine),
         "network": _mean_counts([outcome.network for outcome in mine if outcome.network is not None]) or None,
@@ -261,13 +262,9 @@ def _iteration_s(mine: Sequence[Outcome]) -> float | None:
     return math.fsum(job.elapsed_ms for job in jobs) / count / 1000 if count else None
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def _mean_counts(counts: Sequence[dict[str, int]]) -> dict[str, float]:
     names = dict.fromkeys(name for of in counts for name in of)
-    return {name: _mean([of.get(name, 0) for of in counts]) for name in names}
+    return {name: fmean([of.get(name, 0) for of in counts]) for name in names}
 
 
 def _peaks(mine: Sequence[Outcome]) -> dict[str, int]:
@@ -291,8 +288,8 @@ def _pools(mine: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
                 of.append(pool.utilisation)
     return {
         name: {
-            "utilisation": _mean(of) if of else None,
-            "bubble": 1 - _mean(of) if of else None,
+            "utilisation": fmean(of) if of else None,
+            "bubble": 1 - fmean(of) if of else None,
         }
         for name, of in shares.items()
     }
