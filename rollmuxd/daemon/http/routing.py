@@ -104,14 +104,14 @@ class Plain(Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-def status_of_job(job: JobId) -> Callable[[State], str]:
+#: says in a word or two how the thing of that id is
+Status: TypeAlias = Callable[[State, str], str]
+
+
+def status_of_job(state: State, job: JobId) -> str:
     """How a job is, in a word or two, for :meth:`Call.operate`."""
-
-    def status(state: State) -> str:
-        known = state.jobs.get(job)
-        return "" if known is None else f"{known.status}, run {known.run} of {known.owner}/{known.user}"
-
-    return status
+    known = state.jobs.get(job)
+    return "" if known is None else f"{known.status}, run {known.run} of {known.owner}/{known.user}"
 
 
 class ClientGone(Exception):
@@ -215,7 +215,7 @@ class Call:
         self,
         given: Input,
         about: str,
-        status: Callable[[State], str] | None = None,
+        status: Status | None = None,
         *,
         reason: str = "",
         once: str = "",
@@ -227,20 +227,21 @@ class Call:
         if not self.others or (once and self._key(once) in self.shared.written):
             self._is_noted = bool(self.others)
             return await self.services.driver.submit(given)
-        answer = await self.operate(given, about, status or status_of_job(self.others), reason=reason)
+        status = status or (lambda state, _: status_of_job(state, self.others))
+        answer = await self.operate(given, about, status, reason=reason)
         if once:
             self._remember(once)
         return answer
 
-    async def operate(self, given: Input, about: str, status: Callable[[State], str], *, reason: str = "") -> Answer:
+    async def operate(self, given: Input, about: str, status: Status, *, reason: str = "") -> Answer:
         """Submit an operator's input, and write down in the same commit which operator gave it and what came of it.
 
-        ``status`` says in a word or two how the thing is that it is ``about``. What is refused is not written down.
+        What is refused is not written down.
         """
         driver = self.shared.services.driver
-        before = status(driver.scheduler.state)
+        before = status(driver.scheduler.state, about)
         return await driver.submit(
-            given, then=lambda: self.noted(about, before, status(driver.scheduler.state), reason=reason)
+            given, then=lambda: self.noted(about, before, status(driver.scheduler.state, about), reason=reason)
         )
 
     async def note(self, about: str, after: str, *, reason: str = "", once: str = "") -> None:

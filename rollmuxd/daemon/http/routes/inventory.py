@@ -74,14 +74,14 @@ async def drain_node(call: Call, node: str, body: DrainBody) -> NodeView:
     Without, ``jobs`` in the answer has those that stay placed on it and wait.
     """
     given = DrainNode(node=node, by=call.caller.name, evict=body.evict)
-    await call.operate(given, node, _status_of(node), reason=body.reason)
+    await call.operate(given, node, _status_of, reason=body.reason)
     return await _node(call, node)
 
 
 @routes.post("/v1/nodes/{node:path}/undrain", needs=Role.ADMIN, problems=(404, 409))
 async def undrain_node(call: Call, node: str) -> NodeView:
     """It may be used again."""
-    await call.operate(UndrainNode(node=node, by=call.caller.name), node, _status_of(node))
+    await call.operate(UndrainNode(node=node, by=call.caller.name), node, _status_of)
     return await _node(call, node)
 
 
@@ -89,7 +89,7 @@ async def undrain_node(call: Call, node: str) -> NodeView:
 async def declare_node_clean(call: Call, node: str, body: ReasonBody) -> NodeView:
     """Declare that nothing of any job is left on its GPUs. Audited."""
     given = DeclareClean(node=node, by=call.caller.name, reason=body.reason)
-    await call.operate(given, node, _status_of(node), reason=body.reason)
+    await call.operate(given, node, _status_of, reason=body.reason)
     return await _node(call, node)
 
 
@@ -99,18 +99,14 @@ async def get_node(call: Call, node: str) -> NodeView:
     return await _node(call, node)
 
 
-def _status_of(node: NodeId) -> Callable[[State], str]:
+def _status_of(state: State, node: NodeId) -> str:
     """How a node is, with what is on its GPUs: what an operator changes."""
-
-    def status(state: State) -> str:
-        known = state.nodes.get(node)
-        if known is None:
-            return ""
-        not_clean = [name for name, gpu in known.gpus.items() if gpu.dirty_by or gpu.holder]
-        jobs = f", of {len(known.pinned)} jobs" if known.pinned else ""
-        return f"{known.status}{jobs}{', with something on ' + ', '.join(not_clean) if not_clean else ''}"
-
-    return status
+    known = state.nodes.get(node)
+    if known is None:
+        return ""
+    not_clean = [name for name, gpu in known.gpus.items() if gpu.dirty_by or gpu.holder]
+    jobs = f", of {len(known.pinned)} jobs" if known.pinned else ""
+    return f"{known.status}{jobs}{', with something on ' + ', '.join(not_clean) if not_clean else ''}"
 
 
 async def _node(call: Call, node: NodeId) -> NodeView:
@@ -177,7 +173,7 @@ async def _each_node(call: Call, host: HostId, given: Callable[[NodeId], Input],
     refusals: list[Rejected] = []
     for node in view.nodes:
         try:
-            await call.operate(given(node), node, _status_of(node), reason=reason)
+            await call.operate(given(node), node, _status_of, reason=reason)
         except Rejected as refused:
             refusals.append(refused)
     if refusals and len(refusals) == len(view.nodes):

@@ -1,6 +1,6 @@
 """Jobs: registering, looking, pausing, ending."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from msgspec import UNSET, UnsetType, structs
@@ -77,7 +77,7 @@ async def register_job(call: Call, body: RegisterBody) -> RegisteredView:
     try:
         if anothers or body.launch is not None or runs:  # a lead takes another's place, or an admin has something run
             what = "to be started" if body.launch is not None else f"has {runs} run" if runs else "registered again"
-            answer = await call.operate(given, body.name, _status_named(caller.owner, body.name), reason=what)
+            answer = await call.operate(given, body.name, partial(_status_named, caller.owner), reason=what)
         else:
             answer = await call.services.driver.submit(given)
     except RunAlive as alive:
@@ -230,16 +230,13 @@ async def _tell(
 ) -> JobView:
     """Tell the core. What is done to another's job is written down; ``always``: to one's own too."""
     tell = call.operate if always else call.submit
-    await tell(given, given.job, status_of_job(given.job), reason=reason)
+    await tell(given, given.job, status_of_job, reason=reason)
     return await _show(call, given.job)
 
 
-def _status_named(owner: str, name: str) -> Callable[[State], str]:
-    def status(state: State) -> str:
-        known = state.job_named(owner, name)
-        return "" if known is None else f"{known.id}: {status_of_job(known.id)(state)}"
-
-    return status
+def _status_named(owner: str, state: State, name: str) -> str:
+    known = state.job_named(owner, name)
+    return "" if known is None else f"{known.id}: {status_of_job(state, known.id)}"
 
 
 async def _show(call: Call, job: JobId) -> JobView:

@@ -1,6 +1,6 @@
 """Slots: asking for the turn, waiting for it, giving it back. The calls that every iteration of every job makes."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Final, Literal, Self
 
@@ -154,7 +154,7 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
     driver = call.services.driver
     with driver.subscribe(slot) as waiter:
         given = ReleaseSlot(slot=slot, fence=fence, seen=seen, next=following, measured=body.measured)
-        answer = await call.submit(given, slot, _status_of(slot))
+        answer = await call.submit(given, slot, _status_of)
         if job.spec.park is Park.AT_RELEASE:
 
             async def until_parked() -> None:
@@ -258,7 +258,7 @@ async def shrink_slot(call: Call, slot: str, body: ShrinkBody) -> SlotView:
         back = _by_host(call.services.driver.scheduler.state, job, given_back)
     seen = await _observation(call, back)
     given = ShrinkSlot(slot=slot, fence=fence, keep=tuple(body.keep), seen=seen)
-    await call.submit(given, slot, _status_of(slot))
+    await call.submit(given, slot, _status_of)
     return await _show(call, slot)
 
 
@@ -282,7 +282,7 @@ async def grow_slot(call: Call, slot: str, body: GrowBody) -> SlotView:
                 await waiter.changed()
 
     with driver.subscribe(slot) as waiter:
-        await call.submit(GrowSlot(slot=slot, fence=views.fence_of(body.fence)), slot, _status_of(slot))
+        await call.submit(GrowSlot(slot=slot, fence=views.fence_of(body.fence)), slot, _status_of)
         if await call.park(until_loaded, PARK_BOUND_S) is Parked.GONE:
             raise ClientGone
     if await call.read(loads):
@@ -296,7 +296,7 @@ async def grow_slot(call: Call, slot: str, body: GrowBody) -> SlotView:
 async def withdraw_slot(call: Call, slot: str) -> SlotView:
     """Take a queued request back."""
     await call.act_on(find_slot, slot)
-    await call.submit(WithdrawSlot(slot=slot), slot, _status_of(slot))
+    await call.submit(WithdrawSlot(slot=slot), slot, _status_of)
     return await _show(call, slot)
 
 
@@ -305,16 +305,13 @@ async def revoke_slot(call: Call, slot: str, body: ReasonBody) -> SlotView:
     """End a slot now. Its GPUs are given on when they were verified clean."""
     await call.act_on(find_slot, slot)
     given = RevokeSlot(slot=slot, by=call.caller.name, reason=body.reason)
-    await call.operate(given, slot, _status_of(slot), reason=body.reason)
+    await call.operate(given, slot, _status_of, reason=body.reason)
     return await _show(call, slot)
 
 
-def _status_of(slot: SlotId) -> Callable[[State], str]:
-    def status(state: State) -> str:
-        known = state.slots.get(slot)
-        return "" if known is None else f"{known.status}, of job {known.job}"
-
-    return status
+def _status_of(state: State, slot: SlotId) -> str:
+    known = state.slots.get(slot)
+    return "" if known is None else f"{known.status}, of job {known.job}"
 
 
 _OVER: Final = (SlotStatus.OVER, SlotStatus.WITHDRAWN)
