@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -87,14 +86,6 @@ def _said(view: dict[str, Any]) -> None:
     click.echo(f"{view['node']}: {view['status']}{reason}")
 
 
-def _drained(*, evict: bool) -> Callable[[dict[str, Any]], None]:
-    def said(view: dict[str, Any]) -> None:
-        _said(view)
-        tell_who_stays(view, evicted=evict)
-
-    return said
-
-
 def _undrained(view: dict[str, Any]) -> None:
     if view["status"] == "unknown":
         click.echo(f"{view['node']}: undrained; it is used again once it was looked at")
@@ -109,8 +100,13 @@ def _undrained(view: dict[str, Any]) -> None:
 @talks
 def drain(call: Call, node: str, evict: bool, reason: str | None) -> None:
     """Start nothing new on a node; it is drained when its slots have ended and its GPUs are clean."""
+
+    def said(view: dict[str, Any]) -> None:
+        _said(view)
+        tell_who_stays(view, evicted=evict)
+
     body = {"evict": evict, **({} if reason is None else {"reason": reason})}
-    call.answer(call.post(f"/v1/nodes/{part(node)}/drain", body), _drained(evict=evict))
+    call.answer(call.post(f"/v1/nodes/{part(node)}/drain", body), said)
 
 
 @node.command()
