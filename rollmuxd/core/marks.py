@@ -17,47 +17,45 @@ Every fact is looked up before it is applied: it may remove what it is about. Ea
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
+from msgspec import Struct
+
 from rollmuxd.core import facts as f
 from rollmuxd.core.ids import GroupId, HostId, JobId, NodeId
 from rollmuxd.core.model import Job, JobStatus, nodes_in
 from rollmuxd.core.state import State
 
 
-class Dirty:
+class Dirty(Struct):
     """What has to be looked at. Dicts, not sets: the order of marks decides the order of facts."""
 
-    __slots__ = (
-        *("again", "groups", "homeless", "homes", "hosts", "jobs", "lend", "newcomers"),
-        *("nodes", "places", "room", "searched", "spread", "watched"),
-    )
-
-    def __init__(self) -> None:
-        self.groups: dict[GroupId, None] = {}
-        self.jobs: dict[JobId, None] = {}
-        self.nodes: dict[NodeId, None] = {}
-        #: jobs that have begun to wait; the others were tried, and do not fit in the room that there was
-        self.newcomers: dict[JobId, None] = {}
-        self.room = False
-        #: waiting jobs are tried although nothing that is marked has made room
-        self.again = False
-        self.places = False
-        #: hosts that are looked at now, if something on them is to come clean
-        self.hosts: dict[HostId, None] = {}
-        #: nodes that are observed again while something on them is to come clean
-        self.watched: dict[NodeId, None] = {}
-        #: nodes with fillers that may be lent, or are wanted back
-        self.lend: dict[NodeId, None] = {}
-        #: fillers without a node that one is searched for
-        self.homeless: dict[JobId, None] = {}
-        #: any filler without a node may find one; one that shares a node may have another
-        self.homes = self.spread = False
-        #: continue a search of nodes for fillers that has stopped
-        self.searched = False
+    groups: dict[GroupId, None] = {}
+    jobs: dict[JobId, None] = {}
+    nodes: dict[NodeId, None] = {}
+    #: jobs that have begun to wait; the others were tried, and do not fit in the room that there was
+    newcomers: dict[JobId, None] = {}
+    room: bool = False
+    #: waiting jobs are tried although nothing that is marked has made room
+    again: bool = False
+    places: bool = False
+    #: hosts that are looked at now, if something on them is to come clean
+    hosts: dict[HostId, None] = {}
+    #: nodes that are observed again while something on them is to come clean
+    watched: dict[NodeId, None] = {}
+    #: nodes with fillers that may be lent, or are wanted back
+    lend: dict[NodeId, None] = {}
+    #: fillers without a node that one is searched for
+    homeless: dict[JobId, None] = {}
+    #: any filler without a node may find one
+    homes: bool = False
+    #: a filler that shares a node may have another
+    spread: bool = False
+    #: continue a search of nodes for fillers that has stopped
+    searched: bool = False
 
     def __bool__(self) -> bool:
         """Whether a step has something to look at."""
-        served = self.groups or self.jobs or self.nodes or self.room or self.again or self.newcomers
-        return bool(served or self.lend or self.homes or self.homeless or self.spread or self.searched)
+        served = (self.groups, self.jobs, self.nodes, self.room, self.again, self.newcomers)
+        return any(served) or any((self.lend, self.homes, self.homeless, self.spread, self.searched))
 
     def everything(self, state: State) -> None:
         """As after a start: what was forgotten before is found."""

@@ -181,6 +181,11 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
         phase = self.phase(name)
         return () if phase is None else phase.pools
 
+    def min_gpus_of(self, name: str) -> int:
+        """The fewest GPUs on which a phase can start; 0: it needs them all, or there is no such phase."""
+        phase = self.phase(name)
+        return 0 if phase is None else phase.min_gpus
+
     @property
     def timed(self) -> tuple[PhaseSpec, ...]:
         """All whose times plans reckon with: the cycle phases, and an asynchronous job's making of a batch."""

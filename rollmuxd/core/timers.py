@@ -10,6 +10,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final
 
+from msgspec import Struct
+
 from rollmuxd.core.config import Config
 from rollmuxd.core.ids import GpuId, HostId, JobId, Millis, PoolName, SessionId, SlotId
 from rollmuxd.core.model import Job, SessionStatus, SlotStatus
@@ -20,28 +22,22 @@ from rollmuxd.core.state import State
 KINDS: Final = 200
 
 
-class AdmissionPass:
+class AdmissionPass(Struct):
     """One pass over the waiting jobs, on the room that there is. New room, or a restart, begins another one."""
 
-    def __init__(
-        self,
-        names: list[JobId],
-        refused: dict[object, float] | None = None,
-        kept: Iterable[PoolName] = (),
-        *,
-        restarted: bool = False,
-    ) -> None:
-        #: jobs in the order in which they are tried, and how many of them were
-        self.names, self.tried = names, 0
-        #: by shape, the loosest SLO that was refused: with a tighter one it fits even less
-        self.refused: dict[object, float] = {} if refused is None else refused
-        #: pools that are kept for a job that has waited too long
-        self.kept: set[PoolName] = set(kept)
-        #: whether there is room now that there was not: a job that was refused may fit there
-        self.grew = False
-        #: whether another pass gave way to this one, which then runs to its end. Else the last jobs would never be
-        #: tried while room keeps coming.
-        self.restarted = restarted
+    #: jobs in the order in which they are tried
+    names: list[JobId]
+    #: by shape, the loosest SLO that was refused: with a tighter one it fits even less
+    refused: dict[object, float] = {}
+    #: pools that are kept for a job that has waited too long
+    kept: set[PoolName] = set()
+    #: how many of the jobs were tried
+    tried: int = 0
+    #: whether there is room now that there was not: a job that was refused may fit there
+    grew: bool = False
+    #: whether another pass gave way to this one, which then runs to its end. Else the last jobs would never be tried
+    #: while room keeps coming.
+    restarted: bool = False
 
     def is_over(self) -> bool:
         """Whether every job was tried."""

@@ -200,13 +200,14 @@ def configure(c: Context, given: i.Start) -> None:
         spec = wanted.get(name)
         if spec is None and not used:
             c.fact(f.NodeRemoved(c.now, name))
-        elif spec is None and not node.drain:
-            if node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED):
+        elif spec is None:
+            if node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED) and not node.drain:
                 c.fact(f.NodeUnknown(c.now, name))
-            c.fact(f.NodeDraining(c.now, name, CONFIGURATION, unconfigured=True))
-        elif spec is not None and not used and spec != spec_of(node):
+            if not node.drain:
+                c.fact(f.NodeDraining(c.now, name, CONFIGURATION, unconfigured=True))
+        elif not used and spec != spec_of(node):
             c.fact(f.NodeAdded(c.now, spec))
-        elif spec is not None and node.unconfigured:
+        elif node.unconfigured:
             c.fact(f.NodeUnknown(c.now, name))
             c.fact(f.NodeUndrained(c.now, name, CONFIGURATION))
     for name, spec in wanted.items():

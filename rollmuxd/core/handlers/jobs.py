@@ -3,7 +3,7 @@
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.causes import Cause, said, sentence
-from rollmuxd.core.context import HOLDS, NOTHING, PLACED, Context
+from rollmuxd.core.context import NOTHING, PLACED, Context
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict, RunAlive, TooMany
 from rollmuxd.core.ids import JobId, Millis, SessionId
@@ -249,17 +249,6 @@ def live_session(c: Context, session: SessionId) -> Session:
         job = c.state.jobs[found.job]
         raise Conflict(f"session {session} is {found.status}; job {job.spec.name} is {job.status}")
     return found
-
-
-def heartbeat(c: Context, ask: i.Heartbeat) -> None:
-    """The lease is renewed, and the slot's progress noted; no fact comes of it."""
-    session = c.state.sessions.get(ask.session)
-    if session is None or session.status is not SessionStatus.ALIVE:
-        session = live_session(c, ask.session)
-    c.timers.seen[ask.session] = c.now
-    slot = c.state.slots.get(ask.slot or "")
-    if slot is not None and slot.session == session.id and slot.status in HOLDS:
-        c.timers.progress[slot.id] = (ask.done, ask.total)
 
 
 def lose(c: Context, session: Session, reason: Cause) -> None:

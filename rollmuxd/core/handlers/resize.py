@@ -7,15 +7,14 @@ its phase's GPUs is offered the others when they are clean.
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.causes import Cause
-from rollmuxd.core.context import HOLDS, NOTHING, SERVED, Context
+from rollmuxd.core.context import HOLDS, NOTHING, Context
 from rollmuxd.core.decision import Answer, Directive
 from rollmuxd.core.errors import Conflict
-from rollmuxd.core.handlers import jobs
+from rollmuxd.core.handlers.jobs import live_session
 from rollmuxd.core.handlers.slots import check_holder
 from rollmuxd.core.ids import GpuId, SessionId, SlotId
 from rollmuxd.core.model import Group, Job, Node, NodeStatus, OrderKind, Slot, SlotStatus, StateStatus, nodes_in
-from rollmuxd.core.spec import PhaseSpec
-from rollmuxd.core.steps.dispatch import engines_of, holds_on, is_waited_for, issue, needed, next_turn_on
+from rollmuxd.core.steps.dispatch import engines_of, holds_on, is_waited_for, issue, needed, next_turn_on, request_of
 from rollmuxd.core.steps.reclaim import is_loading
 
 
@@ -134,9 +133,13 @@ def is_tail_bound(c: Context, slot: Slot) -> bool:
 
 def heartbeat(c: Context, ask: i.Heartbeat) -> Answer:
     """The lease is renewed, and the holder of a slot hears what is asked of it."""
-    jobs.heartbeat(c, ask)
+    session = live_session(c, ask.session)
+    c.timers.seen[session.id] = c.now
     if ask.slot is None:
         return NOTHING
+    slot = c.state.slots.get(ask.slot)
+    if slot is not None and slot.session == session.id and slot.status in HOLDS:
+        c.timers.progress[slot.id] = (ask.done, ask.total)
     found = directives(c, ask.session, ask.slot)
     return Answer(directives=found) if found else NOTHING
 
@@ -173,11 +176,10 @@ def shrink_wish(c: Context, slot: Slot) -> tuple[str, ...]:
     if slot.status is not SlotStatus.RUNNING or not is_tail_bound(c, slot) or is_loading(c, slot):
         return ()
     job = c.state.jobs[slot.job]
-    phase = job.spec.phase(slot.phase)
     group = c.state.group_of(job)
-    if phase is None or group is None or not phase.min_gpus:
+    if group is None or not job.spec.min_gpus_of(slot.phase):
         return ()
-    keep = least_of(c, job, phase, slot)
+    keep = least_of(c, job, slot)
     if len(keep) == len(slot.gpus):
         return ()
     heads = (next_turn_on(c, group, node) for node in c.rotation.nodes_of(c.state, group, job.id, slot.phase))
@@ -185,24 +187,22 @@ def shrink_wish(c: Context, slot: Slot) -> tuple[str, ...]:
     return keep if wanted else ()
 
 
-def least_of(c: Context, job: Job, phase: PhaseSpec, slot: Slot) -> tuple[GpuId, ...]:
+def least_of(c: Context, job: Job, slot: Slot) -> tuple[GpuId, ...]:
     """The first GPUs of a slot that are enough for its tail: whole engines, where its state is several."""
     keep: tuple[GpuId, ...] = ()
-    for engine in engines_of(c, job, phase.name, c.state.phase_nodes(job, phase.name)):
-        if len(keep) < phase.min_gpus and all(gpu in slot.gpus for gpu in engine):
+    least = job.spec.min_gpus_of(slot.phase)
+    for engine in engines_of(c, job, slot.phase, c.state.phase_nodes(job, slot.phase)):
+        if len(keep) < least and all(gpu in slot.gpus for gpu in engine):
             keep += engine
-    return keep if len(keep) >= phase.min_gpus else slot.gpus
+    return keep if len(keep) >= least else slot.gpus
 
 
 def part_helps(c: Context, group: Group, head: int, slot: Slot, keep: tuple[str, ...]) -> bool:
     """Whether a turn could begin on what the slot would give back, beside what is free already."""
     turn = group.schedule[head]
     job = c.state.jobs[turn.job]
-    phase = job.spec.phase(turn.phase)
-    asked = c.state.request_of(job)
-    if phase is None or not phase.min_gpus or job.id == slot.job or asked is None or job.slot is not None:
-        return False
-    if job.status not in SERVED or job.group != group.id:
+    least, asked = job.spec.min_gpus_of(turn.phase), request_of(c, job)
+    if not least or asked is None or job.group != group.id:
         return False
     if asked.phase != turn.phase or asked.id in c.timers.detached:
         return False
@@ -212,4 +212,4 @@ def part_helps(c: Context, group: Group, head: int, slot: Slot, keep: tuple[str,
     gpus = [(name, gpu.holder) for node in nodes for name, gpu in c.state.nodes[node].gpus.items()]
     free = {name for name, holder in gpus if holder is None or (holder == slot.id and name not in keep)}
     engines = engines_of(c, job, turn.phase, nodes)
-    return sum(len(engine) for engine in engines if free.issuperset(engine)) >= phase.min_gpus
+    return sum(len(engine) for engine in engines if free.issuperset(engine)) >= least

@@ -91,9 +91,9 @@ def admit(c: Context) -> None:
     dirty.newcomers, dirty.room, dirty.again = {}, False, False
     if not (newcomers or room or again):
         return
-    under_way = round_ is not None and not round_.is_over()
+    under_way = _under_way(c) is not None
     if room or round_ is None or (again and not under_way):
-        _begin_pass(c, round_)
+        _begin_pass(c)
     elif newcomers:
         for newcomer in newcomers:
             round_ = _with_newcomer(c, round_, newcomer)
@@ -103,27 +103,31 @@ def admit(c: Context) -> None:
     continue_pass(c)
 
 
-def _begin_pass(c: Context, round_: AdmissionPass | None) -> None:
+def _under_way(c: Context) -> AdmissionPass | None:
+    """The pass in which jobs are still to be tried."""
+    round_ = c.timers.round
+    return None if round_ is None or round_.is_over() else round_
+
+
+def _begin_pass(c: Context) -> None:
     """Try all waiting jobs, or later those that are still to be tried, too."""
-    under_way = round_ is not None and not round_.is_over()
-    if round_ is not None and under_way and round_.restarted:
+    round_ = _under_way(c)
+    if round_ is not None and round_.restarted:
         round_.grew = True
     elif c.spent < SPENT_AT_ONCE:
         c.timers.forget_kinds(c.state.waiting)
-        c.timers.round = AdmissionPass(waiting_order(c, c.now), restarted=under_way)
+        c.timers.round = AdmissionPass(waiting_order(c, c.now), restarted=round_ is not None)
     else:
         c.timers.round = None
 
 
 def continue_pass(c: Context) -> None:
     """Try the jobs that were not tried yet in this round, as many as one input may."""
-    while c.timers.round is not None and not c.timers.round.is_over():
-        if c.spent >= SPENT_AT_ONCE:
-            break
-        _try_next(c, c.timers.round)
-        if c.timers.round.is_over() and c.timers.round.grew and c.state.waiting:
+    while (round_ := _under_way(c)) is not None and c.spent < SPENT_AT_ONCE:
+        _try_next(c, round_)
+        if round_.is_over() and round_.grew and c.state.waiting:
             c.timers.round = AdmissionPass(waiting_order(c, c.now))
-    if c.timers.round is None or not c.timers.round.is_over():
+    if c.timers.round is None or round_ is not None:
         c.timers.at(c.now, "admit", "")
     elif c.state.waiting:
         c.timers.at(c.now + AGAIN_MS * (1 + len(c.timers.round.refused) // TRIES_A_MINUTE), "admit", "")

@@ -51,14 +51,20 @@ def take_turns(c: Context, known: Group) -> None:
         moved, before = False, len(c.facts)
         for name in tuple(known.jobs):
             job = c.state.jobs[name]
-            if job.queued is not None and job.slot is None and job.status in SERVED and not at_boundary(c, job):
-                moved = advance(c, known, job, c.state.slots[job.queued]) or moved
+            asked = request_of(c, job)
+            if asked is not None and not at_boundary(c, job):
+                moved = advance(c, known, job, asked) or moved
         moved = moved or (known.dispatch is not Dispatch.SCHEDULE and len(c.facts) > before)
     if known.dispatch is Dispatch.CREDIT:
-        waiting = [c.state.slots[job.queued] for job in map(c.state.jobs.__getitem__, known.jobs) if job.queued]
+        waiting = [c.state.slots[job.queued] for job in c.state.members(known) if job.queued]
         due = overtakes_at(c.state, waiting, c.now) if len(waiting) > 1 else None
         if due is not None:
             c.timers.at(due, "dispatch", known.id)
+
+
+def request_of(c: Context, job: Job) -> Slot | None:
+    """The request of a job that it could be granted; None while it holds a slot, and where it is not served."""
+    return c.state.request_of(job) if job.slot is None and job.status in SERVED else None
 
 
 def at_boundary(c: Context, job: Job) -> bool:
@@ -231,9 +237,9 @@ def keeps_its_place(c: Context, absent: ScheduledTurn, slot: Slot) -> bool:
     Passed, it would come again only in the next rotation. While another job holds a node that ``slot`` asks for, that
     would win nothing. A slot that begins on a part does win: the holder is asked to shrink for it.
     """
-    job, phase = c.state.jobs[absent.job], c.state.jobs[slot.job].spec.phase(slot.phase)
+    job = c.state.jobs[absent.job]
     asks = job.status in SERVED and job.queued in c.timers.awaited and c.state.slots[job.queued].phase == absent.phase
-    if not asks or (phase is not None and phase.min_gpus):
+    if not asks or c.state.jobs[slot.job].spec.min_gpus_of(slot.phase):
         return False
     nodes = c.rotation.nodes_of(c.state, c.state.its_group(job), slot.job, slot.phase)
     holders = (c.state.slots[holder] for name in nodes for holder in c.state.nodes[name].holders)
@@ -268,12 +274,13 @@ def make_room(c: Context, group: Group, turn: int, job: Job, nodes: tuple[NodeId
 def is_waited_for(c: Context, job: Job, nodes: Collection[NodeId]) -> bool:
     """Whether another job of its group, which could start, waits for one of these nodes."""
     group = c.state.group_of(job)
-    for other in () if group is None else c.state.members(group):
-        asked = c.state.request_of(other)
+    if group is None:
+        return False
+    for other in c.state.members(group):
+        asked = request_of(c, other)
         if asked is None or asked.id in c.timers.detached or other is job:
             continue
-        claims = c.rotation.nodes_of(c.state, group, other.id, asked.phase) if group is not None else ()
-        if other.slot is None and other.status in SERVED and not set(nodes).isdisjoint(claims):
+        if not set(nodes).isdisjoint(c.rotation.nodes_of(c.state, group, other.id, asked.phase)):
             return True
     return False
 
@@ -298,26 +305,18 @@ def claimable(c: Context, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tu
     That is beside a tail, or beside GPUs that do not become clean. It is not beside a slot that itself runs on a part:
     the two would then stay on parts for ever.
     """
-    phase = job.spec.phase(slot.phase)
-    whole = True
-    gpus: list[str] = []
-    for name in nodes:
-        node = c.state.nodes[name]
-        if node.status is not NodeStatus.UP:
-            return None
-        for gpu, it in node.gpus.items():
-            if it.holder is None and (it.dirty_by is None or it.dirty_by == job.id):
-                gpus.append(gpu)
-            elif it.holder is not None and c.state.slots[it.holder].status in (SlotStatus.LOADING, SlotStatus.RUNNING):
-                return None
-            else:
-                whole = False
-    if whole:
-        return tuple(gpus)
-    if phase is None or not phase.min_gpus:
+    if not c.state.are_up(nodes):
         return None
-    usable = sum(len(engine) for engine in engines_of(c, job, phase.name, nodes) if all(gpu in gpus for gpu in engine))
-    return tuple(gpus) if usable >= phase.min_gpus else None
+    gpus = [it for name in nodes for it in c.state.nodes[name].gpus.items()]
+    mine = tuple(name for name, gpu in gpus if gpu.holder is None and gpu.dirty_by in (None, job.id))
+    if len(mine) == len(gpus):
+        return mine
+    holders = (c.state.slots[holder] for name in nodes for holder in c.state.nodes[name].holders)
+    if any(holder.status in (SlotStatus.LOADING, SlotStatus.RUNNING) for holder in holders):
+        return None
+    least, usable = job.spec.min_gpus_of(slot.phase), set(mine)
+    engines = engines_of(c, job, slot.phase, nodes)
+    return mine if 0 < least <= sum(len(engine) for engine in engines if usable.issuperset(engine)) else None
 
 
 def claim(c: Context, job: Job, slot: Slot, turn: int, gpus: tuple[str, ...]) -> None:

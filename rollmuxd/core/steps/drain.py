@@ -28,7 +28,7 @@ from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps.admit import over_its_nodes, place_now
 from rollmuxd.core.steps.dispatch import park_if_unheld
-from rollmuxd.core.steps.locality import limited_to_locality, locality_violation, place
+from rollmuxd.core.steps.locality import limited_to_locality, locality_violation, place, place_elsewhere
 from rollmuxd.core.steps.move import asks_for, plan, refused
 from rollmuxd.core.steps.reclaim import end_placement_if_empty, nodes_of
 from rollmuxd.core.trial import trial_versions, without
@@ -159,8 +159,7 @@ def _places(c: Context, job: Job, off: tuple[NodeId, ...]) -> Iterator[Placed]:
         placed = None if nodes is None else _with_its_group(c, job, group, dict(zip(choices, nodes, strict=True)))
         if placed is not None:
             yield placed
-    others = {name: known for name, known in c.state.groups.items() if name != group.id}
-    elsewhere = place(c, job, replace(c.state, groups=others))
+    elsewhere = place_elsewhere(c, job)
     if elsewhere is not None and elsewhere.status is JobStatus.ADMITTED and elsewhere.promised >= job.promised:
         yield elsewhere
 

@@ -22,7 +22,7 @@ from rollmuxd.core.ids import Millis
 from rollmuxd.core.model import Dispatch, Group, Job, JobStatus
 from rollmuxd.core.policy import Move
 from rollmuxd.core.spec import Movable
-from rollmuxd.core.steps.locality import place
+from rollmuxd.core.steps.locality import place, place_elsewhere
 from rollmuxd.core.steps.move import plan, refused
 from rollmuxd.core.trial import trial_versions
 
@@ -94,8 +94,7 @@ def _way_out(c: Context, group: Group, job: Job, why: Cause) -> Move | None:
     rest = replace(group, jobs=left, schedule=turns, version=next(trial_versions))
     if c.policy.replan(replace(c.state, groups={**c.state.groups, group.id: rest}), group.id).at_risk:
         return None
-    others = {name: known for name, known in c.state.groups.items() if name != group.id}
-    placed = place(c, job, replace(c.state, groups=others))
+    placed = place_elsewhere(c, job)
     if placed is None or (job.promised and not placed.promised):
         return None
     move = Move(job.id, placed, Cause("hold_without", cause=why))

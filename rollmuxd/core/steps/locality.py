@@ -88,6 +88,12 @@ def place(c: Context, job: Job, state: State) -> Placed | None:
     return replace(placed, pins={pool: _paired(c, job, pool, names) for pool, names in placed.pins.items()})
 
 
+def place_elsewhere(c: Context, job: Job) -> Placed | None:
+    """What the policy finds for a placed job in another group than its own."""
+    others = {name: known for name, known in c.state.groups.items() if name != job.group}
+    return place(c, job, replace(c.state, groups=others))
+
+
 def _has_something(job: Job) -> bool:
     """Whether it is to keep what it has: it has a place, and may be moved, or it fell back."""
     return job.fell_back or (bool(job.pins) and job.spec.movable is Movable.WARM)

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final
 
-from msgspec.structs import replace
-
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply.pins import follow as who_follows
 from rollmuxd.core.causes import Cause, sentence
@@ -43,7 +41,7 @@ from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.admit import over_its_nodes
 from rollmuxd.core.steps.dispatch import OUT, at_boundary, issue, park_if_unheld, take_place
 from rollmuxd.core.steps.launch import end_process, launch, next_key
-from rollmuxd.core.steps.locality import locality_violation, place
+from rollmuxd.core.steps.locality import locality_violation, place_elsewhere
 from rollmuxd.core.steps.reclaim import (
     abandon,
     close_session,
@@ -300,10 +298,8 @@ def to_where_promises_hold(c: Context) -> Iterator[Move | None]:
         group = c.state.its_group(job)
         if group.dispatch is not Dispatch.CREDIT or len(group.jobs) + len(group.coming) < 2:
             continue  # a certified order was decided on at its arrival; and alone it is not slowed
-        others = {name: known for name, known in c.state.groups.items() if name != job.group}
-        placed = place(c, job, replace(c.state, groups=others))
-        why = Cause("promise_holds")
-        yield None if placed is None or not placed.promised else Move(job.id, placed, why)
+        placed = place_elsewhere(c, job)
+        yield None if placed is None or not placed.promised else Move(job.id, placed, Cause("promise_holds"))
 
 
 def plan(c: Context, move: Move) -> None:

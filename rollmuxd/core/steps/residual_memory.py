@@ -15,7 +15,6 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.clean import is_dirty_by, is_given_back, may_still_fill
 from rollmuxd.core.context import Context
-from rollmuxd.core.ids import Millis
 from rollmuxd.core.model import Job, JobState, Node, StateStatus
 from rollmuxd.core.spec import OnLoss
 from rollmuxd.core.state import allowed_residual_mb
@@ -49,62 +48,49 @@ def record_residual(c: Context, kept: JobState, seen: Sequence[i.GpuObservation]
 def judge(c: Context, node: Node, observations: Mapping[str, i.GpuObservation]) -> None:
     """Parked states that leave more than was agreed, once memory had the time that it takes to be given back."""
     for name in dict.fromkeys(gpu.dirty_by for gpu in node.gpus.values() if gpu.dirty_by is not None):
-        job = c.state.jobs[name]
-        states = c.state.states_at(job, node)
-        parked = [kept for kept in states if kept.status is StateStatus.PARKED]
-        if node.not_clean_since is None or c.now - node.not_clean_since < c.config.residual_grace_ms:
+        job, since = c.state.jobs[name], node.not_clean_since
+        if since is None or c.now - since < c.config.residual_grace_ms:
             return
-        if parked and job.live and not may_still_fill(c.state, node, name):
-            _judge(c, node, job, parked[-1], observations, node.not_clean_since)
-        elif not states and job.live:
-            _judge_stateless(c, node, job, observations, node.not_clean_since)
+        worst = _worst(c, node, job, observations) if job.live else None
+        why = None if worst is None else _kept(c, node, job, worst, observations)
+        # what is not let may still go, and half of the time is left for it to be discarded
+        if why is not None and c.now - since >= c.config.clean_timeout_ms // 2:
+            quarantine(c, job, why)
+            if job.spec.on_loss is OnLoss.KILL or job.launch is not None:
+                c.do(kill(job))
 
 
-def _judge(
-    c: Context, node: Node, job: Job, kept: JobState, observations: Mapping[str, i.GpuObservation], since: Millis
-) -> None:
-    worst = _worst(c, node, job, observations)
-    if worst is None:
-        return
-    used = observations[worst].used_mb
+def _worst(c: Context, node: Node, job: Job, observations: Mapping[str, i.GpuObservation]) -> i.GpuObservation | None:
+    """Of the GPUs that the job gave back and that were not verified clean since, the one with most on it."""
+    gpus = node.gpus.items()
+    not_clean = [observations[name] for name, gpu in gpus if gpu.dirty_by == job.id and is_given_back(c.state, gpu)]
+    return max(not_clean, key=lambda seen: seen.used_mb, default=None)
+
+
+def _kept(
+    c: Context, node: Node, job: Job, worst: i.GpuObservation, observations: Mapping[str, i.GpuObservation]
+) -> Cause | None:
+    """What a job keeps on a GPU and is not let keep. What it is let keep is written down."""
+    states = c.state.states_at(job, node)
+    parked = [kept for kept in states if kept.status is StateStatus.PARKED]
+    limit = clean_limit_mb(c, node)
+    if not states and worst.used_mb > limit:
+        gb = worst.used_mb / 1000
+        return Cause("memory_kept", {"kept_gb": gb, "gpu": worst.gpu, "clean_gb": limit / 1000, "pools": node.pools})
+    if not parked or may_still_fill(c.state, node, job.id):
+        return None
+    kept = parked[-1]
     agreed = allowed_residual_mb(kept)
-    left = used - (c.state.residual_mb_on(node) - agreed)
+    left = worst.used_mb - (c.state.residual_mb_on(node) - agreed)
     if left <= agreed + c.config.clean_tolerance_mb:
-        return
-    trouble = _why_not_let(c, node, job, kept, left, used)
-    if trouble is not None and c.now - since < c.config.clean_timeout_ms // 2:
-        return  # what is not let may still go, and half of the time is left for it to be discarded
+        return None
+    trouble = _why_not_let(c, node, job, kept, left, worst.used_mb)
     if trouble is None:
         c.fact(f.ResidualMemoryObserved(c.now, job.id, kept.pool, node.id, left, agreed))
         gpus_observed(c, tuple(observations[gpu] for gpu in node.gpus))
-        return
-    data = {"pool": kept.pool, "left_gb": left / 1000, "gpu": worst, "agreed_gb": agreed / 1000}
-    _expel(c, job, Cause("residual_memory", data, trouble))
-
-
-def _judge_stateless(
-    c: Context, node: Node, job: Job, observations: Mapping[str, i.GpuObservation], since: Millis
-) -> None:
-    worst = _worst(c, node, job, observations)
-    limit = clean_limit_mb(c, node)
-    if worst is None or observations[worst].used_mb <= limit or c.now - since < c.config.clean_timeout_ms // 2:
-        return
-    kept_gb = observations[worst].used_mb / 1000
-    data = {"kept_gb": kept_gb, "gpu": worst, "clean_gb": limit / 1000, "pools": node.pools}
-    _expel(c, job, Cause("memory_kept", data))
-
-
-def _expel(c: Context, job: Job, why: Cause) -> None:
-    """Quarantine the job, and end its process where that is ours to do."""
-    quarantine(c, job, why)
-    if job.spec.on_loss is OnLoss.KILL or job.launch is not None:
-        c.do(kill(job))
-
-
-def _worst(c: Context, node: Node, job: Job, observations: Mapping[str, i.GpuObservation]) -> str | None:
-    """Of the GPUs that the job gave back and that were not verified clean since, the one with most on it."""
-    not_clean = [gpu for gpu, known in node.gpus.items() if known.dirty_by == job.id and is_given_back(c.state, known)]
-    return max(not_clean, key=lambda gpu: observations[gpu].used_mb, default=None)
+        return None
+    data = {"pool": kept.pool, "left_gb": left / 1000, "gpu": worst.gpu, "agreed_gb": agreed / 1000}
+    return Cause("residual_memory", data, trouble)
 
 
 def _why_not_let(c: Context, node: Node, job: Job, kept: JobState, residual_mb: int, used_mb: int) -> Cause | None:
