@@ -51,12 +51,16 @@ def short_of_memory(state: State, job: Job, pins: Mapping[PoolName, Sequence[Nod
             if not node.gpu_mb or not mine:
                 continue
             there = [(spec.gpu_mb, spec.residual_mb) for spec in mine] + _states_on(state, node)
-            left = sum(leaves for _, leaves in there)
-            need = left + max(max(0, loaded - leaves) for loaded, leaves in there)
+            need = needed_mb(there)
             if need > node.gpu_mb:
                 text = f"a GPU of {name} has {_gb(node.gpu_mb)} GB, and {_gb(need)} GB would be needed there"
                 return Reason("gpu_memory", text, {"node": name, "need_gb": need / 1000})
     return None
+
+
+def needed_mb(states: Sequence[tuple[int, int]]) -> int:
+    """Memory on each GPU for states, each with what it has loaded and leaves parked: one at a time is loaded."""
+    return sum(leaves for _, leaves in states) + max((max(0, loaded - leaves) for loaded, leaves in states), default=0)
 
 
 def short_of_time(state: State, job: Job, pins: Mapping[PoolName, Sequence[NodeId]]) -> Reason | None:

@@ -186,6 +186,10 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
         phase = self.phase(name)
         return 0 if phase is None else phase.min_gpus
 
+    def gap_ms_of(self, name: str) -> Millis:
+        """The job's own time before a phase of its cycle; 0 for any other."""
+        return next((phase.gap_ms for phase in self.phases if phase.name == name), 0)
+
     @property
     def timed(self) -> tuple[PhaseSpec, ...]:
         """All whose times plans reckon with: the cycle phases, and an asynchronous job's making of a batch."""

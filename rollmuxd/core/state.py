@@ -128,9 +128,9 @@ class State(Struct):
         """The group where a job sits, or to which a node belongs."""
         return self.groups.get(member.group) if member.group is not None else None
 
-    def its_group(self, job: Job) -> Group:
-        """The group where a placed job sits."""
-        return self.groups[job.group or ""]
+    def its_group(self, member: Job | Node) -> Group:
+        """The group of a placed job, or of a node that it has."""
+        return self.groups[member.group or ""]
 
     def are_up(self, nodes: Iterable[NodeId]) -> bool:
         """Whether all of these nodes are."""
@@ -151,6 +151,11 @@ class State(Struct):
     def order_of(self, kept: JobState) -> Order | None:
         """The order that moves a state now."""
         return self.orders.get(kept.order) if kept.order is not None else None
+
+    def state_of(self, order: Order) -> JobState | None:
+        """The state that an order moves; None when it has left the books meanwhile."""
+        kept = self.states.get(state_key(order.job, order.pool, order.node))
+        return kept if kept is not None and kept.order == order.id else None
 
     def session_of(self, job: Job) -> Session | None:
         """The session of the process that its job has now; None: none is taken to be there."""

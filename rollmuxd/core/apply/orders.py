@@ -4,7 +4,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
 from rollmuxd.core.apply.pins import newest_on
 from rollmuxd.core.lifecycle import next_state_status, next_status
-from rollmuxd.core.model import JobState, Order, OrderKind, StateStatus
+from rollmuxd.core.model import Order, OrderKind, StateStatus
 from rollmuxd.core.state import State, state_key
 
 
@@ -36,7 +36,7 @@ def order_issued(state: State, fact: f.OrderIssued) -> None:
 def order_ended(state: State, fact: f.OrderEnded) -> None:
     order = state.orders.pop(fact.order)
     next_status(lifecycle.ORDER, order.status, fact, f"order {order.id}")
-    kept = _ordered(state, order)
+    kept = state.state_of(order)
     if kept is None:
         return
     kept.order = None
@@ -71,7 +71,7 @@ def order_ended(state: State, fact: f.OrderEnded) -> None:
 def order_faulted(state: State, fact: f.OrderFaulted) -> None:
     order = state.orders.pop(fact.order)
     next_status(lifecycle.ORDER, order.status, fact, f"order {order.id}")
-    kept = _ordered(state, order)
+    kept = state.state_of(order)
     if kept is not None:
         kept.order = None
         kept.status = next_state_status(kept.status, fact, None, f"state {order.pool} of {order.job}")
@@ -83,15 +83,9 @@ def order_contact_lost(state: State, fact: f.OrderContactLost) -> None:
     order = state.orders[fact.order]
     order.status = next_status(lifecycle.ORDER, order.status, fact, f"order {order.id}")
     order.error = fact.error
-    kept = _ordered(state, order)
+    kept = state.state_of(order)
     if kept is not None:
         kept.status = next_state_status(kept.status, fact, None, f"state {order.pool} of {order.job}")
-
-
-def _ordered(state: State, order: Order) -> JobState | None:
-    """The state that an order moves; None when it has left the books meanwhile."""
-    kept = state.states.get(state_key(order.job, order.pool, order.node))
-    return kept if kept is not None and kept.order == order.id else None
 
 
 def state_unknown(state: State, fact: f.StateUnknown) -> None:

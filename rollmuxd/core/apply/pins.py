@@ -69,8 +69,8 @@ def unpin(state: State, job: Job, names: Iterable[NodeId], owner: Owner) -> None
         if not owner.nodes[name]:
             del owner.nodes[name]
             owner.gpus -= len(node.gpus)
-        if not node.pinned and node.group is not None:
-            state.groups[node.group].nodes.remove(name)
+        if not node.pinned:
+            state.its_group(node).nodes.remove(name)
             node.group = None
         for kept in state.states_at(job, node):
             if kept.status is StateStatus.GONE:

@@ -24,8 +24,7 @@ from rollmuxd.core.model import (
     SlotStatus,
     StateStatus,
 )
-from rollmuxd.core.spec import OnLoss
-from rollmuxd.core.steps.launch import kill
+from rollmuxd.core.steps.launch import is_ended_for_it, kill
 from rollmuxd.core.steps.reclaim import (
     clean_limit_mb,
     discard_again,
@@ -36,6 +35,7 @@ from rollmuxd.core.steps.reclaim import (
     park_own,
     process_of,
     record_due,
+    record_unknown,
     resolve_unknown,
     take_away,
 )
@@ -101,8 +101,7 @@ def declare_clean(c: Context, ask: i.DeclareClean) -> Answer:
     )
     for kept in c.state.states_on(node):
         if kept.status not in (StateStatus.GONE, StateStatus.PARKED):  # on the operator's word
-            if kept.status is not StateStatus.UNKNOWN:
-                c.fact(f.StateUnknown(c.now, kept.job, kept.pool, kept.node))
+            record_unknown(c, kept)
             c.fact(f.StateObserved(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
     if node.status is NodeStatus.QUARANTINED:
         c.fact(f.NodeUnknown(c.now, node.id))
@@ -143,7 +142,7 @@ def start(c: Context, given: i.Start) -> Answer:
     for host in c.state.hosts.values():
         c.do(e.Observe(host.id))
     for node in c.state.nodes.values():
-        if node.not_clean_since is not None or any(gpu.dirty_by for gpu in node.gpus.values()):
+        if node.not_clean_since is not None or not node.empty:
             c.dirty.watched[node.id] = None
     for job in list(c.state.jobs.values()):
         started = job.launch
@@ -158,7 +157,7 @@ def start(c: Context, given: i.Start) -> Answer:
 def may_run_still(job: Job) -> bool:
     """Whether a process that was to be ended may be there: the daemon may have stopped before that was done."""
     if job.status is JobStatus.LOST:
-        return job.spec.on_loss is OnLoss.KILL or job.launch is not None
+        return is_ended_for_it(job)
     if job.status is JobStatus.QUARANTINED and job.spec.filler is not None:
         return bool(job.pins)  # what it keeps must not hold up others
     return job.launch is not None and job.launch.over and (job.live or bool(job.pins))
@@ -267,11 +266,9 @@ def forget_contents(c: Context, host: Host, sights: dict[str, i.GpuObservation],
             elif slot.status in HOLDS:
                 take_away(c, slot, f.SlotLost(c.now, holder, reason))
         for kept in c.state.states_on(node):
-            if kept.status is not StateStatus.GONE:
-                if kept.status is not StateStatus.UNKNOWN:
-                    c.fact(f.StateUnknown(c.now, kept.job, kept.pool, kept.node))
-                if not has_come_since(c, node, kept, sights, since):
-                    c.fact(f.StateObserved(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
+            record_unknown(c, kept)
+            if kept.status is StateStatus.UNKNOWN and not has_come_since(c, node, kept, sights, since):
+                c.fact(f.StateObserved(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
     for slot in taken:  # what it had loaded on other hosts
         if slot.status is SlotStatus.RECLAIMING:
             park_own(c, c.state.jobs[slot.job], slot)

@@ -15,6 +15,7 @@ from rollmuxd.core.steps.reclaim import (
     abandon,
     drop_requests,
     end_now,
+    record_unknown,
     revoke_held,
     take_away,
 )
@@ -217,7 +218,7 @@ def process_replaced(c: Context, job: Job, session: SessionId) -> None:
     """
     for kept in c.state.states_of(job):
         if kept.status in (StateStatus.LOADED, StateStatus.PARKED):
-            c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
+            record_unknown(c, kept)
     if job.status is JobStatus.QUARANTINED:
         c.fact(f.JobReinstated(c.now, job.id, f"session {session}"))
 
@@ -269,8 +270,7 @@ def job_lost(c: Context, job: Job, reason: Cause, *, leaves: bool = False) -> No
     abandon(c, job, reason)
     if job.slot is not None:
         take_away(c, c.state.slots[job.slot], f.SlotLost(c.now, job.slot, reason))
-    again = is_relaunched(job)
-    hopeless = lost_too_often(c, job, reason) if again else None
+    hopeless = lost_too_often(c, job, reason)
     if hopeless is not None and job.status is not JobStatus.QUARANTINED:
         c.fact(f.JobQuarantined(c.now, job.id, hopeless))
     else:
@@ -278,15 +278,15 @@ def job_lost(c: Context, job: Job, reason: Cause, *, leaves: bool = False) -> No
     nobody_knows(c, job)
     if not leaves and job.spec.on_loss is not OnLoss.HOLD and not end_process(c, job, reason):
         c.do(kill(job))
-    if again and job.status is JobStatus.LOST:
+    if is_relaunched(job) and job.status is JobStatus.LOST:
         plan_relaunch(c, job)
 
 
 def nobody_knows(c: Context, job: Job) -> None:
     """The process is not there to be asked: what it had on GPUs has to be seen."""
     for kept in c.state.states_of(job):
-        if kept.status not in (StateStatus.GONE, StateStatus.PARKED, StateStatus.UNKNOWN):
-            c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
+        if kept.status is not StateStatus.PARKED:
+            record_unknown(c, kept)
 
 
 def process_gone(c: Context, told: i.ProcessGone) -> Answer:

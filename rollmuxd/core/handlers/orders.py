@@ -34,8 +34,8 @@ def order_done(c: Context, told: i.OrderDone) -> Answer:
     order = c.state.orders.get(told.order)
     if order is None:
         return NOTHING
-    kept = c.state.states.get(state_key(order.job, order.pool, order.node))
-    late = kept is not None and kept.order == order.id and kept.status is StateStatus.UNKNOWN
+    kept = c.state.state_of(order)
+    late = kept is not None and kept.status is StateStatus.UNKNOWN
     job = c.state.jobs[order.job]
     c.fact(f.OrderEnded(c.now, order.id))
     if late:

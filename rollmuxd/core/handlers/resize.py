@@ -176,11 +176,8 @@ def shrink_wish(c: Context, slot: Slot) -> tuple[str, ...]:
     if slot.status is not SlotStatus.RUNNING or not is_tail_bound(c, slot) or is_loading(c, slot):
         return ()
     job = c.state.jobs[slot.job]
-    group = c.state.group_of(job)
-    if group is None or not job.spec.min_gpus_of(slot.phase):
-        return ()
-    keep = least_of(c, job, slot)
-    if len(keep) == len(slot.gpus):
+    group, keep = c.state.group_of(job), least_of(c, job, slot)
+    if group is None or len(keep) in (0, len(slot.gpus)):
         return ()
     heads = (next_turn_on(c, group, node) for node in c.rotation.nodes_of(c.state, group, job.id, slot.phase))
     wanted = any(head is not None and part_helps(c, group, head, slot, keep) for head in dict.fromkeys(heads))

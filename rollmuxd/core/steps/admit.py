@@ -364,7 +364,7 @@ def _check_filler(spec: JobSpec) -> None:
     stray = {
         "slo": spec.slo is not None,
         "asynchronous": spec.asynchronous is not None,
-        "phases of its own": len(spec.phases) > 1 or bool(spec.side) or spec.phases[0].name != FILLER,
+        "phases of its own": [phase.name for phase in (*spec.phases, *spec.side)] != [FILLER],
         "movable": spec.movable is not Movable.NO,
         "more than one node": len(spec.wants) > 1 or spec.wants[0].nodes > 1,
     }
@@ -412,7 +412,7 @@ def _check_launch(spec: JobSpec, state: State, config: Config) -> None:
                 "start (launch); say on_loss hold or kill"
             )
         return
-    if not spec.launch.argv or not spec.launch.argv[0]:
+    if not any(spec.launch.argv[:1]):
         raise Impossible("launch: argv is empty; its first part is the program")
     pools = {want.pool for want in spec.wants}
     for node in state.nodes.values():

@@ -91,7 +91,9 @@ def advance(c: Context, group: Group, job: Job, slot: Slot) -> bool:
         return False
     nodes = c.rotation.nodes_of(c.state, group, job.id, slot.phase)
     if not c.state.are_up(nodes) or slot.id in c.timers.awaited:
-        return False  # a job that cannot start passes no other: two such would pass each other for ever
+        # A job that cannot start passes no other: two such would pass each other for ever. And an order that cannot be
+        # carried out would be held against its job.
+        return False
     first_everywhere = True
     for node in nodes:
         head = next_turn_on(c, group, node)
@@ -226,8 +228,7 @@ def may_skip(c: Context, group: Group, index: int) -> bool:
         return True
     else:
         _, comes = min((it.rotation, index) for index, it in enumerate(group.schedule) if it.job == job.id)
-        gap = next((phase.gap_ms for phase in job.spec.phases if phase.name == group.schedule[comes].phase), 0)
-        due = job.progress.idle_from + gap + c.config.grace_ms
+        due = job.progress.idle_from + job.spec.gap_ms_of(group.schedule[comes].phase) + c.config.grace_ms
     return c.is_past(due, "dispatch", group.id)
 
 
@@ -254,13 +255,9 @@ def make_room(c: Context, group: Group, turn: int, job: Job, nodes: tuple[NodeId
         if next_turn_on(c, group, name) != turn:
             clean = False
             continue
-        node = c.state.nodes[name]
-        if node.status is not NodeStatus.UP:  # an order that cannot be carried out would be held against its job
-            clean = False
-            continue
-        for key in node.states:
+        for key in c.state.nodes[name].states:
             kept = c.state.states[key]
-            if kept.status is StateStatus.PARKED or kept.status is StateStatus.GONE:
+            if kept.status in (StateStatus.PARKED, StateStatus.GONE):
                 continue
             if kept.job == job.id and kept.pool in pools:
                 clean = clean and kept.status is StateStatus.LOADED
@@ -305,8 +302,6 @@ def claimable(c: Context, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tu
     That is beside a tail, or beside GPUs that do not become clean. It is not beside a slot that itself runs on a part:
     the two would then stay on parts for ever.
     """
-    if not c.state.are_up(nodes):
-        return None
     gpus = [it for name in nodes for it in c.state.nodes[name].gpus.items()]
     mine = tuple(name for name, gpu in gpus if gpu.holder is None and gpu.dirty_by in (None, job.id))
     if len(mine) == len(gpus):
@@ -335,10 +330,10 @@ def held_up_by_loans_ms(c: Context, job: Job, slot: Slot) -> Millis:
         ended = node.loan_ended_at if node.loan is None else c.now
         if ended is None:
             continue
-        here = c.state.states_on(node)
-        again = all(it.loaded_at is None or it.loaded_at <= ended for it in here)  # no job was there since
-        mine = [it for it in here if it.job == job.id and it.status is not StateStatus.LOADED]
-        loads = sum(it.loads_ms for it in mine) if again else 0
+        # no job was there since
+        again = all(it.loaded_at is None or it.loaded_at <= ended for it in c.state.states_on(node))
+        mine = c.state.states_at(job, node) if again else ()
+        loads = sum(it.loads_ms for it in mine if it.status is not StateStatus.LOADED)
         most = max(most, max(0, ended - since) + loads)
     return most
 

@@ -52,10 +52,15 @@ def is_relaunched(job: Job) -> bool:
     return job.spec.on_loss is OnLoss.RELAUNCH and job.spec.launch is not None
 
 
+def is_ended_for_it(job: Job) -> bool:
+    """Whether what a job leaves running is ended for it, once it has lost its rights."""
+    return job.spec.on_loss is OnLoss.KILL or job.launch is not None
+
+
 def lost_too_often(c: Context, job: Job, reason: Cause) -> Cause | None:
-    """Why a job is not started again any more; None: it is."""
+    """Why a job that is started again when it is lost is not any more; None: it is, or never was."""
     lost = len(losses_of_late(c, job))
-    if lost < c.config.relaunch_limit:
+    if not is_relaunched(job) or lost < c.config.relaunch_limit:
         return None
     within = c.config.relaunch_window_ms // 60_000
     return Cause("lost_too_often", {"times": lost, "within_min": within}, reason)

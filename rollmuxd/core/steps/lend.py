@@ -18,6 +18,7 @@ from rollmuxd.core.causes import Cause
 from rollmuxd.core.clean import is_dirty_by
 from rollmuxd.core.context import HOLDS, SERVED, Context
 from rollmuxd.core.estimates import credit_ms, pace_ms, phase_ms
+from rollmuxd.core.feasible import needed_mb
 from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import (
     Dispatch,
@@ -209,7 +210,7 @@ def no_room(c: Context, job: Job, node: Node) -> Cause | None:
     theirs = [it for it in c.state.states_on(node) if it.job != job.id]
     there = [(it.spec.gpu_mb, allowed_residual_mb(it)) for it in theirs]
     there += [(spec.gpu_mb, spec.residual_mb) for spec in job.spec.states]
-    need = sum(leaves for _, leaves in there) + max((max(0, mb - leaves) for mb, leaves in there), default=0)
+    need = needed_mb(there)
     if node.gpu_mb and need > node.gpu_mb:
         return Cause("gpu_memory", {"node": node.id, "gpu_gb": node.gpu_mb / 1000, "needed_gb": need / 1000})
     return None

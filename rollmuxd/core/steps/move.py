@@ -48,6 +48,7 @@ from rollmuxd.core.steps.reclaim import (
     drop_requests,
     expect_clean,
     is_of_use,
+    record_unknown,
     take_away,
 )
 
@@ -124,6 +125,11 @@ def is_up(c: Context, move: JobMove) -> bool:
     return c.state.are_up(nodes_in(move.pins))
 
 
+def may_be_moved(job: Job) -> bool:
+    """Whether a job may be moved, and no move of it is at hand."""
+    return job.status is JobStatus.ADMITTED and job.move is None and job.spec.movable is not Movable.NO
+
+
 def told(job: Job) -> JobMove:
     assert job.move is not None, "only of jobs with a move at hand"
     return job.move
@@ -188,8 +194,7 @@ def process_goes(c: Context, job: Job) -> None:
     close_session(c, job)
     end_process(c, job, Cause("starts_elsewhere"))
     for kept in c.state.states_of(job):
-        if kept.status not in (StateStatus.GONE, StateStatus.UNKNOWN):
-            c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
+        record_unknown(c, kept)
 
 
 def states_on(c: Context, job: Job, nodes: list[NodeId]) -> list[JobState]:
@@ -291,9 +296,9 @@ def to_where_promises_hold(c: Context) -> Iterator[Move | None]:
 
     A job without times was placed before they were known, and where promises hold changes as jobs come and go.
     """
-    wants = [it.id for it in c.state.jobs.values() if it.pins and it.spec.slo is not None and not it.promised]
+    wants = [it.id for it in c.state.jobs.values() if it.spec.slo is not None and not it.promised]
     for job in map(c.state.jobs.__getitem__, wants):
-        if job.status is not JobStatus.ADMITTED or job.spec.movable is Movable.NO or job.move is not None:
+        if not may_be_moved(job):
             continue
         group = c.state.its_group(job)
         if group.dispatch is not Dispatch.CREDIT or len(group.jobs) + len(group.coming) < 2:
@@ -330,7 +335,7 @@ def plan(c: Context, move: Move) -> None:
 def refused(c: Context, move: Move, *, guarded: bool = False) -> str:
     """Why a proposed move is not planned now; empty: it is. What the guard does is not limited in how often."""
     job = c.state.jobs.get(move.job)
-    if job is None or job.status is not JobStatus.ADMITTED or job.move is not None or job.spec.movable is Movable.NO:
+    if job is None or not may_be_moved(job):
         return "its job is not there to be moved"
     if c.config.moves is Moves.OFF:
         return "no job is moved here"

@@ -273,6 +273,12 @@ def record_due(c: Context, node: Node) -> None:
             record_dirty(c, node, job, Cause("shared"))
 
 
+def record_unknown(c: Context, kept: JobState) -> None:
+    """Where a state is has to be seen, unless it is gone."""
+    if kept.status not in (StateStatus.GONE, StateStatus.UNKNOWN):
+        c.fact(f.StateUnknown(c.now, kept.job, kept.pool, kept.node))
+
+
 def resolve_unknown(c: Context, node: Node) -> None:
     """A state whose place was unknown is not on GPUs that were verified clean of its job: it has to be loaded again.
 

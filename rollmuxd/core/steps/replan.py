@@ -32,7 +32,7 @@ from rollmuxd.core.estimates import (
     solo_ms,
 )
 from rollmuxd.core.ids import GroupId, Millis, PoolName
-from rollmuxd.core.model import Group, Job, JobStatus
+from rollmuxd.core.model import Group, Job, JobStatus, PhaseTimes
 from rollmuxd.core.policy import SpendsCredit
 from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.steps.guard import exhausted
@@ -95,10 +95,11 @@ def first_times(c: Context, job: Job) -> dict[str, list[Millis]]:
     """The first few observations of a probed job's phases, where plans take a quantile of them."""
     if c.config.plan is PlanWith.MEAN or job.status is not JobStatus.PROBING:
         return {}
-    times = {phase.name: job.times.get(phase.name) for phase in job.spec.timed if phase.planned_ms is None}
-    if any(it is None or it.count < ENOUGH or it.planned_ms is not None for it in times.values()):
+    unstated = [phase.name for phase in job.spec.timed if phase.planned_ms is None]
+    times = {name: job.times.get(name, PhaseTimes()) for name in unstated}
+    if any(it.count < ENOUGH or it.planned_ms is not None for it in times.values()):
         return {}
-    return {name: [max(1, took) for took in it.recent_ms] for name, it in times.items() if it is not None}
+    return {name: [max(1, took) for took in it.recent_ms] for name, it in times.items()}
 
 
 def plans_follow(c: Context, job: Job, seen: Mapping[str, Sequence[Millis]], moves: dict[PoolName, Millis]) -> None:

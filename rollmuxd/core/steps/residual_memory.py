@@ -16,9 +16,8 @@ from rollmuxd.core.causes import Cause
 from rollmuxd.core.clean import is_dirty_by, is_given_back, may_still_fill
 from rollmuxd.core.context import Context
 from rollmuxd.core.model import Job, JobState, Node, StateStatus
-from rollmuxd.core.spec import OnLoss
 from rollmuxd.core.state import allowed_residual_mb
-from rollmuxd.core.steps.launch import kill
+from rollmuxd.core.steps.launch import is_ended_for_it, kill
 from rollmuxd.core.steps.reclaim import (
     clean_limit_mb,
     gpus_observed,
@@ -56,7 +55,7 @@ def judge(c: Context, node: Node, observations: Mapping[str, i.GpuObservation]) 
         # what is not let may still go, and half of the time is left for it to be discarded
         if why is not None and c.now - since >= c.config.clean_timeout_ms // 2:
             quarantine(c, job, why)
-            if job.spec.on_loss is OnLoss.KILL or job.launch is not None:
+            if is_ended_for_it(job):
                 c.do(kill(job))
 
 
