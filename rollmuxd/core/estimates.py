@@ -108,11 +108,9 @@ def by_work_ms(job: Job, phase: PhaseSpec) -> Millis | None:
     Training time is nearly a function of tokens, and their number is known when the rollout has ended. So it is the
     median time for a unit of work, if that halves the error at least: recent times against their own median.
     """
-    times = job.times.get(phase.name)
-    if times is None or not job.work:
-        return None
+    times = job.times.get(phase.name, PhaseTimes())
     pairs = [(took, work) for took, work in zip(times.recent_ms, times.works, strict=True) if work > 0]
-    if len(pairs) < KNOWN:
+    if not job.work or len(pairs) < KNOWN:
         return None
     each = sorted(took / work for took, work in pairs)[len(pairs) // 2]
     middle = sorted(took for took, _ in pairs)[len(pairs) // 2]

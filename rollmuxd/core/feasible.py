@@ -39,7 +39,7 @@ def ram_mb_on(state: State, job: Job, pool: PoolName, node: Node) -> int:
     """The RAM that a place on a node would take for the job's states. What the job has there already is reserved."""
     if job.states and state_key(job.id, pool, node.id) in state.states:
         return 0
-    return sum(spec.ram_mb for spec in job.spec.states if spec.pool == pool)
+    return job.spec.ram_mb_of(pool)
 
 
 def short_of_memory(state: State, job: Job, pins: Mapping[PoolName, Sequence[NodeId]]) -> Reason | None:
@@ -50,7 +50,8 @@ def short_of_memory(state: State, job: Job, pins: Mapping[PoolName, Sequence[Nod
             node = state.nodes[name]
             if not node.gpu_mb or not mine:
                 continue
-            there = [(spec.gpu_mb, spec.residual_mb) for spec in mine] + _states_on(state, node)
+            there = [(spec.gpu_mb, spec.residual_mb) for spec in mine]
+            there += [(it.spec.gpu_mb, allowed_residual_mb(it)) for it in state.states_that_stay(node)]
             need = needed_mb(there)
             if need > node.gpu_mb:
                 text = f"a GPU of {name} has {_gb(node.gpu_mb)} GB, and {_gb(need)} GB would be needed there"
@@ -75,14 +76,6 @@ def short_of_time(state: State, job: Job, pins: Mapping[PoolName, Sequence[NodeI
             text = f"host {host} goes away too soon: an iteration, its load and its turn need {need / 1000:.0f} s"
             return Reason("host_ends", text, {"host": host, "need_s": need / 1000})
     return None
-
-
-def _states_on(state: State, node: Node) -> list[tuple[int, int]]:
-    """What jobs keep on each GPU of a node, loaded and parked. It counts jobs placed there, jobs to move there, and
-    jobs that have not left it altogether. Fillers make room.
-    """
-    there = [it for it in state.states_on(node) if state.jobs[it.job].spec.filler is None]
-    return [(kept.spec.gpu_mb, allowed_residual_mb(kept)) for kept in there]
 
 
 def _gb(mb: int) -> str:

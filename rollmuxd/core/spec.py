@@ -186,6 +186,10 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
         phase = self.phase(name)
         return 0 if phase is None else phase.min_gpus
 
+    def ram_mb_of(self, pool: PoolName) -> int:
+        """What its states for a pool take of a host's RAM, for each node."""
+        return sum(state.ram_mb for state in self.states if state.pool == pool)
+
     def gap_ms_of(self, name: str) -> Millis:
         """The job's own time before a phase of its cycle; 0 for any other."""
         return next((phase.gap_ms for phase in self.phases if phase.name == name), 0)

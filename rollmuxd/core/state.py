@@ -120,6 +120,13 @@ class State(Struct):
         """The states that may be on a node."""
         return [self.states[key] for key in node.states]
 
+    def states_that_stay(self, node: Node) -> list[JobState]:
+        """The states that may be on a node, but for those of fillers, which make room.
+
+        It counts jobs placed there, jobs to move there, and jobs that have not left it altogether.
+        """
+        return [kept for kept in self.states_on(node) if self.jobs[kept.job].spec.filler is None]
+
     def states_at(self, job: Job, node: Node) -> list[JobState]:
         """The job's states that may be on a node."""
         return [kept for kept in self.states_on(node) if kept.job == job.id]

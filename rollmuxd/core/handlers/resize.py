@@ -179,9 +179,9 @@ def shrink_wish(c: Context, slot: Slot) -> tuple[str, ...]:
     group, keep = c.state.group_of(job), least_of(c, job, slot)
     if group is None or len(keep) in (0, len(slot.gpus)):
         return ()
-    heads = (next_turn_on(c, group, node) for node in c.rotation.nodes_of(c.state, group, job.id, slot.phase))
-    wanted = any(head is not None and part_helps(c, group, head, slot, keep) for head in dict.fromkeys(heads))
-    return keep if wanted else ()
+    nodes = c.rotation.nodes_of(c.state, group, job.id, slot.phase)
+    heads = dict.fromkeys(next_turn_on(c, group, node) for node in nodes)
+    return keep if any(part_helps(c, group, head, slot, keep) for head in heads if head is not None) else ()
 
 
 def least_of(c: Context, job: Job, slot: Slot) -> tuple[GpuId, ...]:

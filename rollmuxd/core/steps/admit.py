@@ -440,7 +440,7 @@ def _check_wants(spec: JobSpec, state: State) -> None:
                 raise Impossible(f"node {name} is named for two pools; that takes colocate")
             if name not in state.nodes or want.pool not in state.nodes[name].pools:
                 raise Impossible(f"there is no node {name!r} in pool {want.pool}")
-        ram = sum(kept.ram_mb for kept in spec.states if kept.pool == want.pool)
+        ram = spec.ram_mb_of(want.pool)
         most = max((state.hosts[node.host].ram_mb for node in there), default=0)
         if ram > most:
             raise Impossible(

@@ -207,8 +207,7 @@ def no_room(c: Context, job: Job, node: Node) -> Cause | None:
     ram = host.reserved_mb + sum(spec.ram_mb for it in fillers for spec in c.state.jobs[it].spec.states)
     if ram > host.ram_mb:
         return Cause("host_ram", {"host": host.id, "ram_gb": host.ram_mb / 1000, "needed_gb": ram / 1000})
-    theirs = [it for it in c.state.states_on(node) if it.job != job.id]
-    there = [(it.spec.gpu_mb, allowed_residual_mb(it)) for it in theirs]
+    there = [(it.spec.gpu_mb, allowed_residual_mb(it)) for it in c.state.states_on(node) if it.job != job.id]
     there += [(spec.gpu_mb, spec.residual_mb) for spec in job.spec.states]
     need = needed_mb(there)
     if node.gpu_mb and need > node.gpu_mb:

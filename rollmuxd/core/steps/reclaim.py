@@ -224,7 +224,7 @@ def gpus_observed(c: Context, seen: tuple[i.GpuObservation, ...]) -> None:
         gpu = node.gpus[observation.gpu]
         if verdict(c.state, node, gpu) is not Verdict.DUE:
             continue
-        if observation.used_mb and is_discarding(c.state, node, gpu.dirty_by or ""):
+        if observation.used_mb and is_discarding(c.state, node, gpu.dirty_by):
             continue  # what is there may be its state, which the tolerance would hide
         by_node.setdefault(node.id, []).append(observation.gpu)
     for name, gpus in by_node.items():

@@ -95,8 +95,7 @@ def first_times(c: Context, job: Job) -> dict[str, list[Millis]]:
     """The first few observations of a probed job's phases, where plans take a quantile of them."""
     if c.config.plan is PlanWith.MEAN or job.status is not JobStatus.PROBING:
         return {}
-    unstated = [phase.name for phase in job.spec.timed if phase.planned_ms is None]
-    times = {name: job.times.get(name, PhaseTimes()) for name in unstated}
+    times = {it.name: job.times.get(it.name, PhaseTimes()) for it in job.spec.timed if it.planned_ms is None}
     if any(it.count < ENOUGH or it.planned_ms is not None for it in times.values()):
         return {}
     return {name: [max(1, took) for took in it.recent_ms] for name, it in times.items()}

@@ -50,8 +50,7 @@ def judge(c: Context, node: Node, observations: Mapping[str, i.GpuObservation]) 
         job, since = c.state.jobs[name], node.not_clean_since
         if since is None or c.now - since < c.config.residual_grace_ms:
             return
-        worst = _worst(c, node, job, observations) if job.live else None
-        why = None if worst is None else _kept(c, node, job, worst, observations)
+        why = _kept(c, node, job, observations) if job.live else None
         # what is not let may still go, and half of the time is left for it to be discarded
         if why is not None and c.now - since >= c.config.clean_timeout_ms // 2:
             quarantine(c, job, why)
@@ -59,17 +58,13 @@ def judge(c: Context, node: Node, observations: Mapping[str, i.GpuObservation]) 
                 c.do(kill(job))
 
 
-def _worst(c: Context, node: Node, job: Job, observations: Mapping[str, i.GpuObservation]) -> i.GpuObservation | None:
-    """Of the GPUs that the job gave back and that were not verified clean since, the one with most on it."""
+def _kept(c: Context, node: Node, job: Job, observations: Mapping[str, i.GpuObservation]) -> Cause | None:
+    """What a job keeps on a GPU and is not let keep. What it is let keep is written down."""
     gpus = node.gpus.items()
     not_clean = [observations[name] for name, gpu in gpus if gpu.dirty_by == job.id and is_given_back(c.state, gpu)]
-    return max(not_clean, key=lambda seen: seen.used_mb, default=None)
-
-
-def _kept(
-    c: Context, node: Node, job: Job, worst: i.GpuObservation, observations: Mapping[str, i.GpuObservation]
-) -> Cause | None:
-    """What a job keeps on a GPU and is not let keep. What it is let keep is written down."""
+    if not not_clean:
+        return None
+    worst = max(not_clean, key=lambda seen: seen.used_mb)
     states = c.state.states_at(job, node)
     parked = [kept for kept in states if kept.status is StateStatus.PARKED]
     limit = clean_limit_mb(c, node)
@@ -100,8 +95,8 @@ def _why_not_let(c: Context, node: Node, job: Job, kept: JobState, residual_mb: 
         return Cause("size_unknown")
     if residual_mb > kept.spec.gpu_mb // A_STATE_ITSELF:
         return Cause("not_parked", {"state_gb": kept.spec.gpu_mb / 1000})
-    for other in c.state.states_on(node):
-        if other.job == job.id or c.state.jobs[other.job].spec.filler is not None:  # a filler makes room
+    for other in c.state.states_that_stay(node):
+        if other.job == job.id:
             continue
         if not node.gpu_mb or not other.spec.gpu_mb:
             return Cause("fit_unknown", {"job": other.job})
