@@ -19,7 +19,7 @@ from rollmuxd.core.ids import Millis, SessionId, SlotId
 from rollmuxd.core.policy import HeedsOwners, Policy
 from rollmuxd.core.reconcile import reconcile
 from rollmuxd.core.state import State
-from rollmuxd.core.steps import drain, overrun, replan
+from rollmuxd.core.steps import drain, launch, overrun, replan
 from rollmuxd.core.timers import Timers
 
 _NO_CHANGE = Decision((), (), NOTHING)
@@ -73,7 +73,7 @@ _HANDLERS: dict[type, Callable[[Context, Any], Answer]] = {
 _DUE: dict[str, Callable[[Context, str], None]] = {
     "lease": jobs.lease_ran_out,
     "opened": jobs.never_opened,
-    "relaunch": jobs.relaunch,
+    "relaunch": launch.relaunch,
     "reap": jobs.reap,
     "detach": slots.give_up,
     "dispatch": lambda c, group: c.dirty.group(group),

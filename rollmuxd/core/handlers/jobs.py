@@ -10,7 +10,7 @@ from rollmuxd.core.ids import JobId, Millis, SessionId
 from rollmuxd.core.model import Job, JobStatus, Session, SessionStatus, StateStatus
 from rollmuxd.core.spec import OnLoss
 from rollmuxd.core.steps.admit import check_owner, check_spec
-from rollmuxd.core.steps.launch import end_process, is_relaunched, kill, lost_too_often, new_run, plan_relaunch, run_key
+from rollmuxd.core.steps.launch import end_process, is_relaunched, kill, lost_too_often, plan_relaunch, run_key
 from rollmuxd.core.steps.reclaim import (
     abandon,
     drop_requests,
@@ -112,13 +112,6 @@ def launch_failed(c: Context, told: i.LaunchFailed) -> Answer:
 
 def launched_for(c: Context, launch: str) -> Job | None:
     return next((job for job in c.state.jobs.values() if job.launch is not None and job.launch.id == launch), None)
-
-
-def relaunch(c: Context, name: JobId) -> None:
-    """The time of a lost job's next run has come."""
-    job = c.state.jobs.get(name)
-    if job is not None:
-        new_run(c, job)
 
 
 def reap(c: Context, name: JobId) -> None:

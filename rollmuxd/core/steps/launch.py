@@ -9,7 +9,7 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import Context
-from rollmuxd.core.ids import Millis
+from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.model import Job, JobStatus, nodes_in
 from rollmuxd.core.spec import OnLoss
 
@@ -74,17 +74,17 @@ def plan_relaunch(c: Context, job: Job) -> None:
     c.timers.at(due, "relaunch", job.id)
 
 
-def new_run(c: Context, job: Job) -> bool:
-    """The time has come: a new run of the same job waits for its place, on its old nodes first. False: not yet."""
-    if job.status is not JobStatus.LOST or job.relaunch_at is None:
-        return False
+def relaunch(c: Context, name: JobId) -> None:
+    """A lost job's deadline: a new run of it waits for its place, on its old nodes first."""
+    job = c.state.jobs.get(name)
+    if job is None or job.status is not JobStatus.LOST or job.relaunch_at is None:
+        return
     if not c.is_past(job.relaunch_at, "relaunch", job.id):
-        return False
+        return
     end_process(c, job, Cause("next_process"))
     run = job.run + 1
     attempt = len(losses_of_late(c, job))
     c.fact(f.JobRegistered(c.now, job.id, job.owner, job.user, run, job.spec, next_key(c, job), max(1, attempt)))
-    return True
 
 
 def run_key(c: Context, own: str, run: int) -> str:

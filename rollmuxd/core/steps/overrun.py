@@ -10,7 +10,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import Context
 from rollmuxd.core.estimates import by_work_ms, quantile_ms
-from rollmuxd.core.ids import JobId, Millis, NodeId
+from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.model import Job, Slot, SlotStatus, nodes_in
 from rollmuxd.core.steps.dispatch import holds_on, is_waited_for
 from rollmuxd.core.steps.reclaim import revoke_held
@@ -55,7 +55,8 @@ def due(c: Context, job: JobId) -> None:
         return
     if not c.is_past(max(when, c.timers.renewed_at) + c.config.overrun_grace_ms, "overrun", job):
         return
-    if expected_ms(c, known, slot) is None or not is_waited_for(c, known, nodes_held(c, known, slot)):
+    held = [name for name in nodes_in(known.pins) if holds_on(c, slot, name)]
+    if expected_ms(c, known, slot) is None or not is_waited_for(c, known, held):
         c.timers.at(c.now + LOOK_MS, "overrun", job)
     else:
         end(c, known, slot)
@@ -73,11 +74,6 @@ def warned(c: Context, job: Job, slot: Slot) -> Millis | None:
         return None
     c.fact(f.SlotOverran(c.now, slot.id, c.now - granted, bound))
     return c.now
-
-
-def nodes_held(c: Context, job: Job, slot: Slot) -> list[NodeId]:
-    """The nodes of which the slot holds GPUs."""
-    return [name for name in nodes_in(job.pins) if holds_on(c, slot, name)]
 
 
 def end(c: Context, job: Job, slot: Slot) -> None:
