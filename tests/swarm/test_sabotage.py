@@ -132,7 +132,11 @@ def ends_a_placement_while_something_is_there(patch: pytest.MonkeyPatch) -> None
 
 
 def parks_under_a_running_slot(patch: pytest.MonkeyPatch) -> None:
-    everywhere(patch, "unheld_by", lambda *_: True)
+    def park(c: Context, kept: JobState) -> None:
+        if kept.status is StateStatus.LOADED:
+            dispatch.issue(c, OrderKind.PARK, kept, None)
+
+    everywhere(patch, "park_if_unheld", park)
 
 
 def looks_only_once(patch: pytest.MonkeyPatch) -> None:
