@@ -13,7 +13,18 @@ from rollmuxd.core.errors import Conflict
 from rollmuxd.core.handlers.jobs import live_session
 from rollmuxd.core.handlers.slots import check_holder
 from rollmuxd.core.ids import GpuId, SessionId, SlotId
-from rollmuxd.core.model import Group, Job, Node, NodeStatus, OrderKind, Slot, SlotStatus, StateStatus, nodes_in
+from rollmuxd.core.model import (
+    Group,
+    Job,
+    Node,
+    NodeStatus,
+    OrderKind,
+    SessionStatus,
+    Slot,
+    SlotStatus,
+    StateStatus,
+    nodes_in,
+)
 from rollmuxd.core.steps.dispatch import engines_of, holds_on, is_waited_for, issue, needed, next_turn_on, request_of
 from rollmuxd.core.steps.reclaim import is_loading
 
@@ -133,7 +144,11 @@ def is_tail_bound(c: Context, slot: Slot) -> bool:
 
 def heartbeat(c: Context, ask: i.Heartbeat) -> Answer:
     """The lease is renewed, and the holder of a slot hears what is asked of it."""
-    session = live_session(c, ask.session)
+    session = c.state.sessions.get(ask.session)
+    if (
+        session is None or session.status is not SessionStatus.ALIVE
+    ):  # the most frequent input: no call where none is due
+        session = live_session(c, ask.session)
     c.timers.seen[session.id] = c.now
     if ask.slot is None:
         return NOTHING
