@@ -54,8 +54,8 @@ class Dirty(Struct):
 
     def __bool__(self) -> bool:
         """Whether a step has something to look at."""
-        served = (self.groups, self.jobs, self.nodes, self.room, self.again, self.newcomers)
-        return any(served) or any((self.lend, self.homes, self.homeless, self.spread, self.searched))
+        served = self.groups or self.jobs or self.nodes or self.room or self.again or self.newcomers
+        return bool(served or self.lend or self.homes or self.homeless or self.spread or self.searched)
 
     def everything(self, state: State) -> None:
         """As after a start: what was forgotten before is found."""

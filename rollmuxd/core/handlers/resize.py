@@ -145,9 +145,7 @@ def is_tail_bound(c: Context, slot: Slot) -> bool:
 def heartbeat(c: Context, ask: i.Heartbeat) -> Answer:
     """The lease is renewed, and the holder of a slot hears what is asked of it."""
     session = c.state.sessions.get(ask.session)
-    if (
-        session is None or session.status is not SessionStatus.ALIVE
-    ):  # the most frequent input: no call where none is due
+    if session is None or session.status is not SessionStatus.ALIVE:  # it is the most frequent input: no call
         session = live_session(c, ask.session)
     c.timers.seen[session.id] = c.now
     if ask.slot is None:

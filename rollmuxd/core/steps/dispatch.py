@@ -64,7 +64,9 @@ def take_turns(c: Context, known: Group) -> None:
 
 def request_of(c: Context, job: Job) -> Slot | None:
     """The request of a job that it could be granted; None while it holds a slot, and where it is not served."""
-    return c.state.request_of(job) if job.slot is None and job.status in SERVED else None
+    if job.queued is None or job.slot is not None or job.status not in SERVED:
+        return None
+    return c.state.slots[job.queued]
 
 
 def at_boundary(c: Context, job: Job) -> bool:
@@ -306,12 +308,12 @@ def claimable(c: Context, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tu
     mine = tuple(name for name, gpu in gpus if gpu.holder is None and gpu.dirty_by in (None, job.id))
     if len(mine) == len(gpus):
         return mine
-    holders = (c.state.slots[holder] for name in nodes for holder in c.state.nodes[name].holders)
-    if any(holder.status in (SlotStatus.LOADING, SlotStatus.RUNNING) for holder in holders):
-        return None
     least, usable = job.spec.min_gpus_of(slot.phase), set(mine)
+    holders = (c.state.slots[holder] for name in nodes for holder in c.state.nodes[name].holders)
+    if not least or any(holder.status in (SlotStatus.LOADING, SlotStatus.RUNNING) for holder in holders):
+        return None
     engines = engines_of(c, job, slot.phase, nodes)
-    return mine if 0 < least <= sum(len(engine) for engine in engines if usable.issuperset(engine)) else None
+    return mine if least <= sum(len(engine) for engine in engines if usable.issuperset(engine)) else None
 
 
 def claim(c: Context, job: Job, slot: Slot, turn: int, gpus: tuple[str, ...]) -> None:
