@@ -328,31 +328,33 @@ class _Seating:
             loads = [rate * busy for rate, busy in zip(rates, self.busy[pool], strict=True)]
             kept, wide = self.kept[pool], self.wide[pool]
             seats = [tuple(self.seated[at].get(pool, ())) if at in self.seated else () for at in range(len(loads))]
-            on: list[list[int]] = [[] for _ in range(count)]
-            load = [0] * count
+            load, ram, residuals, loaded = [0] * count, [0] * count, [0] * count, [0] * count
+            used = [False] * count
             loose = [at for at, width in enumerate(wide) if width and at not in self.seated]
             for at in (*self.seated, *sorted(loose, key=lambda at: (-wide[at] * loads[at], at))):
+                in_ram, residual, when_loaded = kept[at]
                 if at not in self.seated:
-                    free = [n for n in range(count) if _holds(room, [*on[n], at], kept)]
-                    seats[at] = tuple(sorted(sorted(free, key=lambda n: (load[n], n))[: wide[at]]))
+                    # A node holds what its jobs keep there: in RAM, and on each GPU beside the largest that is loaded.
+                    free = [
+                        n
+                        for n in range(count)
+                        if ram[n] + in_ram <= room.ram_mb
+                        and residuals[n] + residual + max(loaded[n], when_loaded) <= room.gpu_mb
+                    ]
+                    seats[at] = tuple(sorted(sorted(free, key=load.__getitem__)[: wide[at]]))
                     if len(seats[at]) < wide[at]:
                         return None, 0
                 for node in seats[at]:
-                    on[node].append(at)
+                    used[node] = True
                     load[node] += loads[at]
-            if count > self.had[pool] and not all(on):
+                    ram[node] += in_ram
+                    residuals[node] += residual
+                    loaded[node] = max(loaded[node], when_loaded)
+            if count > self.had[pool] and not all(used):
                 return None, 0  # a node that no job is on: fewer will do
             found[pool] = tuple(seats)
             low = max(low, *load, 0)
         return found, low
-
-
-def _holds(room: PoolCapacity, jobs: Sequence[int], kept: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether a node holds what these jobs keep there: in RAM, and on each GPU beside the largest that is loaded."""
-    return (
-        sum(kept[at][0] for at in jobs) <= room.ram_mb
-        and sum(kept[at][1] for at in jobs) + max(kept[at][2] for at in jobs) <= room.gpu_mb
-    )
 
 
 # ---- in which order --------------------------------------------------------------------------------------------------
