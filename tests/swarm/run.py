@@ -24,13 +24,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from simkit import swarm
 
 CORES: Final = len(os.sched_getaffinity(0))
-CHUNK: Final = 25
-#: a world is one cycle, which nothing but the collector frees; this many are freed at a time
-FREED: Final = 5
+#: histories that a process is given at a time
+CHUNK: Final = 5
 
 
 def begin() -> None:
-    """A process begins: what is imported stays, and hardly anything of a history is garbage before its end."""
+    """A process begins: what is imported stays, and hardly anything of a history is garbage before its end.
+
+    A world is one cycle, which nothing but the collector frees: a chunk of them at a time.
+    """
     end_with_parent()
     gc.freeze()
     gc.disable()
@@ -39,9 +41,8 @@ def begin() -> None:
 def chunk(first: int) -> tuple[int, int, dict[str, int], list[tuple[int, str]]]:
     """Some histories: how many, their events, what went wrong in them on purpose, and what broke."""
     events, faults, failed = 0, dict.fromkeys(("deaths", "outages", "daemon deaths"), 0), []
+    gc.collect()
     for seed in range(first, first + CHUNK):
-        if seed % FREED == 0:
-            gc.collect()
         history = swarm.draw(seed)
         try:
             world = swarm.run(history)
@@ -89,7 +90,7 @@ def main() -> int:
             faults[name] += times
         for seed, what in broke:
             print(f"swarm: seed {seed}: {what}", file=sys.stderr, flush=True)
-        if histories % (40 * CHUNK) == 0:
+        if histories % (200 * CHUNK) == 0:
             took = time.monotonic() - began
             print(f"swarm: {histories} histories in {took:.0f} s, {len(failed)} failed", file=sys.stderr, flush=True)
     took = time.monotonic() - began

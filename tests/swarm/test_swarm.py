@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -46,11 +47,9 @@ def test_backends_start_processes_in_some_histories_also_elsewhere_and_beside_si
 
 
 def test_in_some_histories_nodes_are_taken_out_of_service_for_good_and_everybody_ends_without_them() -> None:
-    drained = 0
-    for history in map(swarm.draw, range(150)):
-        if any(act.what == "retire" for act in history.acts):
-            drained += sum(node.drain for node in swarm.run(history).core.state.nodes.values())
-    assert drained >= 10
+    retired = (history for history in map(swarm.draw, range(150)) if any(act.what == "retire" for act in history.acts))
+    drained = (sum(node.drain for node in swarm.run(history).core.state.nodes.values()) for history in retired)
+    assert any(so_far >= 10 for so_far in accumulate(drained))
 
 
 def test_a_history_that_breaks_a_promise_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,26 +68,26 @@ def test_a_history_that_breaks_a_promise_is_made_smaller(monkeypatch: pytest.Mon
 
 def test_the_command_prints_one_object_and_how_many() -> None:
     ended = subprocess.run(
-        [sys.executable, str(HERE / "run.py"), "--budget", "2"],
+        [sys.executable, str(HERE / "run.py"), "--budget", "0.5"],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
     found = json.loads(ended.stdout)
-    assert found["histories"] >= 25
+    assert found["histories"] >= 5
     assert {"violations", "lost", "histories_per_minute", "failing_seeds"} <= set(found)
     assert ended.returncode == (1 if found["violations"] else 0)
 
 
 def test_the_command_ends_when_as_many_histories_are_done_as_were_asked_for() -> None:
     ended = subprocess.run(
-        [sys.executable, str(HERE / "run.py"), "--budget", str(PATIENCE_S), "--histories", "50", "--from", "300"],
+        [sys.executable, str(HERE / "run.py"), "--budget", str(PATIENCE_S), "--histories", "10", "--from", "300"],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
     found = json.loads(ended.stdout)
-    assert (found["histories"], found["first_seed"], found["violations"]) == (50, 300, 0)
+    assert (found["histories"], found["first_seed"], found["violations"]) == (10, 300, 0)
     assert ended.returncode == 0
