@@ -55,7 +55,12 @@ class Dirty(Struct):
     def __bool__(self) -> bool:
         """Whether a step has something to look at."""
         served = self.groups or self.jobs or self.nodes or self.room or self.again or self.newcomers
-        return bool(served or self.lend or self.homes or self.homeless or self.spread or self.searched)
+        return bool(served or self.lend or self.seek)
+
+    @property
+    def seek(self) -> bool:
+        """Whether fillers seek a node, or an emptier one."""
+        return bool(self.homes or self.homeless or self.spread or self.searched)
 
     def everything(self, state: State) -> None:
         """As after a start: what was forgotten before is found."""

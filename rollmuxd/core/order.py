@@ -105,9 +105,12 @@ class Rotation:
                 waiting.append(slot)
         waiting.sort(key=lambda slot: (slot.queued_at, len(slot.id), slot.id))
         if group.dispatch is Dispatch.CREDIT:
-            stands = {slot.id: _standing(state.jobs[slot.job], slot, now) for slot in waiting}
-            at_once = {slot.id: self.goes_at_once(state, group, slot.job, slot.phase) for slot in waiting}
-            waiting.sort(key=lambda slot: (stands[slot.id][:2], not at_once[slot.id], stands[slot.id]))
+
+            def place(slot: Slot) -> tuple[tuple[bool, bool], bool, Millis]:
+                rank = _standing(state.jobs[slot.job], slot, now)
+                return rank[:2], not self.goes_at_once(state, group, slot.job, slot.phase), rank[2]
+
+            waiting.sort(key=place)
         return waiting
 
     def goes_at_once(self, state: State, group: Group, job: JobId, phase: str) -> bool:
