@@ -1,5 +1,8 @@
 """Hosts and nodes: the configuration, what backends see there, draining."""
 
+from collections.abc import Mapping
+from typing import Final
+
 import msgspec
 
 from rollmuxd.core import effects as e
@@ -46,6 +49,13 @@ CONFIGURATION = "the configuration"
 #: ids of each kind to skip where the journal has lost facts, times the incarnation, which is a time in seconds. More
 #: ids than any daemon gave since the backup, and others after each restore of it.
 IDS_SKIPPED = 10_000
+
+#: how slots end whose host was restarted
+LOST_AS: Final[Mapping[SlotStatus, type[f.SlotFaulted | f.SlotLost]]] = {
+    SlotStatus.LOADING: f.SlotFaulted,
+    SlotStatus.RUNNING: f.SlotLost,
+    SlotStatus.TAIL: f.SlotLost,
+}
 
 
 def host_ends(c: Context, given: i.HostEnds) -> Answer:
@@ -261,10 +271,8 @@ def forget_contents(c: Context, host: Host, sights: dict[str, i.GpuObservation],
             slot = c.state.slots[holder]
             taken.append(slot)
             reason = Cause("host_restarted", {"host": node.host})
-            if slot.status is SlotStatus.LOADING:
-                take_away(c, slot, f.SlotFaulted(c.now, holder, reason))
-            elif slot.status in HOLDS:
-                take_away(c, slot, f.SlotLost(c.now, holder, reason))
+            if slot.status in LOST_AS:
+                take_away(c, slot, LOST_AS[slot.status](c.now, holder, reason))
         for kept in c.state.states_on(node):
             record_unknown(c, kept)
             if kept.status is StateStatus.UNKNOWN and not has_come_since(c, node, kept, sights, since):

@@ -280,7 +280,8 @@ def check_owner(c: Context, owner: str, spec: JobSpec, known: Job | None) -> Non
             f"{wanted} nodes are wanted, and owner {owner} has {limits.max_nodes} at most (owners.{owner}.max_nodes)"
         )
     if limits.max_jobs:
-        live = sum(job.live and job.owner == owner and job is not known for job in c.state.jobs.values())
+        theirs = [job for job in c.state.jobs.values() if job.owner == owner]
+        live = sum(job.live for job in theirs if job is not known)
         if live >= limits.max_jobs:
             raise TooMany(
                 f"owner {owner} has {live} live jobs, and its limit is {limits.max_jobs} (owners.{owner}.max_jobs); "
