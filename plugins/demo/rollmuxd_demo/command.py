@@ -74,7 +74,8 @@ def demo(
             if scale is None:
                 say("measuring how fast this machine is ...")
                 shapes = run.measure_shapes(planned, folder, children)
-                scale = measure.choose_scale([shapes[job.shape] for job in planned], iterations=iterations)
+                work = [shapes[job.shape] for job in planned]
+                scale = measure.choose_scale(work, iterations=iterations, longer=host.longer)
             plan = run.Plan(planned, iterations, scale, asynchronous)
             with _watcher(plan, f"{jobs} jobs at once", as_json=as_json) as watcher:
                 shared = run.Run(plan, folder / "at-once", children, watcher, host).at_once(kill_daemon_at)

@@ -178,23 +178,19 @@ def switches(facts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 # ---- how much work -------------------------------------------------------------------------------------------------
 
-#: The demo's switches, a few tens of milliseconds each, shall be small beside its phases.
+#: The mock's switches, a few tens of milliseconds each, shall be small beside its phases.
 SHORTEST_PHASE_S = 0.52
 #: What all jobs one after the other may take, so that both runs and what is around them stay under two minutes.
 LONGEST_SEQUENTIAL_S = 60.0
 
 
-def choose_scale(
-    phases_at_one: Sequence[Mapping[str, float]],
-    *,
-    iterations: int,
-    shortest_s: float = SHORTEST_PHASE_S,
-    longest_s: float = LONGEST_SEQUENTIAL_S,
-) -> float:
-    """The scale at which the shortest phase takes ``shortest_s``, unless all jobs in turn would take ``longest_s``.
+def choose_scale(phases_at_one: Sequence[Mapping[str, float]], *, iterations: int, longer: float = 1.0) -> float:
+    """The scale at which the shortest phase takes SHORTEST_PHASE_S, unless all in turn would take LONGEST_SEQUENTIAL_S.
 
     ``phases_at_one`` has the seconds per phase at scale 1 for each job that will run, several of one shape included.
+    Both times are ``longer`` by this factor, where switches are.
     """
+    shortest_s, longest_s = longer * SHORTEST_PHASE_S, longer * LONGEST_SEQUENTIAL_S
     wanted = shortest_s / min(seconds for job in phases_at_one for seconds in job.values())
     allowed = longest_s / (iterations * sum(seconds for job in phases_at_one for seconds in job.values()))
     # Rounded up to two digits, so that the shortest phase does not come out just below; three where time is short.

@@ -36,6 +36,8 @@ class Reached(Protocol):
 
     #: where it is, for people
     where: str
+    #: a switch here takes so many times as long as the mock's, or less; and so do phases and the whole demo
+    longer: float
 
     def tables(self, folder: Path) -> str:
         """The tables of the run whose files are in ``folder``; its witness writes ``witness.jsonl`` there."""
@@ -57,6 +59,7 @@ class Mock:
     """A host without hardware."""
 
     where = ""
+    longer = 1.0
 
     def tables(self, folder: Path) -> str:
         """Its GPUs are in a file, so that they outlive the daemon."""
@@ -82,6 +85,7 @@ class Elsewhere(ABC):
     packages: tuple[str, ...]
     remedy: str
     where: str
+    longer = 1.0
 
     def __init__(self, folder: Path, children: Children) -> None:
         missing = [package for package in self.packages if find_spec(package) is None]
@@ -173,6 +177,7 @@ class Slurm(Elsewhere):
 
     name, packages = "slurm", ()
     remedy = ""
+    longer = 3.0  # each look, and each command of a driver, is a step
 
     def told(self, what: dict[str, Any]) -> None:
         """Its configuration, and the allocation."""

@@ -100,15 +100,17 @@ def test_only_moves_that_were_carried_out_are_counted():
 def test_the_scale_makes_the_shortest_phase_long_enough():
     shapes = [{"rollout": 1.0, "train": 2.0}, {"rollout": 0.8, "train": 4.0}]
 
-    # 0.5 s / 0.8 s, and 3 iterations of 7.8 s * 0.63 are 15 s.
-    assert measure.choose_scale(shapes, iterations=3, shortest_s=0.5) == 0.63
+    # 0.52 s / 0.8 s, and 3 iterations of 7.8 s * 0.65 are 15 s.
+    assert measure.choose_scale(shapes, iterations=3) == 0.65
+    assert measure.choose_scale(shapes, iterations=3, longer=2) == 1.3
 
 
 def test_the_scale_is_cut_where_the_jobs_in_turn_would_take_too_long():
     shapes = [{"rollout": 1.0, "train": 3.0}]
 
-    # 100 iterations of 4 s at scale 1 are 400 s, and 50 are allowed.
-    assert measure.choose_scale(shapes, iterations=100, longest_s=50) == 0.125
+    # 100 iterations of 4 s at scale 1 are 400 s, and 60 are allowed.
+    assert measure.choose_scale(shapes, iterations=100) == 0.15
+    assert measure.choose_scale(shapes, iterations=100, longer=2) == 0.3
 
 
 def test_the_gain_of_cores_is_against_the_mean_of_each_alone():
