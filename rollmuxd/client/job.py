@@ -104,8 +104,12 @@ class Slot:
         for name, value in figures.items():
             if not _MEASURE.fullmatch(name):
                 raise ValueError(f"measure({name!r}): a name has letters, digits and . _ -")
-            if math.isfinite(float(value)):
-                self.measured[name] = float(value)
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                raise ValueError(f"measure({name}={value!r}): a figure is a number") from None
+            if math.isfinite(number):
+                self.measured[name] = number
         if len(self.measured) > _MEASURES:
             raise ValueError(f"measure(): {len(self.measured)} figures, and a slot keeps {_MEASURES}")
 
@@ -496,8 +500,14 @@ def ajob(name: str, **settings: Any) -> AsyncJob:
 def _parts(given: Mapping[str, Any]) -> tuple[Callable[[Iterable[str], str], RegisterBody], Options]:
     """From the arguments of :func:`job`: what makes the registration, and the rest."""
     options = Options(**{key: given[key] for key in Options.__struct_fields__ if key != "launched"})
-    if options.idempotency_key is None and os.environ.get("ROLLMUX_JOB") == given["name"]:
-        key = os.environ.get("ROLLMUX_RUN_KEY") or None
+    key, ours = os.environ.get("ROLLMUX_RUN_KEY") or None, os.environ.get("ROLLMUX_JOB", given["name"])
+    if key is not None and ours != given["name"]:
+        # Its visible GPUs are those of that job.
+        raise ValueError(
+            f"job {given['name']!r}: this process was started with the GPUs of job {ours!r}; give it that name, or "
+            "start it outside of `rollmuxd run`"
+        )
+    if options.idempotency_key is None and "ROLLMUX_JOB" in os.environ:
         options = msgspec.structs.replace(options, idempotency_key=key, launched=key is not None)
     pools = {pool: given[pool] for pool in ("rollout", "train") if given[pool] is not None} | dict(given["pools"] or {})
     kept = (
@@ -520,7 +530,7 @@ def _parts(given: Mapping[str, Any]) -> tuple[Callable[[Iterable[str], str], Reg
     def describe(hooked: Iterable[str], key: str) -> RegisterBody:
         return registration(
             given["name"],
-            pools=pools or {"rollout": {"nodes": 1}, "train": {"nodes": 1}},
+            pools=pools,
             hooked=hooked,
             idempotency_key=key,
             ranks=options.ranks,

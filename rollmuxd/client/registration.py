@@ -45,8 +45,7 @@ def registration(
     ValueError for a value that cannot be.
     """
     _named("the job's name", name)
-    if not pools:
-        raise ValueError(f"job {name!r} needs at least one pool: rollout=dict(nodes=1)")
+    pools = pools or {"rollout": {"nodes": 1}, "train": {"nodes": 1}}
     for pool, given in pools.items():
         _named("a pool's name", pool)
         if not isinstance(given, Mapping):

@@ -166,7 +166,7 @@ def _remedy(error: BaseException, what: str, address: Address) -> str:
         case errno.ECONNREFUSED | errno.ENOENT:
             return (
                 "no daemon runs there: start it (rollmuxd daemon start). Its jobs may still hold their GPUs; where "
-                "none does, ROLLMUX_URL=off runs a job without it, and every job once that file is removed"
+                "none does, ROLLMUX_URL=off runs a job without it"
             )
         case errno.EACCES | errno.EPERM:
             return (

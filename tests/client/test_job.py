@@ -537,6 +537,15 @@ def test_a_process_that_the_daemon_has_started_leaves_its_job_to_it_only_if_it_f
     assert daemon.ended == ({"a": why} if why == "finished" else {})  # else it may start it again
 
 
+def test_with_the_gpus_of_one_job_no_other_is_registered(daemon, monkeypatch):
+    monkeypatch.setenv("ROLLMUX_JOB", "math-7b")
+    monkeypatch.setenv("ROLLMUX_RUN_KEY", "of-the-run")
+
+    with pytest.raises(ValueError, match="'math7b': this process was started with the GPUs of job 'math-7b'; give it"):
+        rollmuxd.job("math7b")
+    assert not daemon.registered
+
+
 def test_a_phase_inside_itself_is_one_stay(daemon):
     with rollmuxd.job("a") as job, job.phase("rollout") as outer:
         with job.phase("rollout") as inner:
@@ -604,6 +613,8 @@ def test_figures_that_are_no_numbers_are_left_out(daemon):
         slot.measure(reward=math.nan, tokens=3)
         with pytest.raises(ValueError, match="letters"):
             slot.measure(**{"train/loss": 1.0})
+        with pytest.raises(ValueError, match=r"measure\(tokens='a'\): a figure is a number"):
+            slot.measure(tokens="a")
 
     assert daemon.measured == [("rollout", {"tokens": 3.0})]
 

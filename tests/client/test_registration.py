@@ -20,6 +20,10 @@ def test_the_shortest_job_takes_a_node_of_each_pool_and_has_an_init():
     assert made.states == {}
 
 
+def test_no_pool_at_all_means_a_node_of_each():
+    assert registration("a", pools={}) == registration("a", pools={"rollout": {"nodes": 1}, "train": {"nodes": 1}})
+
+
 def test_times_said_at_a_pool_are_those_of_its_phase():
     made = body(rollout=dict(nodes=2, seconds=90, gap_s=3, min_gpus=4), train=dict(gpus=8, seconds=60))
 
