@@ -57,7 +57,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.audience import EVERYTHING, Audience, Topic
 from rollmuxd.daemon.clock import Clock
-from rollmuxd.daemon.journal.store import Journal, JournalFailed, Unreadable, until_large
+from rollmuxd.daemon.journal.store import DISK_FULL, Journal, JournalFailed, Unreadable, until_large
 
 T = TypeVar("T")
 #: how often the writer looks whether a full disk has room again
@@ -251,7 +251,7 @@ class Driver:
             Unavailable: the writer is down. Whether it was done shows after it is up again: ask once more.
         """
         if self._journal.tight and isinstance(given, GROWING) and not self._has_asked(given):
-            raise Unavailable("the disk of the state directory is full: only what frees GPUs is done", retry_after_s=5)
+            raise Unavailable(DISK_FULL, retry_after_s=5)
         try:
             answer = self._decide(given, then).answer
         except Rejected:

@@ -319,9 +319,11 @@ async def test_a_full_disk_costs_the_reserve_and_nothing_else(tmp_path):
     journal = FullDiskJournal.open(tmp_path)
     assert (tmp_path / "reserve").stat().st_size == RESERVE_BYTES
     assert not journal.tight
-    await journal.append([(1, host(1))])
+    with structlog.testing.capture_logs() as logged:
+        await journal.append([(1, host(1))])
 
     assert journal.tight
+    assert [line["event"] for line in logged] == ["disk_full"]
     assert list(journal.load().facts) == [(1, host(1))]
     await journal.make_reserve()
     assert not journal.tight

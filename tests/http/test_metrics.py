@@ -4,6 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollmuxd.daemon.access.keys import Role
+from rollmuxd.daemon.journal.store import DISK_FULL
 
 pytestmark = pytest.mark.asyncio
 
@@ -43,7 +44,7 @@ async def test_counters_follow_the_facts_and_gauges_the_state(running):
         assert figures["rollmux_http_requests_total", ("method", "POST"), *calls] == 1
 
 
-async def test_a_journal_that_could_not_be_tended_is_told_by_metrics_and_by_readyz(running, tmp_path):
+async def test_a_journal_that_is_full_or_could_not_be_tended_is_told_by_readyz(running, tmp_path):
     async with running() as world, world.client() as client:
         world.journal.path = tmp_path / "journal.sqlite3"
         world.journal.path.touch()
@@ -60,6 +61,8 @@ async def test_a_journal_that_could_not_be_tended_is_told_by_metrics_and_by_read
         assert ready.status_code == 200
         assert "rollmuxd journal check" in ready.json()["reason"]
         assert "fact 5" not in ready.text
+        world.journal.tight = True
+        assert (await client.get("/readyz")).json()["reason"] == DISK_FULL
 
 
 async def test_neither_jobs_nor_paths_that_people_make_up_become_labels(running):

@@ -66,6 +66,8 @@ __all__ = [
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 R = TypeVar("R", bound=tuple[Any, ...])
+#: what :attr:`Journal.tight` means for callers
+DISK_FULL: Final = "the disk of the state directory is full: only what frees GPUs is done"
 log = structlog.get_logger("rollmuxd.journal")
 
 RESERVE_BYTES: Final = 16_000_000
@@ -575,6 +577,8 @@ class Journal:
 
     def spend_reserve(self) -> bool:
         """Free the reserve's space for a commit that needs it; False: there is none. It is made again as always."""
+        if not self.tight:
+            log.error("disk_full", path=str(self.state_dir), result=DISK_FULL)
         self.tight = True
         try:
             self._reserve.unlink()

@@ -10,6 +10,7 @@ from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routing import Call, Plain, Routes
+from rollmuxd.daemon.journal.store import DISK_FULL
 from rollmuxd.wire.answers import Health
 
 routes = Routes("daemon", charged=False)
@@ -36,7 +37,8 @@ async def readyz(call: Call) -> Health:
     if call.services.driver.draining.is_set():
         raise Refusal(problems.DRAINING, "the daemon is being stopped")
     await call.read(lambda core, now: None)
-    return Health(status="ready", version=VERSION, reason=RETENTION_FAILED if _retention_failed(call) else "")
+    reason = DISK_FULL if call.services.journal.tight else RETENTION_FAILED if _retention_failed(call) else ""
+    return Health(status="ready", version=VERSION, reason=reason)
 
 
 def _retention_failed(call: Call) -> bool:
