@@ -169,7 +169,11 @@ def stop(config: Path | None, for_good: bool, as_json: bool) -> None:
         click.echo(f"stopped, pid {running.pid}")
         click.echo("jobs keep the slots that they hold, and wait at their next phase: rollmuxd daemon start", err=True)
         if running.socket.exists():
-            click.echo("jobs that start now wait, too; rollmuxd daemon stop --for-good lets them run alone", err=True)
+            click.echo(
+                "jobs that start now wait, too; where ROLLMUX_URL is not set, "
+                "rollmuxd daemon stop --for-good lets them run alone",
+                err=True,
+            )
 
 
 @daemon.command()

@@ -52,15 +52,16 @@ def _show(view: dict[str, Any]) -> None:
     since = "the beginning" if view["since"].startswith("1970-01-01T00:00:00") else view["since"]
     click.echo(f"{since} to {view['until']}\n")
     if view["by"] != "pool":
+        owner = [] if view["by"] == "owner" else ["owner"]
         table(
             [
-                *(view["by"].upper(), "OWNER", "#CHARGED h", "#USED h", "#ALONE h", "#COST", "#ITERATIONS"),
-                *("#SLOWDOWN", "KEPT", "SWITCHES", "#SWITCHING h", "#WAITED h"),
+                *(view["by"].upper(), *map(str.upper, owner), "#CHARGED h", "#USED h", "#ALONE h", "#COST"),
+                *("#ITERATIONS", "#SLOWDOWN", "KEPT", "SWITCHES", "#SWITCHING h", "#WAITED h"),
             ],
             [
                 [
                     row["name"],
-                    row["owner"],
+                    *(row[key] for key in owner),
                     hours(row["gpu_hours_charged"]),
                     hours(row["gpu_hours_used"]),
                     hours(row["gpu_hours_alone"]),

@@ -485,7 +485,10 @@ class RollMux:
                 misses.append(found)
         summary = self._summary(state, group)
         if shape.solo_ms is None and summary.limit_ms is not None:
-            text = f"group {group.id} ({names}) has promises to keep, and this job's times are not known yet"
+            text = (
+                f"group {group.id} ({names}) has promises to keep, and this job's times are not known yet: "
+                "state them (seconds= for each phase)"
+            )
             return Miss(Reason("times_unknown", text, {"group": group.id}))
         if shape.limit_ms is not None and summary.unknown:
             text = f"group {group.id} ({names}) has a member whose times are not known yet"

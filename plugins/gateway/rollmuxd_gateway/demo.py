@@ -49,7 +49,7 @@ class Shape(Struct, frozen=True):
 class Host:
     """A host of made-up GPUs: four in the rollout pool, one in the train pool."""
 
-    where = ""
+    where, longer = "", 1.0
 
     def tables(self, folder: Path) -> str:
         """As ``rollmux.toml`` has it."""

@@ -86,9 +86,10 @@ def show_saving(view: Mapping[str, Any]) -> None:
     """For people."""
     low, high = view["saved"]
     shared_low, shared_high = view["gpu_hours_shared"]
+    less = f"{_percent(low, high)} less" if high > 0 else f"{_percent(-high, -low)} more"
     click.echo(
         f"{view['jobs']} jobs of {view['file']} used {cell(view['gpu_hours_was'])} GPU-hours; sharing would have used "
-        f"{_range(shared_low, shared_high)}: {_percent(low, high)} less\n"
+        f"{_range(shared_low, shared_high)}: {less}\n"
     )
     fields(
         {
