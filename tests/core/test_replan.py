@@ -364,7 +364,7 @@ def test_nonsense_that_is_reported_as_work_is_none(work: float) -> None:
 
 def test_where_the_schedule_has_no_room_any_more_another_one_serves_the_same_members_on_the_same_nodes() -> None:
     cluster = Cluster(Staying(steady=True, objective="cost"))
-    long, short = cluster.comes(spec("long", 90, 10, 1.5)), cluster.comes(spec("short", 20, 25, 2.0))
+    long, short = cluster.comes(spec("long", 90, 10, 1.3)), cluster.comes(spec("short", 20, 25, 2.0))
     group = cluster.core.state.jobs[long].group
     assert group == cluster.core.state.jobs[short].group
     before = [(turn.job, turn.phase) for turn in cluster.core.state.groups[group].schedule]
@@ -385,7 +385,7 @@ def test_where_the_schedule_has_no_room_any_more_another_one_serves_the_same_mem
 
 def test_the_schedule_stays_where_it_has_room_for_the_new_times_though_one_goes_round_it_often() -> None:
     cluster = Cluster(Staying(steady=True, objective="cost"))
-    long, short = cluster.comes(spec("long", 90, 10, 1.5)), cluster.comes(spec("short", 20, 25, 2.0))
+    long, short = cluster.comes(spec("long", 90, 10, 1.3)), cluster.comes(spec("short", 20, 25, 2.0))
     schedule = [(turn.job, turn.phase) for turn in cluster.core.state.groups["g1"].schedule]
     assert schedule.count((short, "rollout")) > schedule.count((long, "rollout"))
     for _ in range(4):

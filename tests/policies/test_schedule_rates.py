@@ -10,7 +10,8 @@ import random
 from fractions import Fraction
 from functools import lru_cache
 from itertools import permutations
-from math import ceil, inf
+from math import ceil
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.schedule import binding, certified, lower_bound_ms, period_ms, pipelined
+from rollmuxd.policies.thrift import catalogue
 from rollmuxd.policies.thrift.catalogue import Planner
 from rollmuxd.policies.thrift.model import JobDemand, Plan, PoolCapacity, Profile
 
@@ -293,32 +295,43 @@ def test_a_further_node_is_taken_where_the_seated_leave_too_little_of_the_fewest
     assert (plan.nodes["rollout"], plan.seats[2]["rollout"], plan.period_ms) == (3, (2,), 738)
 
 
-def test_a_frontier_is_searched_once_for_all_jobs_of_the_same_profiles() -> None:
+def counted_certificates(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The rates for which a certificate is looked for from now on."""
+    certify, asked = catalogue._certify, []
+
+    def counted(profiles: Any, rates: tuple[int, ...], *others: Any) -> Any:
+        asked.append(rates)
+        return certify(profiles, rates, *others)
+
+    monkeypatch.setattr(catalogue, "_certify", counted)
+    return asked
+
+
+def test_a_frontier_is_searched_once_for_all_jobs_of_the_same_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     planner, need = Planner(ROOMS), drawn_need(random.Random(5), 0)
     jobs = [replace(need, job=f"j{number}", limit_ms=(2 + number) * need.solo_ms) for number in range(4)]
-    assert planner.fit(jobs[:2])
-    searched = planner.searched
-    assert searched
-    made = [planner.fit([one, other]) for one in jobs for other in jobs if one is not other]
-    assert all(made)
-    assert planner.searched == searched
+    asked = counted_certificates(monkeypatch)
+    assert planner.value(jobs[:2])
+    assert asked
+    asked.clear()
+    assert all(planner.value([one, other]) for one in jobs for other in jobs if one is not other)
+    assert not asked
 
 
-def test_a_search_that_was_left_goes_on_where_it_was_left() -> None:
+def test_a_search_that_was_left_goes_on_where_it_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = drawn_need(random.Random(5), 0).profile
-    profiles = tuple(sorted((profile, profile.one_in(2), profile.one_in(3))))
-    whole, parts = Planner(ROOMS), Planner(ROOMS)
-    parts.enough = 2
-    assert 0 < len(parts.frontier(profiles)) < len(whole.frontier(profiles))
-    assert parts.searched == 2
-    needs = [JobDemand(str(at), profile, profile.round_ms, None) for at, profile in enumerate(profiles)]
+    needs = [JobDemand(str(at), profile.one_in(at), profile.round_ms, None) for at in (1, 2, 3)]
+    profiles = tuple(sorted(need.profile for need in needs))
+    asked = counted_certificates(monkeypatch)
+    whole = Planner(ROOMS).frontier(profiles)
+    wanted, parts = [*asked], Planner(ROOMS)
+    asked.clear()
     steps = parts.prepare(needs)
     next(steps)
     steps.close()  # as it is when a job comes meanwhile
-    assert parts.searched == 3
-    parts.enough = inf
-    assert parts.frontier(profiles) == whole.frontier(profiles)
-    assert parts.searched == whole.searched
+    assert 0 < len(asked) < len(wanted)
+    assert parts.frontier(profiles) == whole
+    assert asked == wanted
 
 
 def test_no_entry_of_a_frontier_is_as_fast_as_another_for_all_jobs_on_no_more_nodes() -> None:
@@ -344,7 +357,7 @@ def test_jobs_that_cannot_share_on_any_nodes_cannot_beside_jobs_that_are_seated(
             needs = (*plan.needs, joins)
             made = planner.fit(needs, dict(enumerate(plan.seats)))
             found[planner.value(needs) is not None, made is not None] += 1
-    assert found[False, True] == 0
+    assert found[False, True] < found[True, True] / 5  # entries are shortest to a few per cent, bounds are exact
     assert found[True, True] > found[True, False]  # hardly anything else is in the way
 
 

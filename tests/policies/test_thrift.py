@@ -27,7 +27,6 @@ from rollmuxd.core.steps import guard
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.thrift import catalogue
-from rollmuxd.policies.thrift import policy as thrift_policy
 from rollmuxd.policies.thrift.catalogue import Planner
 from rollmuxd.policies.thrift.improve import Search, Step
 from rollmuxd.policies.thrift.model import JobDemand, PoolCapacity, Profile
@@ -728,38 +727,42 @@ def test_where_durations_are_uncertain_nobody_is_joined_or_moved_before_it_has_a
     assert cluster.mates() == ([{"a", "b"}] if shares else [{"a"}, {"b"}])
 
 
-def test_few_rates_are_searched_for_a_newcomer_unless_it_would_wait() -> None:
-    """The daemon hears no other input meanwhile: counted, not timed."""
-    chance = random.Random(3)
-    cluster = Cluster(120, 80, RollMux())
-    for number in range(60):
-        cluster.arrives(job(f"j{number}", chance.uniform(50, 900), chance.uniform(50, 500), chance.uniform(1.1, 2)))
-    state = cluster.core.state
-    newcomers = [job("new", chance.uniform(50, 900), chance.uniform(50, 500), 1.9) for _ in range(20)]
-
-    def searched(spec: JobSpec) -> int:
-        policy = Thrift(objective="cost")
-        policy.place(state, Job("new", "team", "ann", spec, 0))
-        assert policy._known_planner is not None
-        return policy._known_planner[1].searched
-
-    most = thrift_policy.SEARCHED_AT_ONCE
-    assert max(map(searched, newcomers)) == most
-    for node in state.nodes.values():  # there is nothing else for them then
-        node.drain = node.group is None
-    assert max(map(searched, newcomers)) > most
-
-
-def test_the_search_for_moves_does_little_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a daemon others are heard between them, so what matters is the longest: counted, not timed."""
-    orders = [0]
-    feasible = catalogue.is_feasible_narrow
+def counted_orders(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many orders are tried for a period, in the last place; the caller begins further places."""
+    orders, feasible = [0], catalogue.is_feasible_narrow
 
     def counted(*given: Any) -> bool:
         orders[-1] += 1
         return feasible(*given)
 
     monkeypatch.setattr(catalogue, "is_feasible_narrow", counted)
+    return orders
+
+
+def test_few_orders_are_tried_for_a_newcomer_and_none_that_counts_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon hears no other input meanwhile: counted, not timed. No two jobs here have the same profile.
+
+    So nothing was searched before. Asked again, when all has been, the policy finds no better place.
+    """
+    chance = random.Random(3)
+    cluster = Cluster(120, 80, RollMux())
+    for number in range(60):
+        cluster.arrives(job(f"j{number}", chance.uniform(50, 900), chance.uniform(50, 500), chance.uniform(1.1, 2)))
+    orders = counted_orders(monkeypatch)
+    for number in range(20):
+        spec = job("new", chance.uniform(50, 900), chance.uniform(50, 500), 1.9)
+        orders.append(0)
+        policy, newcomer = Thrift(objective="cost"), Job("new", "team", "ann", spec, number)
+        found = policy.place(cluster.core.state, newcomer)
+        orders.append(0)
+        assert all(policy.place(cluster.core.state, newcomer) == found for _ in range(5))
+    assert sum(orders) > 20
+    assert max(orders[1::2]) < 100
+
+
+def test_the_search_for_moves_does_little_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a daemon others are heard between them, so what matters is the longest: counted, not timed."""
+    orders = counted_orders(monkeypatch)
     policy, chance = Thrift(objective="cost"), random.Random(3)
     cluster = Cluster(30, 30, policy)
     for number in range(16):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import permutations, product
 from math import ceil, gcd, inf
+from operator import mul
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -28,14 +29,12 @@ RATES: Final[Mapping[int, int]] = {1: 1, 2: 4, 3: 3, 4: 2}
 #: no plan slows a job beyond this
 SLOWEST: Final = 8
 #: an entry that is as fast within this factor, on as few nodes, replaces another
-ALIKE: Final = 1.02
+ALIKE: Final = 1.005
 #: rotations that are tried: the least that could be, so much more, and then closer to the shortest by halves
 STRETCHES: Final = (1.02, 1.1, 1.4)
-HALVINGS: Final = 3
+HALVINGS: Final = 5
 #: rotations after which a fixpoint that was not met is given up: those that exist are met in three
 ROTATIONS: Final = 3
-#: nodes of a pool that are tried beyond the fewest, for jobs that sit somewhere
-EXTRA_NODES: Final = 2
 #: sets of profiles, and values of sets of jobs, that are remembered
 REMEMBERED, VALUES = 20_000, 50_000
 
@@ -79,12 +78,8 @@ class Planner:
         self.rooms, self.rates = rooms, rates
         self.dearest = dearest or max(rooms, key=lambda pool: rooms[pool].worth, default="")
         #: what has been found so far, and the search for the rest
-        self._frontiers: dict[tuple[Profile, ...], tuple[list[Entry], Iterator[bool]]] = {}
+        self._frontiers: dict[tuple[Profile, ...], tuple[list[Entry], Iterator[None]]] = {}
         self._values: dict[tuple[JobDemand, ...], float | None] = {}
-        #: choices of rates that were searched: a measure of the planner's work, the same on every machine
-        self.searched = 0
-        #: with so many searched, plans are made of what has been found by then
-        self.enough = inf
 
     def price(self, rooms: Mapping[PoolName, PoolCapacity]) -> None:
         """Prices have changed, and nothing else of the pools."""
@@ -117,7 +112,7 @@ class Planner:
         if key not in self._values:
             if len(self._values) >= VALUES:
                 self._values.clear()
-            self._values[key] = min((value for value, _, _ in self._within(needs)), default=None)
+            self._values[key] = min(self._within(needs), default=None)
         return self._values[key]
 
     def fit(
@@ -138,51 +133,53 @@ class Planner:
         if len(needs) == 1 and not seated:
             return self.alone(needs[0])
         best: Plan | None = None
-        entries = sorted(self._within(needs), key=lambda it: it[0])
-        tried: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         seating = _Seating([need.profile for need in needs], seated or {}, rooms or self.rooms)
-        for value, entry, places in entries:
+        for value, rates, counts in sorted(self._choices(needs, seating, below)):
             if value >= below - TIE:
                 break
-            rates = tuple(entry.rates[places.index(at)] for at in range(len(needs)))
-            for counts in seating.counts(entry.nodes, self.dearest):
-                if (rates, counts) in tried:
-                    continue
-                tried.add((rates, counts))
-                made = self._seated(needs, rates, counts, seating, below)
-                if made is not None:  # the seated may leave too little of so few nodes, so more of them are tried
-                    best, below = made, made.value
+            made = self._seated(needs, rates, counts, seating, below)
+            if made is not None:
+                best, below = made, made.value
         return best
+
+    def _choices(
+        self, needs: Sequence[JobDemand], seating: "_Seating", below: float
+    ) -> Iterator[tuple[float, tuple[int, ...], tuple[int, ...]]]:
+        """Rates, and nodes of each pool, that may keep the bounds for less than that; the first is the least value."""
+        limits = [need.limit_ms or inf for need in needs]
+        worth = [need.worth * need.solo_ms for need in needs]
+        counts = [
+            (nodes, sum(map(mul, nodes, (room.price for room in self.rooms.values()))))
+            for nodes in seating.counts(self.dearest)
+        ]
+        for rates in _rates(len(needs), self.rates.get(len(needs), 1)):
+            turn, low = min(map(mul, rates, limits)), max(map(mul, rates, seating.rounds))
+            if low > turn:
+                continue
+            gain = sum(map(mul, rates, worth))
+            areas = [sum(map(mul, rates, mine)) for mine in seating.areas]
+            for nodes, price in counts:
+                least = max(low, *(area / (count or 1) for area, count in zip(areas, nodes, strict=True)))
+                if least <= turn and (value := price - gain / (least or 1)) < below - TIE:
+                    yield value, rates, nodes
 
     def fit_named(self, needs: Sequence[JobDemand], pins: Mapping[JobId, Pins]) -> Plan | None:
         """A certified plan of jobs, each of which sits on given nodes."""
         _, seats = numbered({need.job: pins[need.job] for need in needs})
         return self.fit(needs, dict(enumerate(seats.values())))
 
-    def _within(self, needs: Sequence[JobDemand]) -> list[tuple[float, Entry, tuple[int, ...]]]:
-        """Entries that keep the bounds: the value of each, and which job has which place of it."""
-        places = tuple(
-            sorted(range(len(needs)), key=lambda at: (needs[at].profile, needs[at].limit_ms or inf, needs[at].job))
-        )
-        ordered = [needs[place] for place in places]
+    def _within(self, needs: Sequence[JobDemand]) -> Iterator[float]:
+        """The value of each entry that keeps the bounds."""
+        ordered = sorted(needs, key=lambda need: (need.profile, need.limit_ms or inf, need.job))
         limits = [need.limit_ms or inf for need in ordered]
         if any(need.profile.round_ms > limit for need, limit in zip(ordered, limits, strict=True)):
-            return []
+            return
         worth = [need.worth * need.solo_ms for need in ordered]
         prices = [room.price for room in self.rooms.values()]
-        found = []
         for entry in self.frontier(tuple(need.profile for need in ordered)):
-            period, gain = entry.period_ms, 0.0
-            for rate, limit, mine in zip(entry.rates, limits, worth, strict=True):
-                if period > rate * limit:
-                    break
-                gain += rate * mine
-            else:
-                price = 0.0
-                for count, each in zip(entry.nodes, prices, strict=True):
-                    price += count * each
-                found.append((price - gain / (period or 1), entry, places))
-        return found
+            if entry.period_ms <= min(map(mul, entry.rates, limits)):
+                gain = sum(map(mul, entry.rates, worth)) / (entry.period_ms or 1)
+                yield sum(map(mul, entry.nodes, prices)) - gain
 
     def _seated(
         self,
@@ -199,6 +196,8 @@ class Planner:
         worth = sum(rate * need.worth * need.solo_ms for rate, need in zip(rates, needs, strict=True))
         if seats is None or low > turn or price - worth / (low or 1) >= below - TIE:
             return None
+        if price > below - TIE:  # no longer rotation is worth enough
+            turn = min(turn, worth / (price - below + TIE))
         period, order = _certify(seating.profiles, rates, seats, counts, low, turn)
         value = price - worth / (period or 1)
         if not order or value >= below - TIE:
@@ -219,7 +218,7 @@ class Planner:
     def frontier(self, profiles: tuple[Profile, ...]) -> list[Entry]:
         """What these profiles (sorted) can do together, none of it in vain. Searched once, and remembered."""
         found, search = self._frontier(profiles)
-        while self.searched < self.enough and next(search, False):
+        for _ in search:
             pass
         return found
 
@@ -229,7 +228,7 @@ class Planner:
             for _ in self._frontier(tuple(sorted(need.profile for need in needs)))[1]:  # yield from would close it
                 yield
 
-    def _frontier(self, profiles: tuple[Profile, ...]) -> tuple[list[Entry], Iterator[bool]]:
+    def _frontier(self, profiles: tuple[Profile, ...]) -> tuple[list[Entry], Iterator[None]]:
         if profiles not in self._frontiers:
             if len(self._frontiers) >= REMEMBERED:
                 self._frontiers.clear()
@@ -237,11 +236,13 @@ class Planner:
             self._frontiers[profiles] = found, self._search(profiles, found)
         return self._frontiers[profiles]
 
-    def _search(self, profiles: tuple[Profile, ...], kept: list[Entry]) -> Iterator[bool]:
+    def _search(self, profiles: tuple[Profile, ...], kept: list[Entry]) -> Iterator[None]:
         seating = _Seating(profiles, {}, self.rooms)
-        nodes = seating.counts((0,) * len(self.rooms), self.dearest, most=True)
-        for rates in _rates(profiles, self.rates.get(len(profiles), 1)):
-            self.searched += 1
+        nodes = seating.counts(self.dearest)
+        same = [at for at in range(1, len(profiles)) if profiles[at] == profiles[at - 1]]
+        for rates in _rates(len(profiles), self.rates.get(len(profiles), 1)):
+            if any(rates[at - 1] < rates[at] for at in same):
+                continue  # of equal profiles the first goes most often
             slow = SLOWEST * min(rate * it.round_ms for rate, it in zip(rates, profiles, strict=True))
             for counts in nodes:
                 seats, low = seating.fill(rates, counts)
@@ -255,16 +256,14 @@ class Planner:
                     kept[:] = [*(it for it in kept if not made.covers(it)), made]
                 if made.period_ms <= seating.least(self.dearest, rates):
                     break  # further nodes of other pools make it no faster
-            yield True
+            yield
 
 
-def _rates(profiles: tuple[Profile, ...], most: int) -> Iterator[tuple[int, ...]]:
-    """How often each goes round in a rotation, the shortest rotations first; of equal profiles the first most often."""
-    choices = sorted(product(range(1, most + 1), repeat=len(profiles)), key=lambda rates: (sum(rates), rates))
-    same = [at for at in range(1, len(profiles)) if profiles[at] == profiles[at - 1]]
-    for rates in choices:
-        if gcd(*rates) == 1 and all(rates[at - 1] >= rates[at] for at in same):
-            yield rates
+@cache
+def _rates(jobs: int, most: int) -> tuple[tuple[int, ...], ...]:
+    """How often each of some jobs goes round in a rotation, the shortest rotations first."""
+    choices = sorted(product(range(1, most + 1), repeat=jobs), key=lambda rates: (sum(rates), rates))
+    return tuple(rates for rates in choices if gcd(*rates) == 1)
 
 
 # ---- jobs and their nodes --------------------------------------------------------------------------------------------
@@ -288,6 +287,9 @@ class _Seating:
         self.profiles, self.seated, self.rooms = profiles, seated, rooms
         self.wide = {pool: [dict(it.widths).get(pool, 0) for it in profiles] for pool in rooms}
         self.busy = {pool: [it.busy_ms(pool) for it in profiles] for pool in rooms}
+        self.rounds = [it.round_ms for it in profiles]
+        #: by pool, of each job: for how long an iteration has one node, in all
+        self.areas = [list(map(mul, self.wide[pool], self.busy[pool])) for pool in rooms]
         self.kept = {
             pool: [next((some[1:] for some in it.kept if some[0] == pool), (0, 0, 0)) for it in profiles]
             for pool in rooms
@@ -304,20 +306,18 @@ class _Seating:
             *(rate * it.round_ms for rate, it in zip(rates, self.profiles, strict=True)),
         )
 
-    def counts(self, nodes: Sequence[int], dearest: PoolName, *, most: bool = False) -> list[tuple[int, ...]]:
-        """How many nodes of each pool to try, the fewest first: so many, to a few more, or to as many as are of use.
+    def counts(self, dearest: PoolName) -> list[tuple[int, ...]]:
+        """How many nodes of each pool to try, the fewest first, and as many as are of use.
 
         Of the dearest pool at most what the widest job has, and what there is: wider would be two groups.
         """
         each = []
-        for (pool, room), count in zip(self.rooms.items(), nodes, strict=True):
-            widest = max(self.had[pool], *self.wide[pool])
-            least = widest if pool == dearest else max(count, widest)
+        for pool, room in self.rooms.items():
+            least = max(self.had[pool], *self.wide[pool])
             if least > self.had[pool] + room.spare:
                 return []
-            more = 0 if pool == dearest else sum(self.wide[pool]) if most else EXTRA_NODES
-            top = min(least + more, sum(self.wide[pool]), self.had[pool] + room.spare)
-            each.append(range(least, max(least, int(top)) + 1))
+            most = least if pool == dearest else max(least, sum(self.wide[pool]))
+            each.append(range(least, int(min(most, self.had[pool] + room.spare)) + 1))
         return sorted(product(*each), key=sum)
 
     def fill(self, rates: Sequence[int], counts: Sequence[int]) -> tuple[Seats | None, Millis]:
@@ -386,12 +386,13 @@ def _certify(
 
     # one after the other always is
     high = int(turn if turn < inf else sum(rate * it.round_ms for rate, it in zip(rates, profiles, strict=True)))
-    below, found = low, Order()
-    for period in (low, *(ceil(low * stretch) for stretch in STRETCHES), high):
-        if low <= period <= high:
-            if found := certain(period):
-                high = period
-                break
+    below, found = low, certain(high)
+    for period in (low, *(ceil(low * stretch) for stretch in STRETCHES)):
+        if not found or period >= high:
+            break
+        if better := certain(period):
+            high, found = period, better
+        else:
             below = period
     for _ in range(HALVINGS if found and high > below else 0):
         middle = (below + high) // 2

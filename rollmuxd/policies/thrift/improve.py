@@ -191,6 +191,7 @@ class Search:
         here = {} if option is None else {job: option.seats[job] for job in part if job in option.seats}
         fixed = [job for job in part if job not in self.costs]
         loose = [job for job in here if job in self.costs]
+        yield from self.planner.prepare(needs)
         least = self.planner.value(needs)
         if least is None or any(job not in here for job in fixed):
             return None
@@ -202,9 +203,10 @@ class Search:
                 if best is not None and costs + least * hours >= best[0]:
                     continue
                 seated = {part.index(job): mine for job, mine in numbered(stay)[1].items()}
-                plan = self.planner.fit(needs, seated, self.rooms)
+                below = inf if best is None else (best[0] - costs) / hours
+                plan = self.planner.fit(needs, seated, self.rooms, below)
                 yield
-                if plan is not None and (best is None or costs + plan.value * hours < best[0]):
+                if plan is not None:
                     best = (costs + plan.value * hours, plan, stay)
         return best and best[1:]
 

@@ -78,8 +78,6 @@ GROUPS_TRIED: Final = 24
 SCARCITY: Final = ((0.25, 0.05), (0.1, 0.5), (0.0, 1.0))
 #: up to so many groups all pairs are looked at; beyond, so many that have changed, each beside all others
 GROUPS_MATCHED, GROUPS_CHANGED = 40, 4
-#: choices of rates that are searched for a newcomer, as no other input is heard meanwhile; others are when improving
-SEARCHED_AT_ONCE: Final = 12
 #: moves that are refused, after which a search ends
 REFUSED: Final = 8
 #: groups, and unions of them, that are looked at between two yields; and unions that are remembered
@@ -196,25 +194,21 @@ class Thrift(RollMux):
         alone = self._isolated(state, job)
         best: tuple[float, Placed] | None = None
         if alone is None or job.spec.slo is not None:
-            best = self._join(state, planner, job, need, waits=alone is None)
+            best = self._join(state, planner, job, need)
         if alone is not None and (best is None or planner.alone(need).value < best[0]):
             return self._placed(state, Shape(job, ()), alone)
         return self._unplanned(state, job) if best is None else best[1]
 
-    def _join(
-        self, state: State, planner: Planner, job: Job, need: JobDemand, *, waits: bool
-    ) -> tuple[float, Placed] | None:
-        """The group that grows dearer by least. ``waits``: where none is found there is nothing else for the job."""
+    def _join(self, state: State, planner: Planner, job: Job, need: JobDemand) -> tuple[float, Placed] | None:
+        """The group that grows dearer by least."""
         best: tuple[float, Placed] | None = None
         free = free_by_pool(state)
-        planner.enough = inf if waits else planner.searched + SEARCHED_AT_ONCE
         for group, sitting in islice(self._likely(state, planner, job, need), GROUPS_TRIED):
             needs = self._needs(state, planner, sitting)
             below = inf if best is None else best[0] - 1e-9
             best = self._plan_with(state, planner, free, job, need, group, sitting, needs, below) or best
             if best is not None and best[0] <= TIE and self.objective == "cost":
                 break  # nothing is cheaper than nothing
-        planner.enough = inf
         return best
 
     def _unplanned(self, state: State, job: Job) -> Placed | None:
