@@ -1,7 +1,7 @@
 """What credit buys: a job that is ahead of its promise may be slowed beyond it, until its credit is down to a reserve.
 
 The promise is a mean over the job's life. So a job's **bound** is its limit, lifted by the credit that it can spare
-over the next :data:`SPEND_MS`. What plans ask of a job's pace is this bound. Nothing else of a plan knows of credit. A
+over the time that it has run. What plans ask of a job's pace is this bound. Nothing else of a plan knows of credit. A
 job with little credit earns it: its progress has a **price** beside that of the nodes. That holds for ``cost`` only;
 the other objectives price all progress alike.
 """
@@ -16,7 +16,9 @@ from rollmuxd.core.estimates import ahead_ms
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.model import Job
 
-#: what can be spared is spent over this time at the soonest
+#: what can be spared is spent over the time that the job has run, as it will probably run for so long again. That is so
+#: much at least, and so much at most
+NEW_MS: Final = 1_800_000
 SPEND_MS: Final = 5 * 3_600_000
 #: with so much to spare a job's further progress is worth nothing more
 BANK_MS: Final = 6 * 3_600_000
@@ -35,13 +37,15 @@ class Standing(Struct, frozen=True):
     limit_ms: Millis
     #: the credit beyond the reserve: below 0 the job has to run within its limit
     spare_ms: Millis
+    #: over how long that is spent at the soonest
+    spend_ms: Millis = SPEND_MS
 
     @property
     def factor(self) -> float:
-        """By how much the limit may be exceeded now: the spare credit pays for it for :data:`SPEND_MS` at least."""
+        """By how much the limit may be exceeded now: the spare credit pays for it for so long."""
         if self.spare_ms <= 0:
             return 1.0
-        most = inf if self.spare_ms >= SPEND_MS else 1 / (1 - self.spare_ms / SPEND_MS)
+        most = inf if self.spare_ms >= self.spend_ms else 1 / (1 - self.spare_ms / self.spend_ms)
         return next((factor for factor in FACTORS if factor <= most), 1.0)
 
     def lasts_ms(self, pace_ms: Millis) -> Millis | None:
@@ -54,7 +58,8 @@ class Standing(Struct, frozen=True):
 def standing(job: Job, limit_ms: Millis, moves_ms: Millis, now: Millis | None = None) -> Standing:
     """The job's standing. Its reserve is the way out, by a move that takes so long, and a first turn there."""
     slo = job.spec.slo or 1.0
-    return Standing(limit_ms, ahead_ms(job, slo, now) - int(slo * moves_ms) - limit_ms)
+    spare = ahead_ms(job, slo, now) - int(slo * moves_ms) - limit_ms
+    return Standing(limit_ms, spare, min(SPEND_MS, max(NEW_MS, job.progress.elapsed_ms)))
 
 
 def progress_price(objective: str, alone: float, spare_ms: Millis | None) -> float:
