@@ -54,13 +54,8 @@ class Dirty(Struct):
 
     def __bool__(self) -> bool:
         """Whether a step has something to look at."""
-        served = self.groups or self.jobs or self.nodes or self.room or self.again or self.newcomers
-        return bool(served or self.lend or self.seek)
-
-    @property
-    def seek(self) -> bool:
-        """Whether fillers seek a node, or an emptier one."""
-        return bool(self.homes or self.homeless or self.spread or self.searched)
+        served = self.groups or self.jobs or self.nodes or self.room or self.again or self.newcomers or self.lend
+        return bool(served or self.homes or self.homeless or self.spread or self.searched)
 
     def everything(self, state: State) -> None:
         """As after a start: what was forgotten before is found."""
@@ -142,12 +137,12 @@ Mark: TypeAlias = Callable[[Dirty, State, Any], None]
 
 def _job_of(state: State, fact: Any) -> Job:
     """The job that a fact names, or whose slot, order or session it names."""
-    if hasattr(fact, "job"):
-        return state.jobs[fact.job]
-    if hasattr(fact, "slot"):
-        return state.jobs[state.slots[fact.slot].job]
-    about = state.orders[fact.order] if hasattr(fact, "order") else state.sessions[fact.session]
-    return state.jobs[about.job]
+    name = getattr(fact, "job", None)
+    if name is None and isinstance(fact, f.SlotFact):
+        name = state.slots[fact.slot].job
+    elif name is None:
+        name = (state.orders[fact.order] if hasattr(fact, "order") else state.sessions[fact.session]).job
+    return state.jobs[name]
 
 
 def _node_of(state: State, fact: Any) -> NodeId:

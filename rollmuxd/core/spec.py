@@ -171,10 +171,10 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
 
     def phase(self, name: str) -> PhaseSpec | None:
         """The cycle or side phase of that name."""
-        for phase in (*self.phases, *self.side):
+        for phase in self.phases:  # often asked: no tuple is made
             if phase.name == name:
                 return phase
-        return None
+        return next((phase for phase in self.side if phase.name == name), None)
 
     def pools_of(self, name: str) -> tuple[PoolName, ...]:
         """The pools that a phase uses; () where there is no such phase."""

@@ -51,9 +51,8 @@ def take_turns(c: Context, known: Group) -> None:
         moved, before = False, len(c.facts)
         for name in tuple(known.jobs):
             job = c.state.jobs[name]
-            asked = request_of(c, job)
-            if asked is not None and not at_boundary(c, job):
-                moved = advance(c, known, job, asked) or moved
+            if job.queued is not None and job.slot is None and job.status in SERVED and not at_boundary(c, job):
+                moved = advance(c, known, job, c.state.slots[job.queued]) or moved
         moved = moved or (known.dispatch is not Dispatch.SCHEDULE and len(c.facts) > before)
     if known.dispatch is Dispatch.CREDIT:
         waiting = [c.state.slots[job.queued] for job in c.state.members(known) if job.queued]

@@ -55,7 +55,7 @@ PAUSE_MS: Final = 100
 
 def lend(c: Context) -> None:
     """Give fillers a node; have loans back that are due; lend marked nodes, or load again what belongs there."""
-    if c.dirty.seek:
+    if c.dirty.homes or c.dirty.homeless or c.dirty.spread or c.dirty.searched:
         find_homes(c)
     names, c.dirty.lend = c.dirty.lend, {}
     for name in names:
