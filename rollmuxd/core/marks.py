@@ -15,9 +15,8 @@ Every fact is looked up before it is applied: it may remove what it is about. Ea
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
-
-from msgspec import Struct
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.ids import GroupId, HostId, JobId, NodeId
@@ -25,26 +24,27 @@ from rollmuxd.core.model import Job, JobStatus, nodes_in
 from rollmuxd.core.state import State
 
 
-class Dirty(Struct):
+@dataclass(slots=True, eq=False)
+class Dirty:
     """What has to be looked at. Dicts, not sets: the order of marks decides the order of facts."""
 
-    groups: dict[GroupId, None] = {}
-    jobs: dict[JobId, None] = {}
-    nodes: dict[NodeId, None] = {}
+    groups: dict[GroupId, None] = field(default_factory=dict)
+    jobs: dict[JobId, None] = field(default_factory=dict)
+    nodes: dict[NodeId, None] = field(default_factory=dict)
     #: jobs that have begun to wait; the others were tried, and do not fit in the room that there was
-    newcomers: dict[JobId, None] = {}
+    newcomers: dict[JobId, None] = field(default_factory=dict)
     room: bool = False
     #: waiting jobs are tried although nothing that is marked has made room
     again: bool = False
     places: bool = False
     #: hosts that are looked at now, if something on them is to come clean
-    hosts: dict[HostId, None] = {}
+    hosts: dict[HostId, None] = field(default_factory=dict)
     #: nodes that are observed again while something on them is to come clean
-    watched: dict[NodeId, None] = {}
+    watched: dict[NodeId, None] = field(default_factory=dict)
     #: nodes with fillers that may be lent, or are wanted back
-    lend: dict[NodeId, None] = {}
+    lend: dict[NodeId, None] = field(default_factory=dict)
     #: fillers without a node that one is searched for
-    homeless: dict[JobId, None] = {}
+    homeless: dict[JobId, None] = field(default_factory=dict)
     #: any filler without a node may find one
     homes: bool = False
     #: a filler that shares a node may have another
