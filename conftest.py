@@ -56,6 +56,13 @@ settings.load_profile("any machine")
 if find_spec("sniffio") is None:
     sys.modules["sniffio"] = None  # type: ignore[assignment]
 
+# Where nothing has set logs up, structlog draws an exception with source and variables of each call, in colours.
+# That takes a second of processor time for each one that a test has logged; a daemon writes plain tracebacks.
+if find_spec("structlog") is not None:
+    from structlog.dev import ConsoleRenderer, plain_traceback
+
+    ConsoleRenderer.get_active().exception_formatter = plain_traceback
+
 # looptime asks for "the" event loop before every test, synchronous ones too, and the policy would make one, which
 # nobody closes. After this it makes none.
 asyncio.set_event_loop(None)
