@@ -40,7 +40,7 @@ async def test_who_is_to_go_on_elsewhere_is_told_of_what_is_written_down_only(ru
         job = await world.job(client)
         append, durable, held = world.journal.append, world.driver.durable_seq, []
 
-        def late(facts, then):
+        def late(facts, then=None):
             held.append((facts, then))
             return asyncio.get_running_loop().create_future()
 
