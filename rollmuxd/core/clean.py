@@ -67,9 +67,14 @@ def is_dirty_by(node: Node, job: JobId) -> bool:
 
 
 def is_tails(state: State, kept: JobState) -> bool:
-    """Whether the state's slot runs on as a tail: the GPUs that it gave back come clean one by one."""
-    slot = state.jobs[kept.job].slot
-    return slot is not None and state.slots[slot].status is SlotStatus.TAIL
+    """Whether the state's slot runs on as a tail: the GPUs that it gave back come clean one by one.
+
+    A state that the job has for another pool stays where it is meanwhile.
+    """
+    job = state.jobs[kept.job]
+    if job.slot is None or state.slots[job.slot].status is not SlotStatus.TAIL:
+        return False
+    return kept.pool in job.spec.pools_of(state.slots[job.slot].phase)
 
 
 def run_lives(state: State, order: Order) -> bool:

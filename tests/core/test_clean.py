@@ -17,7 +17,7 @@ from rollmuxd.core.model import (
     SlotStatus,
     StateStatus,
 )
-from rollmuxd.core.spec import JobSpec, StateSpec
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec
 from rollmuxd.core.state import State
 
 
@@ -28,16 +28,20 @@ def a_state(
     dirty: bool = True,
     loading: bool = False,
     lives: bool = True,
-    tail: bool = False,
+    tail: str = "",
 ) -> tuple[State, Node, Gpu]:
-    """``holder``: the status of its slot; ``kept``: of the job's state; ``loading``: its load has no result yet."""
-    job = Job("a", "team", "ann", JobSpec("a", (), ()), 0, session="e1", slot="s2" if tail else None)
+    """``holder``: the status of its slot; ``kept``: of the job's state; ``loading``: its load has no result yet.
+
+    ``tail``: the phase whose slot runs on as a tail.
+    """
+    phases = (PhaseSpec("rollout", ("rollout",)), PhaseSpec("train", ("train",)))
+    job = Job("a", "team", "ann", JobSpec("a", phases, ()), 0, session="e1", slot="s2" if tail else None)
     gpu = Gpu(None if holder is None else "s1", "a" if dirty else None)
     node = Node("n", "h", {"h/gpu0": gpu}, ("train",), states=[] if kept is None else ["a|train|n"])
     state = State(jobs={"a": job}, nodes={"n": node})
     state.sessions["e1"] = Session("e1", "a", 1, 0, status=SessionStatus.ALIVE if lives else SessionStatus.LOST)
     state.slots["s1"] = Slot("s1", "a", 1, "e1", "train", "r1", 0, holder or SlotStatus.OVER)
-    state.slots["s2"] = Slot("s2", "a", 1, "e1", "train", "r2", 0, SlotStatus.TAIL)
+    state.slots["s2"] = Slot("s2", "a", 1, "e1", tail, "r2", 0, SlotStatus.TAIL)
     if kept is not None:
         state.states["a|train|n"] = JobState("a", "train", "n", StateSpec("train"), status=kept)
     if loading:
@@ -86,4 +90,9 @@ def test_a_load_without_a_word_may_still_be_done_while_its_process_lives() -> No
 
 @pytest.mark.parametrize("kept", FILLS)
 def test_what_a_tail_gave_back_is_due_although_its_state_is_loaded(kept: StateStatus) -> None:
-    assert verdict(*a_state(None, kept, tail=True)) is Verdict.DUE
+    assert verdict(*a_state(None, kept, tail="train")) is Verdict.DUE
+
+
+@pytest.mark.parametrize("kept", FILLS)
+def test_a_state_for_another_pool_than_the_tails_stays_loaded(kept: StateStatus) -> None:
+    assert verdict(*a_state(None, kept, tail="rollout")) is Verdict.EXPECTED
