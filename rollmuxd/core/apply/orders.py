@@ -2,6 +2,7 @@
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
+from rollmuxd.core.apply.hosts import all_gpus_clean
 from rollmuxd.core.apply.pins import newest_on
 from rollmuxd.core.lifecycle import next_state_status, next_status
 from rollmuxd.core.model import Order, OrderKind, StateStatus
@@ -15,8 +16,10 @@ def order_issued(state: State, fact: f.OrderIssued) -> None:
     kept.status = next_state_status(kept.status, fact, fact.kind, f"state {key}")
     kept.order = fact.order
     if fact.kind is OrderKind.LOAD and fact.slot is None:  # ahead of the job's turn: no slot holds the GPUs yet
-        for gpu in state.nodes[fact.node].gpus.values():
+        node = state.nodes[fact.node]
+        for gpu in node.gpus.values():
             gpu.dirty_by, gpu.touched_at = fact.job, fact.at
+        all_gpus_clean(node, tuple(node.gpus))  # what it left there is to be there again
     state.orders[fact.order] = Order(
         id=fact.order,
         kind=fact.kind,
