@@ -6,10 +6,11 @@
 The daemon starts the server in its first loan, wakes it for each further one, and puts it to sleep after each. Asked to
 yield, this program sends no further request, waits for half of ``--yield-s``, and cuts off what still runs. That is
 sent again in the next loan. So is, three times, what the server could not answer (a broken connection, status 429 or
-500 and above); then that is the answer.
+500 and above). Then that status is the answer; where the connection breaks each time, the program ends.
 
 Requests are lines of OpenAI's batch format (``custom_id``, ``url``, ``body``), and so are answers. Started again, the
-program leaves out what has been answered.  Without a daemon it sends all to the server that listens at ``--url``.
+program leaves out what the server has answered; the last answer to a request counts. Without a daemon it sends all to
+the server that listens at ``--url``.
 """
 
 import argparse
@@ -28,6 +29,8 @@ import rollmuxd
 Request = dict[str, Any]
 #: tries of a request that the server cannot answer, and seconds before it is tried again
 TRIES, PAUSE_S = 3, 1.0
+#: in place of a status: the connection broke, or there was none
+NO_ANSWER = 0
 
 
 class Batch:
@@ -36,10 +39,12 @@ class Batch:
     def __init__(self, requests: Path, answers: Path, url: str, at_once: int) -> None:
         answered = set()
         if answers.exists():
-            answered = {json.loads(line)["custom_id"] for line in answers.read_text().splitlines()}
+            for line in map(json.loads, answers.read_text().splitlines()):
+                if not _failed(line["response"]):
+                    answered.add(line["custom_id"])
         todo = map(json.loads, filter(str.strip, requests.read_text().splitlines()))
         self.todo = deque(request for request in todo if request["custom_id"] not in answered)
-        self.again = 0
+        self.again = self.failed = 0
         self._tried: Counter[str] = Counter()
         self._answers, self._at_once = answers, at_once
         self._http = httpx.AsyncClient(base_url=url, timeout=None)
@@ -67,8 +72,8 @@ class Batch:
             answer = await self._http.post(request["url"], json=request["body"])
             response = {"status_code": answer.status_code, "body": _body(answer)}
         except httpx.TransportError as error:
-            response = {"status_code": 503, "body": {"error": {"message": f"{type(error).__name__}: {error}"}}}
-        if response["status_code"] == 429 or response["status_code"] >= 500:
+            response = {"status_code": NO_ANSWER, "body": {"error": {"message": f"{type(error).__name__}: {error}"}}}
+        if _failed(response):
             await asyncio.sleep(PAUSE_S)  # nor would the next request fare better
         return response
 
@@ -76,7 +81,7 @@ class Batch:
         for task in ended[0]:
             response = task.result()
             request = running.pop(task)
-            failed = response["status_code"] == 429 or response["status_code"] >= 500
+            failed = _failed(response)
             self._tried[request["custom_id"]] += failed
             # aborted: the slot was lost, and the server put to sleep
             aborted = any(it.get("finish_reason") == "abort" for it in response["body"].get("choices", ()))
@@ -84,8 +89,17 @@ class Batch:
                 self.again += 1
                 self.todo.appendleft(request)
                 continue
+            if response["status_code"] == NO_ANSWER:
+                self.todo.appendleft(request)
+                raise SystemExit(f"the server did not answer {TRIES} times: {response['body']['error']['message']}")
+            self.failed += failed
             with self._answers.open("a") as file:
                 file.write(json.dumps({"custom_id": request["custom_id"], "response": response}) + "\n")
+
+
+def _failed(response: dict[str, Any]) -> bool:
+    """Whether the server could not answer, so that it may be asked again."""
+    return response["status_code"] in (NO_ANSWER, 429) or response["status_code"] >= 500
 
 
 def _body(answer: httpx.Response) -> dict[str, Any]:
@@ -127,7 +141,7 @@ async def main() -> None:
                 async with job.filler() as slot:
                     print(f"{len(batch.todo)} requests left", flush=True)
                     await batch.work(slot, args.yield_s / 2)
-    print(f"{total} requests answered, {batch.again} of them sent again")
+    print(f"{total - batch.failed} requests answered, {batch.failed} failed, {batch.again} sent again")
 
 
 if __name__ == "__main__":

@@ -82,14 +82,25 @@ def test_a_filler_sends_again_what_its_server_could_not_answer_and_keeps_what_it
         done = subprocess.run(
             command, env=kept | {"HOME": str(tmp_path)}, capture_output=True, text=True, timeout=PATIENCE_S
         )
+        first = Counter(asked)
+        again = subprocess.run(
+            command, env=kept | {"HOME": str(tmp_path)}, capture_output=True, text=True, timeout=PATIENCE_S
+        )
         server.shutdown()
     assert done.returncode == 0, done.stderr
+    assert "4 requests answered, 1 failed" in done.stdout
+    assert again.returncode == 0, again.stderr
+    assert asked - first == {"broken": 3}
+    dead = subprocess.run(
+        command, env=kept | {"HOME": str(tmp_path)}, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (dead.returncode, "did not answer 3 times: ConnectError" in dead.stderr) == (1, True)
     told = {it["custom_id"]: it["response"] for it in map(json.loads, answers.read_text().splitlines())}
     assert {name: it["status_code"] for name, it in told.items()} == {
         **dict.fromkeys(("fine", "breaks", "busy"), 200), "broken": 500, "wrong": 404,
     }  # fmt: skip
     assert told["wrong"]["body"] == {"error": {"message": "no such page"}}
-    assert asked == {"fine": 1, "breaks": 2, "busy": 3, "broken": 3, "wrong": 1}
+    assert first == {"fine": 1, "breaks": 2, "busy": 3, "broken": 3, "wrong": 1}
 
 
 CONFIG = """
