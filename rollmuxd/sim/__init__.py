@@ -15,7 +15,7 @@
 
 The paper's baselines and workloads are in ``plugins/evaluation``, found by entry point. Faults, and the checkers that
 hold a run to all promises, are test code: ``tests/simkit``. A run itself checks at each
-grant and load that no other job is on the GPUs.
+grant and load that no other job is on the GPUs. At each placement it checks that hosts have the RAM.
 
 A run has one of two **accountings**. In ``paper`` a job ends when its trace says, however slow it was. In ``work`` it
 ends when it has done its iterations.

@@ -22,7 +22,7 @@ from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Observe, Perform
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import Fence, GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName, SessionId, SlotId
-from rollmuxd.core.model import OrderKind, Slot, SlotStatus
+from rollmuxd.core.model import OrderKind, Slot, SlotStatus, nodes_in
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import Movable, PhaseSpec, StateSpec
 from rollmuxd.core.state import State, state_key
@@ -451,9 +451,20 @@ class World:
         self.roll_out(process)
 
     def _placed(self, fact: f.JobPlaced) -> None:
+        self._fits(fact)
         process = self.processes.get(fact.job)
         if process is not None and process.outcome.placed_ms is None:
             self._first_placed(process)
+
+    def _fits(self, fact: f.JobPlaced | f.MovePlanned) -> None:
+        """A policy may be of the user's own, and forget what hosts have."""
+        state = self.core.state
+        for host in (state.hosts[state.nodes[name].host] for name in nodes_in(fact.pins)):
+            if host.reserved_mb > host.ram_mb:
+                raise BrokenInvariant(
+                    f"policy {self.core.policy.name} has placed {fact.job} where host {host.id} has too little RAM: "
+                    f"{host.reserved_mb} MB of {host.ram_mb} MB are reserved for parked states"
+                )
 
     def _first_placed(self, process: Process) -> None:
         if process.outcome.placed_ms is None:
@@ -867,6 +878,7 @@ class World:
         f.OrderIssued: _loads_more,
         f.OrderEnded: _loaded,
         f.JobPlaced: _placed,
+        f.MovePlanned: _fits,
         f.MoveEnded: _moved,
         f.NodeLent: lambda world, fact: world.fillers.lent(fact),
         f.YieldAsked: lambda world, fact: world.fillers.asked_back(fact),

@@ -2,9 +2,13 @@
 
 import pytest
 
+from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
+from rollmuxd.policies import rollmux
 from rollmuxd.policies.rollmux import RollMux
-from rollmuxd.sim import policies
+from rollmuxd.sim import policies, world
 from rollmuxd.sim.policies import bound, known_policies, policy_under_test
+from rollmuxd.sim.workload import Pool, SimJob, Workload
 
 OURS = ("default", "rollmux", "solo")
 PAPERS = ("rollmux-artifact", "colocated", "gavel", "random", "most-idle", "optimal")
@@ -38,3 +42,22 @@ def test_a_policy_that_a_daemon_could_run_is_listed_too_and_hides_none_of_ours(m
     assert tuple(known_policies()) == (*OURS, *PAPERS, "theirs")
     assert known_policies()["rollmux"] is policy_under_test("rollmux")
     assert isinstance(policy_under_test("theirs").policy(0), Theirs)
+
+
+def test_a_policy_that_forgets_what_hosts_have_is_told_so(monkeypatch):
+    monkeypatch.setattr(rollmux, "ram_mb_on", lambda *_: 0)
+    monkeypatch.setattr(rollmux, "short_of_ram", lambda *_: None)
+    monkeypatch.setattr(rollmux, "check", lambda *_: None)
+    phases = (PhaseSpec("rollout", ("rollout",), planned_ms=10_000), PhaseSpec("train", ("train",), planned_ms=5_000))
+    states = tuple(StateSpec(it, ram_mb=900_000, driver="sim") for it in ("rollout", "train"))
+    jobs = tuple(
+        SimJob(
+            it, "made", 0, 100_000, JobSpec(it, phases, (Want("rollout"), Want("train")), states=states),
+            ((10_000, 5_000),), {"rollout": 1, "train": 1}, iterations=6,
+        )
+        for it in "abc"
+    )  # fmt: skip
+    pools = (Pool("rollout", "H20", 1.85, nodes=1), Pool("train", "H800", 5.28, nodes=1))
+
+    with pytest.raises(BrokenInvariant, match="policy rollmux has placed j3 where host rollout1 has too little RAM"):
+        world.run(Workload("made", jobs, pools), policy_under_test("rollmux"), seed=0, accounting="work")
