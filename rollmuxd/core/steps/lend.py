@@ -178,7 +178,7 @@ def spread(c: Context, search: Search) -> None:
     c.timers.spread_at = c.now
     for name in c.state.fillers:
         job = c.state.jobs[name]
-        if job.pins and not job.has_place and not job.closing and not search.is_over:
+        if job.pins and job.status is JobStatus.WAITING and not job.closing and not search.is_over:
             to = search.emptiest(job)
             if to is not None:
                 search.counts(to.id, 1)
@@ -292,9 +292,12 @@ def gap_ms(job: Job, phase: PhaseSpec) -> Millis:
 
 
 def wake_ms(filler: Job, kept: JobState) -> Millis:
-    """What loading a filler's state takes: as observed, of a start or of a wake; else as stated, or as a park."""
+    """What loading a filler's state takes: as observed, of a start or of a wake; else as stated, or as a park.
+
+    A start that took longer than was stated says little of the next: the first one may have fetched the weights.
+    """
     if not kept.warm and filler.progress.start_ms is not None:
-        return filler.progress.start_ms
+        return min(kept.spec.load_ms, filler.progress.start_ms)
     if kept.load_ms is None and kept.park_ms is not None:
         return min(kept.spec.load_ms, kept.park_ms)
     return kept.loads_ms
