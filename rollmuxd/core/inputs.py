@@ -256,8 +256,8 @@ class Start(Input, frozen=True):
     crashed: bool = False
     #: why the journal does not say what jobs did last; None: it does
     lost: Cause | None = None
-    #: when the daemon before this one was last there, on the clock of ``now``; None: not known
-    alive_at: Millis | None = None
+    #: for how long there was no daemon before this one
+    away_ms: Millis = 0
 
 
 class HostObserved(Input, frozen=True):

@@ -860,7 +860,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             if slot not in self.granted:
                 request.attended, request.detached_at = False, self.now
         self.incarnation += 1
-        self.give(i.Start(HOSTS, NODES, self.incarnation, crashed=crashed, alive_at=self.now - away_s * 1000))
+        self.give(i.Start(HOSTS, NODES, self.incarnation, crashed=crashed, away_ms=away_s * 1000))
 
     @rule()
     def back_up(self) -> None:

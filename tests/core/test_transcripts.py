@@ -457,11 +457,11 @@ class Play:
     def in_restart(self, *words: str) -> i.Input:
         """``restart 2 crashed``: the daemon before was killed. ``restart 2 restored``: the journal is a backup.
 
-        ``restart alive=9``: the daemon before was last there at 9 s.
+        ``restart away=40``: for 40 s there was no daemon.
         """
-        alive = next((_ms(word.removeprefix("alive=")) for word in words if word.startswith("alive=")), None)
-        start = self.in_start(*[word for word in words if word != "crashed" and not word.startswith("alive=")])
-        return msgspec.structs.replace(start, crashed="crashed" in words, alive_at=alive)
+        away = next((_ms(word.removeprefix("away=")) for word in words if word.startswith("away=")), 0)
+        start = self.in_start(*[word for word in words if word != "crashed" and not word.startswith("away=")])
+        return msgspec.structs.replace(start, crashed="crashed" in words, away_ms=away)
 
     def in_seen(self, *words: str) -> i.Input:
         """``seen h1 boot=b h1/gpu0=5000 since=9 unread=h1/gpu1``: what a look saw that began at 9 s (else: now)."""

@@ -402,7 +402,7 @@ async def test_snapshots_are_written_and_a_restart_begins_with_one(running):
 
 async def test_only_a_start_after_a_kill_is_told_that_the_daemon_crashed_and_the_first_when_it_was_there(running):
     journal, told = MemoryJournal(), []
-    journal.alive_at = 960_000
+    journal.away_ms = 40_000
 
     async def live(*, stopped: bool) -> None:
         async with running(journal) as rig:
@@ -413,7 +413,7 @@ async def test_only_a_start_after_a_kill_is_told_that_the_daemon_crashed_and_the
             journal.failing = None
             await anyio.sleep(1)  # the writer has begun again, and nothing crashed
             starts = [given for core in rig.cores for _, given in core.given if isinstance(given, i.Start)]
-            assert [given.alive_at for given in starts] == [960_000, None], "none was away in between"
+            assert [given.away_ms for given in starts] == [40_000, 0], "none was away in between"
             told.append([given.crashed for given in starts])
             if stopped:
                 rig.driver.stop()

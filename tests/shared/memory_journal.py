@@ -25,7 +25,7 @@ class MemoryJournal:
         self.id = secrets.token_hex(16)
         self.incarnation = incarnation
         self.lost = Lost(0, "")
-        self.alive_at: Millis | None = None
+        self.away_ms = 0
         self.left_alone: dict[str, str] = {}
         self.first = 1
         self.tight = False

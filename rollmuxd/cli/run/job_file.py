@@ -101,7 +101,10 @@ def read(path: Path, command: Sequence[str]) -> JobFile:
 def _role(path: Path, name: str, given: Any, pools: Sequence[str]) -> Role:
     where = f"{path}: role {name}"
     table = _converted(where, given, RoleTable)
-    argv = shlex.split(table.command) if isinstance(table.command, str) else table.command
+    try:
+        argv = shlex.split(table.command) if isinstance(table.command, str) else table.command
+    except ValueError as error:  # a quotation without an end
+        raise Failed(f"{where}: command = {table.command!r}: {error}") from error
     mine = [table.pool] if isinstance(table.pool, str) else table.pool
     if any(pool not in pools for pool in mine):
         raise Failed(f"{where}: pool is {table.pool!r}, and the job has {', '.join(pools)}")

@@ -27,8 +27,9 @@ def daemon_started(state: State, fact: f.DaemonStarted) -> None:
         if node.status is NodeStatus.UP or node.status is NodeStatus.OCCUPIED:
             node.status = NodeStatus.UNKNOWN
     for job in state.jobs.values():
-        if job.queued is not None:
-            excuse_away(job, state.slots[job.queued], fact)
+        for name in (job.queued, job.slot):
+            if name is not None and state.slots[name].granted_at is None:
+                excuse_away(job, state.slots[name], fact)
 
 
 def host_added(state: State, fact: f.HostAdded) -> None:

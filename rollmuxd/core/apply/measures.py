@@ -106,9 +106,14 @@ def count_release(job: Job, slot: Slot, at: Millis, work: float, *, away: bool =
 
 
 def excuse_away(job: Job, slot: Slot, fact: f.DaemonStarted) -> None:
-    """Leave the daemon's absence out of a queued job's elapsed time, unless the whole wait will be left out."""
+    """Leave the daemon's absence out of a waiting job's elapsed time, unless the whole wait will be left out.
+
+    The request then counts as asked for so much later: what is left of its wait may be left out, too.
+    """
     if job.has_place and job.paused_at is None and not slot.side:
-        job.progress.iteration_excused_ms += min(fact.away_ms, fact.at - slot.queued_at)
+        away = min(fact.away_ms, fact.at - slot.queued_at)
+        job.progress.iteration_excused_ms += away
+        slot.queued_at += away
 
 
 def plan_with(job: Job, phase: str, took: Millis, seen: int, mean: Millis | None = None) -> None:

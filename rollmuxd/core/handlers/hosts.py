@@ -128,8 +128,7 @@ def start(c: Context, given: i.Start) -> Answer:
     """
     # A client may still ask by an id that was given in a fact which is lost.
     skipped = IDS_SKIPPED * given.incarnation if given.lost else 0
-    away_ms = 0 if given.alive_at is None else max(0, c.now - given.alive_at)
-    c.fact(f.DaemonStarted(c.now, given.incarnation, skipped, skipped, given.crashed, given.lost, away_ms))
+    c.fact(f.DaemonStarted(c.now, given.incarnation, skipped, skipped, given.crashed, given.lost, given.away_ms))
     configure(c, given)
     c.timers.restart(c.state, c.now, c.config)
     before = list(c.state.orders)

@@ -392,11 +392,12 @@ def why_lost(now: Mark, mark: Mark | None) -> Cause | None:
     return None
 
 
-def begin(connection: sqlite3.Connection, path: Path) -> Millis | None:
+def begin(connection: sqlite3.Connection, path: Path) -> Millis:
     """Begin a new incarnation, and find out whether the journal has lost its end. Writes the mark.
 
     Should that break off, it can be done again: the mark is written last, and until then says what it said. The answer
-    is the mark's time, when a daemon last used the journal. A start does not change it, since it may come to nothing.
+    is for how long no daemon used the journal: the age of the mark, by the kernel's clock alone. A start does not
+    change the mark's time, since it may come to nothing.
     """
     now, mark = mark_now(connection), read_mark(path)
     incarnation = next_incarnation(now.incarnation, mark.incarnation if mark is not None else 0)
@@ -410,9 +411,9 @@ def begin(connection: sqlite3.Connection, path: Path) -> Millis | None:
     used = mark_of(path).stat() if mark is not None else None
     write_mark(path, now._replace(incarnation=incarnation))
     if used is None:
-        return None
+        return 0
     os.utime(mark_of(path), ns=(used.st_atime_ns, used.st_mtime_ns))
-    return used.st_mtime_ns // 1_000_000
+    return max(0, time.time_ns() - used.st_mtime_ns) // 1_000_000
 
 
 def clear(part: Path) -> None:

@@ -129,7 +129,7 @@ class _Write:
 class Journal:
     """Facts in ``<state_dir>/journal.sqlite3``. Open it with :meth:`open`; use it from one event loop."""
 
-    def __init__(self, state_dir: Path, lock: int, alive_at: Millis | None = None) -> None:
+    def __init__(self, state_dir: Path, lock: int, away_ms: Millis = 0) -> None:
         self.state_dir = state_dir
         self.path = state_dir / "journal.sqlite3"
         self._lock = lock
@@ -154,13 +154,15 @@ class Journal:
         self.lost = file.lost_of(self._writer)
         #: optical switches that an operator leaves alone, and why, when the journal was opened
         self.left_alone = file.left_alone_of(self._writer)
-        #: when a daemon last used the journal before this one, to :data:`~rollmuxd.daemon.writer.LOOK_AFTER_S`
-        self.alive_at = alive_at
+        #: for how long no daemon used the journal before this one, to :data:`~rollmuxd.daemon.writer.LOOK_AFTER_S`
+        self.away_ms = away_ms
         self._mark = os.open(file.mark_of(self.path), os.O_WRONLY)
         #: the first fact that is there; those before it were compacted away
         self.first = file.cut_of(self._writer) + 1
         #: the reserve is spent: what makes more work has to be refused
-        self.tight = not self._make_reserve()
+        self.tight = False
+        if not self._make_reserve():
+            self._is_tight()
         self._thread.start()
 
     @classmethod
@@ -216,8 +218,8 @@ class Journal:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         file.prepare(path)
         with closing(file.connect(path)) as connection:
-            alive_at = file.begin(connection, path)
-        return cls(state_dir, lock, alive_at)
+            away_ms = file.begin(connection, path)
+        return cls(state_dir, lock, away_ms)
 
     @property
     def last_seq(self) -> int:
@@ -233,7 +235,7 @@ class Journal:
 
         No coroutine but a future, so that the facts are on their way when this returns, and in the order of the calls.
         ``then`` is called with it as soon as it is done: a turn of the loop before the future's own callbacks are.
-        No facts at all: the journal notes that it is used (:attr:`alive_at` of the next one).
+        No facts at all: the journal notes that it is used (:attr:`away_ms` of the next one).
 
         Raises:
             JournalFailed: (when awaited) they are not durable, or that is unknown.
@@ -577,14 +579,17 @@ class Journal:
 
     def spend_reserve(self) -> bool:
         """Free the reserve's space for a commit that needs it; False: there is none. It is made again as always."""
-        if not self.tight:
-            log.error("disk_full", path=str(self.state_dir), result=DISK_FULL)
-        self.tight = True
+        self._is_tight()
         try:
             self._reserve.unlink()
         except OSError:
             return False
         return True
+
+    def _is_tight(self) -> None:
+        if not self.tight:
+            log.error("disk_full", path=str(self.state_dir), result=DISK_FULL)
+        self.tight = True
 
 
 def until_large(rows: Iterable[R]) -> list[R]:

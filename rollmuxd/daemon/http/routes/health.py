@@ -37,8 +37,8 @@ async def readyz(call: Call) -> Health:
     if call.services.driver.draining.is_set():
         raise Refusal(problems.DRAINING, "the daemon is being stopped")
     await call.read(lambda core, now: None)
-    reason = DISK_FULL if call.services.journal.tight else RETENTION_FAILED if _retention_failed(call) else ""
-    return Health(status="ready", version=VERSION, reason=reason)
+    reasons = (DISK_FULL if call.services.journal.tight else "", RETENTION_FAILED if _retention_failed(call) else "")
+    return Health(status="ready", version=VERSION, reason="; ".join(filter(None, reasons)))
 
 
 def _retention_failed(call: Call) -> bool:
