@@ -8,7 +8,7 @@ import msgspec
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
-from rollmuxd.core.model import JobStatus
+from rollmuxd.core.model import Job, JobState, JobStatus, NodeStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import Filler, JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.steps import admit, lend
@@ -233,3 +233,41 @@ def test_one_input_moves_some_fillers_and_the_next_ones_move_the_others():
     assert [len(core.state.nodes[node.id].fillers) for node in nodes] == [4] * 100
     assert sum(moved) > 250
     assert max(moved) <= 150, "more take the daemon's only thread for too long"
+
+
+def test_lost_fillers_that_can_go_nowhere_do_not_keep_a_search_without_end(monkeypatch):
+    core = Scheduler(Config(), RollMux())
+    nodes = tuple(i.NodeSpec(f"h{n}/n0", f"h{n}", (f"h{n}/gpu0",), ("train",), gpu_mb=1_000) for n in range(40))
+    core.handle(i.Start(tuple(i.HostSpec(node.host, "mock", 0) for node in nodes), nodes), 1)
+
+    def see(*some):
+        for node in some:
+            core.handle(i.HostObserved(node.host, tuple(i.GpuObservation(gpu, 0) for gpu in node.gpus)), 2)
+
+    see(*nodes[:-1])
+    state = StateSpec("train", driver="mock", gpu_mb=600, residual_mb=600)
+    for number in range(39):
+        phases, wants = (PhaseSpec("filler", ("train",)),), (Want("train"),)
+        spec = JobSpec(f"f{number}", phases, wants, states=(state,), filler=Filler(2_000, 1_000))
+        core.handle(i.RegisterJob("team", "ann", spec), 2)
+    monkeypatch.setattr(lend, "LOOKS", 60)
+    for job in list(core.state.jobs.values())[:8]:  # their hosts cannot be reached
+        job.status = JobStatus.LOST
+        (home,) = job.pins["train"]
+        core.state.nodes[home].status = NodeStatus.LOST
+    see(nodes[-1])
+
+    ticks = 0
+    while core.deadline() < 4_000 and ticks < 100:
+        core.handle(i.Tick(), max(core.deadline(), 2))
+        ticks += 1
+    assert ticks < 10
+
+
+def test_a_fillers_start_counts_as_stated_where_one_took_longer():
+    spec = StateSpec("train", load_ms=60_000)
+    filler = Job("f", "team", "ann", JobSpec("f", (PhaseSpec("filler", ("train",)),), (Want("train"),)), 0)
+    kept = JobState("f", "train", "n", spec)
+    for took, expected in ((None, 60_000), (20_000, 20_000), (900_000, 60_000)):
+        filler.progress.start_ms = took
+        assert lend.wake_ms(filler, kept) == expected
