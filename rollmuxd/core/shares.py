@@ -1,4 +1,4 @@
-"""What each owner used recently, in integers, so that every run of the same journal comes to the same figures.
+"""What each owner used recently. Facts hold it, so every run of the same journal comes to the same figures.
 
 An owner's **use** is the GPU time of the nodes on which it has placements, in GPU-milliseconds. Each node counts once,
 also where others share it. Half of the use is forgotten in each half-life. A placement's beginning and end write it
@@ -7,13 +7,9 @@ one goes first whose owner has the least use for its share.
 """
 
 from collections.abc import Mapping
-from math import isqrt
 
 from rollmuxd.core.ids import Millis, NodeId, PoolName
 from rollmuxd.core.model import Owner, nodes_in
-
-#: fixed point: this is 1
-_ONE = 1 << 64
 
 
 def over_its_nodes(name: str, owner: Owner | None, pins: Mapping[PoolName, tuple[NodeId, ...]], most: int) -> str:
@@ -25,30 +21,9 @@ def over_its_nodes(name: str, owner: Owner | None, pins: Mapping[PoolName, tuple
     return f"owner {name} holds {len(held)} of its {most} nodes, and it would take {len(more)} more"
 
 
-def _roots() -> tuple[int, ...]:
-    """What is left after half a half-life, a quarter of one, an eighth, ... (2^-1/2, 2^-1/4, ...)."""
-    roots, root = [], _ONE // 2
-    for _ in range(32):
-        root = isqrt(root * _ONE)
-        roots.append(root)
-    return tuple(roots)
-
-
-_ROOTS = _roots()
-
-
 def decayed(amount: int, elapsed_ms: Millis, half_life_ms: Millis) -> int:
     """What is left of an amount after some time: half of it after each half-life."""
-    halvings, rest = divmod(elapsed_ms, half_life_ms)
-    kept = _ONE >> min(halvings, 64)
-    for root in _ROOTS:
-        rest *= 2
-        if rest >= half_life_ms:
-            rest -= half_life_ms
-            kept = kept * root // _ONE
-        if not rest:
-            break
-    return amount * kept // _ONE
+    return int(amount * 0.5 ** (elapsed_ms / half_life_ms))
 
 
 def use_of(owner: Owner | None, now: Millis, half_life_ms: Millis) -> int:

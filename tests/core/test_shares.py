@@ -1,4 +1,4 @@
-"""What an owner has used is arithmetic in integers: half is forgotten in a half-life, in one step or in many."""
+"""What an owner has used: half is forgotten in a half-life, in one step or in many."""
 
 import math
 

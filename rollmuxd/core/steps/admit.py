@@ -136,7 +136,7 @@ def continue_pass(c: Context) -> None:
 def _with_newcomer(c: Context, round_: AdmissionPass, newcomer: JobId) -> AdmissionPass:
     """The newcomer takes its place among the jobs that are still to be tried; where there are none, it comes alone."""
     if round_.is_over():
-        return AdmissionPass([newcomer], round_.refused, _kept_pools(c))
+        return AdmissionPass([newcomer], round_.refused, round_.kept)
     left = [name for name in round_.names[round_.tried :] if name in c.state.waiting]
     insort(left, newcomer, key=_rank_at(c, c.now))
     round_.names, round_.tried = left, 0
@@ -176,23 +176,6 @@ def _is_late(c: Context, job: Job) -> bool:
     One that is bound to what it has parked may wait for certain nodes: the others are not kept from those.
     """
     return c.now - job.registered_at >= c.config.bounded_wait_ms and not job.fell_back
-
-
-def _kept_pools(c: Context) -> set[PoolName]:
-    """Pools that are kept for jobs that have waited too long, when all of them were tried."""
-    kept: set[PoolName] = set()
-    helps: dict[object, bool] = {}
-    late = [job for name in c.state.waiting if _is_late(c, job := c.state.jobs[name])]
-    for job in sorted(late, key=lambda job: job.registered_at):
-        pools = _pools_of(job)
-        if job.pins or job.left or not kept.isdisjoint(pools):
-            continue
-        key = (job.owner, job.spec.wants, job.spec.colocate)
-        if key not in helps:
-            helps[key] = _others_are_in_the_way(c, job)
-        if helps[key]:
-            kept |= pools
-    return kept
 
 
 def _pools_of(job: Job) -> set[PoolName]:
