@@ -65,7 +65,6 @@ SENTENCES: Final[Mapping[str, str]] = {
     "process_left": "its process (pid {pid}) left, and did not end the job",
     "no_heartbeat": "no heartbeat from pid {pid} on {host} for one lease time",
     "never_opened": "no process opened a session for it within {limit_s} s",
-    "process_never_opened": "its process (pid {pid} on {host}) opened no session within {limit_s} s",
     "launch_failed": "its process could not be started on {host}: {cause}",
     "no_launcher": "no backend that starts processes reaches {host}",
     "host_restarted": "host {host} was restarted",
@@ -110,7 +109,6 @@ SENTENCES: Final[Mapping[str, str]] = {
     # moves and plans
     "node_drained": "node {nodes} is drained",
     "nodes_drained": "nodes {nodes} are drained",
-    "placed_again": "{nodes} drained: it is placed again",
     "promise_holds": "the promise that it asked for holds there",
     "saves": "saves {saves:.2f} per hour with {moves} move(s), which cost {costs:.2f}",
     "move_abandoned": "its move was abandoned: {cause}",

@@ -121,21 +121,20 @@ _FROM_ANY: Final[dict[type[f.Fact], tuple[NodeStatus, ...]]] = {
     f.NodeLost: (_N.LOST,),
     f.NodeUnknown: (_N.UNKNOWN,),
 }
+_IN_QUESTION: Final[dict[type[f.Fact], tuple[NodeStatus, ...]]] = {
+    f.NodeUnknown: (_N.UNKNOWN,),
+    f.NodeUndrained: (_N.UNKNOWN,),
+}
 _DRAINABLE: Final[dict[type[f.Fact], tuple[NodeStatus, ...]]] = {**_FROM_ANY, f.NodeDraining: (_N.DRAINING,)}
 
 NODE: Final[Mapping[NodeStatus, Mapping[type[f.Fact], tuple[NodeStatus, ...]]]] = {
-    _N.UNKNOWN: {
-        **_DRAINABLE,
-        f.NodeUp: (_N.UP,),
-        f.NodeOccupied: (_N.OCCUPIED,),
-        f.NodeUndrained: (_N.UNKNOWN,),
-    },
+    _N.UNKNOWN: {**_DRAINABLE, **_IN_QUESTION, f.NodeUp: (_N.UP,), f.NodeOccupied: (_N.OCCUPIED,)},
     _N.UP: {**_DRAINABLE, f.NodeOccupied: (_N.OCCUPIED,)},
     _N.OCCUPIED: {**_DRAINABLE, f.NodeUp: (_N.UP,)},
-    _N.DRAINING: {**_FROM_ANY, f.NodeDrained: (_N.DRAINED,), f.NodeUndrained: (_N.UP,)},
-    _N.DRAINED: {**_FROM_ANY, f.NodeUndrained: (_N.UP,)},
-    _N.QUARANTINED: {f.NodeUnknown: (_N.UNKNOWN,), f.NodeLost: (_N.LOST,)},
-    _N.LOST: {f.NodeUnknown: (_N.UNKNOWN,)},
+    _N.DRAINING: {**_FROM_ANY, **_IN_QUESTION, f.NodeDrained: (_N.DRAINED,)},
+    _N.DRAINED: {**_FROM_ANY, **_IN_QUESTION},
+    _N.QUARANTINED: {**_IN_QUESTION, f.NodeLost: (_N.LOST,)},
+    _N.LOST: _IN_QUESTION,
 }
 
 _O = OrderStatus

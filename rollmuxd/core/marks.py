@@ -125,11 +125,11 @@ def mark_loans(dirty: Dirty, state: State, fact: f.Fact) -> None:
 #: after these a filler without a node may find one
 _MAKES_A_HOME: Final = (
     *(f.JobUnplaced, f.JobResumed, f.JobReinstated, f.PlacementEnded),
-    *(f.NodeUp, f.NodeUndrained, f.NodeAdded, f.NodeLeft),
+    *(f.NodeUp, f.NodeAdded, f.NodeLeft),
 )
 
 #: after these a node may have fewer fillers than another
-_EMPTIER: Final = (f.NodeUp, f.NodeUndrained, f.PlacementEnded)
+_EMPTIER: Final = (f.NodeUp, f.PlacementEnded)
 
 
 Mark: TypeAlias = Callable[[Dirty, State, Any], None]
@@ -272,7 +272,6 @@ MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
     f.LoanEnded: _NODE_AND_GROUP,
     f.NodeUp: (*_NODE_AND_GROUP, _room, _places),
     f.NodeDraining: (*_NODE_AND_GROUP, _room, _places, _watch),
-    f.NodeUndrained: (*_NODE_AND_GROUP, _room),
     # turns for it are passed. Nothing comes clean there by that, so jobs that leave it are not looked at
     f.NodeOccupied: (_nodes_group, _room, _places),
     f.NodeLost: (_nodes_group, _room, _places),
@@ -309,7 +308,7 @@ MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
 #: facts that make nothing possible, or say only that something is to be seen, or come with facts that are marked
 NOTHING_FOLLOWS: Final = frozenset(
     (
-        *(f.DaemonStarted, f.LoopStalled, f.HostRemoved, f.HostBooted, f.NodeUnknown, f.Audited),
+        *(f.DaemonStarted, f.LoopStalled, f.HostRemoved, f.HostBooted, f.NodeUnknown, f.NodeUndrained, f.Audited),
         *(f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted, f.ProcessOver, f.SessionOpened, f.SessionFenced),
         *(f.SlotClaimed, f.SlotGranted, f.SlotGrown, f.SlotOverran, f.TurnAdded, f.TurnSkipped),
         *(f.NextAnswered, f.OrderIssued, f.SlotRequeued, f.SlotFaulted, f.SlotLost),

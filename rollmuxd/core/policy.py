@@ -6,7 +6,8 @@ the simulator, so what was scored is what will run.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol, runtime_checkable
+from itertools import count
+from typing import Final, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -16,6 +17,9 @@ from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import Dispatch, Job, JobStatus
 from rollmuxd.core.state import State
+
+#: versions of groups that are only thought of, each used once: what a policy keeps of one is used for no real group
+trial_versions: Final = count(-1, -1)
 
 
 class Leg(Struct, frozen=True):

@@ -251,9 +251,15 @@ class Explainer:
 
     def _drained(self, job: Job) -> list[str]:
         """Why it stays where nodes are drained."""
-        nodes, why = drain.drained(self._c, job), drain.stays(self._c, job)
-        if not nodes or not why:
+        nodes = drain.drained(self._c, job)
+        if not nodes or job.move is not None:
             return []
+        why, moving = drain.way_out(self._c, job), len(self._c.state.moving)
+        if not isinstance(why, str):
+            why = f"it will be moved within {drain.AGAIN_MS // 1000} s"
+            if moving >= self._c.config.max_concurrent_moves:
+                some = "1 job is" if moving == 1 else f"{moving} jobs are"
+                why = f"{some} moving, as many as may at a time"
         what = f"Node {nodes[0]} is" if len(nodes) == 1 else f"Nodes {', '.join(nodes)} are"
         return [f"{what} drained, and it stays there: {why}."]
 

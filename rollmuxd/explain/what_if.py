@@ -11,11 +11,10 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.ids import HostId, NodeId, PoolName
-from rollmuxd.core.model import Gpu, Host, Job, Node, NodeStatus
-from rollmuxd.core.policy import Placed, Policy
+from rollmuxd.core.ids import GroupId, HostId, NodeId, PoolName
+from rollmuxd.core.model import Gpu, Group, Host, Job, JobStatus, Node, NodeStatus, nodes_in
+from rollmuxd.core.policy import Placed, Policy, trial_versions
 from rollmuxd.core.state import State
-from rollmuxd.core.trial import without
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -181,3 +180,45 @@ def _least(low: int, high: int, does: Callable[[int], bool]) -> int:
 def _more_nodes(more: Mapping[PoolName, int]) -> Reason:
     said = " and ".join(f"{number} more free {pool} node{'' if number == 1 else 's'}" for pool, number in more.items())
     return Reason("nodes", said, {"nodes": dict(more)})
+
+
+def without(state: State, job: Job) -> State:
+    """The state as it would be had the job ended, and were its GPUs clean; the given one stays as it is."""
+    group = state.its_group(job)
+    gone = set(nodes_in(job.pins))
+    alone = {name for name in gone if state.nodes[name].pinned == [job.id]}
+    gone.update(job.left)
+    nodes = {
+        name: replace(
+            node,
+            group=None if name in alone else node.group,
+            pinned=[other for other in node.pinned if other != job.id],
+            states=[key for key in node.states if key not in job.states],
+        )
+        if name in gone
+        else node
+        for name, node in state.nodes.items()
+    }
+    hosts: dict[HostId, Host] = dict(state.hosts)
+    for kept in state.states_of(job):
+        host = hosts[state.nodes[kept.node].host]
+        hosts[host.id] = replace(host, reserved_mb=host.reserved_mb - kept.spec.ram_mb)
+    left = [name for name in group.jobs if name != job.id]
+    groups: dict[GroupId, Group] = {name: it for name, it in state.groups.items() if name != group.id}
+    if left:
+        groups[group.id] = replace(
+            group,
+            jobs=left,
+            nodes=[name for name in group.nodes if name not in alone],
+            schedule=[turn for turn in group.schedule if turn.job != job.id],
+            version=next(trial_versions),
+        )
+    ended = replace(job, status=JobStatus.ENDED, group=None, pins={}, states=[])
+    return replace(
+        state,
+        nodes=nodes,
+        hosts=hosts,
+        groups=groups,
+        jobs={**state.jobs, job.id: ended},
+        states={key: kept for key, kept in state.states.items() if key not in job.states},
+    )

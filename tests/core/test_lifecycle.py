@@ -58,7 +58,7 @@ STATE = edges("""
 """)
 NODE = edges("""
     UNKNOWN -> UP | OCCUPIED ; UP <-> OCCUPIED ; UP | OCCUPIED -> DRAINING ; DRAINING -> DRAINED
-    DRAINING | DRAINED -> UP
+    DRAINING | DRAINED -> UNKNOWN
     UNKNOWN | UP | OCCUPIED | DRAINING | DRAINED -> QUARANTINED | LOST ; QUARANTINED | LOST -> UNKNOWN
 """)
 ORDER = edges("ISSUED -> DONE | FAILED | LOST_CONTACT ; LOST_CONTACT -> DONE | FAILED")
@@ -69,7 +69,7 @@ BEYOND = {
     "state": {("loaded", "loading")},  # onto more GPUs, for a slot that began on a part of its node
     "node": {
         ("unknown", "draining"),  # an operator drains a node before it was seen
-        ("up", "unknown"), ("occupied", "unknown"), ("draining", "unknown"), ("drained", "unknown"),  # to be seen anew
+        ("up", "unknown"), ("occupied", "unknown"),  # to be seen anew
         ("quarantined", "lost"),  # DESIGN: any -> LOST
     },
 }  # fmt: skip

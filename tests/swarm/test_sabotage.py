@@ -186,7 +186,6 @@ def leaves_everybody_on_drained_nodes(patch: pytest.MonkeyPatch) -> None:
 
 def goes_back_to_no_node_that_it_has_not_left(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving, "_comes_back", lambda *_: False)
-    patch.setattr(drain, "may_be_replaced", lambda *_: False)  # else it is placed again, and gets there all the same
 
 
 def goes_back_to_what_it_had_parked_before(patch: pytest.MonkeyPatch) -> None:

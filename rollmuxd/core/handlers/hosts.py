@@ -86,14 +86,9 @@ def drain(c: Context, ask: i.DrainNode) -> Answer:
 def undrain(c: Context, ask: i.UndrainNode) -> Answer:
     """The node may be used again once it was observed: anything may have been done there meanwhile."""
     node = c.state.node(ask.node)
-    if node.status in (NodeStatus.DRAINING, NodeStatus.DRAINED):
+    if node.drain:
         c.fact(f.NodeUndrained(c.now, node.id, ask.by))
-        c.fact(f.NodeUnknown(c.now, node.id))
         c.do(e.Observe(node.host))
-    elif node.drain:
-        raise Conflict(
-            f"node {node.id} is {node.status} ({sentence(node.reason)}); it can be undrained when it is back"
-        )
     return NOTHING
 
 
@@ -216,7 +211,6 @@ def configure(c: Context, given: i.Start) -> None:
         elif not used and spec != spec_of(node):
             c.fact(f.NodeAdded(c.now, spec))
         elif node.unconfigured:
-            c.fact(f.NodeUnknown(c.now, name))
             c.fact(f.NodeUndrained(c.now, name, CONFIGURATION))
     for name, spec in wanted.items():
         if name not in c.state.nodes:

@@ -62,36 +62,34 @@ def refuse_if_alive(c: Context, known: Job, ask: i.RegisterJob) -> None:
 
 
 def opens_by(c: Context, job: Job) -> Millis:
-    """Until when the process that registered a job is awaited.
+    """Until when the process of a run is awaited: the one that registered it, or that was started for it.
 
     It may have been told of that just before the daemon stopped, and tries again less often than a short lease is long.
     """
-    return max(job.registered_at, c.timers.renewed_at) + max(c.config.lease_ms, c.config.reattach_ms)
+    return max(begun_at(job), c.timers.renewed_at) + opening_ms(c, job)
 
 
-def never_opened(c: Context, job: JobId) -> None:
-    """A registration's deadline: a run whose process never came is lost, so that it keeps no place."""
-    known = c.state.jobs.get(job)
-    if known is not None and known.spec.launch is not None:
-        process_never_came(c, known)
-        return
-    if known is None or not known.live or known.session is not None:
-        return
-    if c.is_past(opens_by(c, known), "opened", job):
-        seconds = max(c.config.lease_ms, c.config.reattach_ms) // 1000
-        job_lost(c, known, Cause("never_opened", {"limit_s": seconds}))
+def opening_ms(c: Context, job: Job) -> Millis:
+    return max(c.config.lease_ms, c.config.reattach_ms) if job.spec.launch is None else c.config.launch_ms
 
 
-def process_never_came(c: Context, job: Job) -> None:
-    """The process that was started for a job opened no session in time."""
-    started, session = job.launch, c.state.sessions.get(job.session or "")
-    if not job.live or started is None or started.over:
+def begun_at(job: Job) -> Millis:
+    """Since when the process is awaited."""
+    return job.registered_at if job.spec.launch is None or job.launch is None else job.launch.at
+
+
+def never_opened(c: Context, name: JobId) -> None:
+    """A run's deadline: one whose process opened no session in time is lost, so that it keeps no place."""
+    job = c.state.jobs.get(name)
+    if job is None or not job.live:
         return
-    if session is not None and session.run == job.run and session.opened_at >= started.at:
+    if job.spec.launch is not None and (job.launch is None or job.launch.over):
+        return  # its process is still to be started
+    session = c.state.sessions.get(job.session or "")
+    if session is not None and session.run == job.run and session.opened_at >= begun_at(job):
         return
-    if c.is_past(max(started.at, c.timers.renewed_at) + c.config.launch_ms, "opened", job.id):
-        data = {"pid": started.pid, "host": started.host, "limit_s": c.config.launch_ms // 1000}
-        job_lost(c, job, Cause("process_never_opened", data))
+    if c.is_past(opens_by(c, job), "opened", name):
+        job_lost(c, job, Cause("never_opened", {"limit_s": opening_ms(c, job) // 1000}))
 
 
 def launched(c: Context, told: i.Launched) -> Answer:

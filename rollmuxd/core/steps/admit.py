@@ -11,7 +11,7 @@ from rollmuxd.core.config import Config, OwnerLimits
 from rollmuxd.core.context import Context
 from rollmuxd.core.errors import Impossible, TooMany
 from rollmuxd.core.ids import JobId, Millis, PoolName
-from rollmuxd.core.model import Job, JobStatus, NodeStatus
+from rollmuxd.core.model import Job, NodeStatus
 from rollmuxd.core.policy import Placed
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.spec import CHANNEL, FILLER, PACE, JobSpec, Movable, OnLoss
@@ -180,13 +180,6 @@ def _is_late(c: Context, job: Job) -> bool:
 
 def _pools_of(job: Job) -> set[PoolName]:
     return {want.pool for want in job.spec.wants}
-
-
-def place_now(c: Context, job: Job) -> None:
-    """Place a waiting job, if it fits, whatever other jobs wait: for one that gave up its place to get another."""
-    placed = place(c, job, c.state) if job.status is JobStatus.WAITING and not job.pins else None
-    if placed is not None and not over_its_nodes(c, job, placed) and not locality_violation(c, job, placed.pins):
-        _place(c, job, placed)
 
 
 def over_its_nodes(c: Context, job: Job, placed: Placed) -> str:

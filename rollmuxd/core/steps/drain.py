@@ -6,7 +6,7 @@ An operator's wish is no policy's economy: it holds under every policy, also whe
 The job stays in its group if other nodes can replace the drained ones, one for one. They are free, or the group's own,
 and the group's plan must keep every promise there. Else it goes where it would be placed if it came now. It goes at its
 next iteration boundary. A job that waits for a drained node within an iteration goes at once, for it gets no further
-where it is. For a job that stays, :func:`stays` says why, and it is tried again once a minute.
+where it is. For a job that stays, :func:`way_out` says why, and it is tried again once a minute.
 """
 
 from collections.abc import Iterator
@@ -15,23 +15,17 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from rollmuxd.core import facts as f
 from rollmuxd.core.causes import Cause
-from rollmuxd.core.clean import is_dirty_by
 from rollmuxd.core.config import Moves
 from rollmuxd.core.context import Context
 from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.feasible import short_of_memory
 from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
-from rollmuxd.core.model import Group, Job, JobStatus, Node, NodeStatus, StateStatus, nodes_in
-from rollmuxd.core.policy import Move, Placed
+from rollmuxd.core.model import Group, Job, JobStatus, Node, NodeStatus, nodes_in
+from rollmuxd.core.policy import Move, Placed, trial_versions
 from rollmuxd.core.spec import Movable
-from rollmuxd.core.steps.admit import over_its_nodes, place_now
-from rollmuxd.core.steps.dispatch import park_if_unheld
-from rollmuxd.core.steps.locality import limited_to_locality, locality_violation, place, place_elsewhere
-from rollmuxd.core.steps.move import asks_for, plan, refused
-from rollmuxd.core.steps.reclaim import end_placement_if_empty, nodes_of
-from rollmuxd.core.trial import trial_versions, without
+from rollmuxd.core.steps.locality import limited_to_locality, place_elsewhere
+from rollmuxd.core.steps.move import plan, refused
 
 #: wait so long for further drains before any job is moved: a host's nodes are drained one after the other
 SETTLE_MS: Final = 1_000
@@ -57,23 +51,8 @@ def look_again(c: Context, key: str) -> None:
         found = way_out(c, job)
         if isinstance(found, Move):
             plan(c, found)
-        elif may_be_replaced(c, job):
-            replace_drained(c, job)
         elif job.spec.movable is not Movable.NO and c.config.moves is not Moves.OFF:
             c.timers.at(_again_at(c, job) if c.now < _again_at(c, job) else c.now + AGAIN_MS, "leave", "")
-
-
-def stays(c: Context, job: Job) -> str:
-    """Why a job is not moved away from a drained node on which it sits; empty: it is, or sits on none."""
-    if job.move is not None or not drained(c, job):
-        return ""
-    found = way_out(c, job)
-    if isinstance(found, str) and not may_be_replaced(c, job):
-        return found
-    if len(c.state.moving) < c.config.max_concurrent_moves:
-        return f"it will be moved within {AGAIN_MS // 1000} s"
-    some = "1 job is" if len(c.state.moving) == 1 else f"{len(c.state.moving)} jobs are"
-    return f"{some} moving, as many as may at a time"
 
 
 def drained(c: Context, job: Job) -> tuple[NodeId, ...]:
@@ -102,43 +81,6 @@ def way_out(c: Context, job: Job) -> Move | str:
             return move
         said = no
     return said
-
-
-def may_be_replaced(c: Context, job: Job) -> bool:
-    """Whether a job that gets no further where it is would be placed at once, had it no place.
-
-    A move leads to nodes of one group, or to free nodes: never to nodes of another group beside some that the job has
-    itself. Two jobs that each hold what the other lacks would wait for ever.
-    """
-    if job.spec.movable is not Movable.WARM or c.config.moves is Moves.OFF or c.now < _again_at(c, job):
-        return False
-    if job.left or job.guarded or c.state.moving or not asks_for(c, job, drained(c, job)):
-        return False  # others' moves may make room
-    # what it has parked stays where it is, and so does its RAM
-    placed = place(c, job, replace(without(c.state, job), hosts=c.state.hosts))
-    if placed is None or placed.status is not JobStatus.ADMITTED or placed.promised < job.promised:
-        return False
-    return not over_its_nodes(c, job, placed) and not locality_violation(c, job, placed.pins)
-
-
-def replace_drained(c: Context, job: Job) -> None:
-    """Give up the job's place and place it again in the same moment, with what it has parked, like a job that falls
-    back.
-
-    Not before all of it is parked and seen gone from its GPUs: no other job comes in between.
-    """
-    nodes = nodes_of(c, job)
-    there = c.state.states_of(job)
-    if any(kept.status not in (StateStatus.PARKED, StateStatus.GONE) for kept in there) or any(
-        is_dirty_by(node, job.id) for node in nodes
-    ):
-        for kept in there:
-            park_if_unheld(c, kept)
-        c.timers.at(c.now + SETTLE_MS, "leave", "")
-        return
-    c.fact(f.JobUnplaced(c.now, job.id, Cause("placed_again", {"nodes": drained(c, job)}), keeps=True))
-    end_placement_if_empty(c, job)
-    place_now(c, job)
 
 
 def _to_leave(c: Context) -> list[JobId]:

@@ -20,11 +20,10 @@ from rollmuxd.core.context import Context
 from rollmuxd.core.estimates import credit_ms, solo_ms
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.model import Dispatch, Group, Job, JobStatus
-from rollmuxd.core.policy import Move
+from rollmuxd.core.policy import Move, trial_versions
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps.locality import place, place_elsewhere
 from rollmuxd.core.steps.move import plan, refused
-from rollmuxd.core.trial import trial_versions
 
 #: iterations before a job is judged by its credit, and a guard by what it brought
 JUDGED_AFTER: Final = 8

@@ -22,7 +22,7 @@ const NODE_STATUS = {
   node_quarantined: "quarantined",
   node_draining: "draining",
   node_drained: "drained",
-  node_undrained: "up",
+  node_undrained: "unknown",
 };
 const JOB_STATUS = {
   job_registered: "waiting",
