@@ -37,10 +37,8 @@ class NoDaemon(RollmuxError):
 class Unreachable(NoDaemon):
     """The daemon does not answer. Whether it got the call is not known, unless nothing listens there."""
 
-    def __init__(self, message: str, *, heard: bool = True, remedy: str = "") -> None:
+    def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(f"{message}; {remedy}" if remedy else message)
-        #: whether the daemon may have got the call
-        self.heard = heard
         #: what to do about it, where that is known; it ends the message
         self.remedy = remedy
 

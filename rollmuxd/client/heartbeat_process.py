@@ -8,7 +8,7 @@ less) for chunked answers and TLS.
 
 While a slot is held a heartbeat is a long poll: the daemon holds its answer back until it has another directive. One
 ``select`` waits for that answer and for the parent. Progress that reaches the tail goes out at once, with a new poll in
-place of the open one. Where a poll is cut (a restart, a proxy), plain heartbeats follow for a minute.
+place of the open one.
 
 JSON lines come in on stdin: first where to beat, then whatever changes (``session``, ``slot``, ``done``, ``total``).
 The API key comes this way too, because other users can read arguments and environments. JSON lines go out on stdout:
@@ -37,8 +37,6 @@ BEAT_TIMEOUT_S = 10.0
 POLL_AFTER_S = 1.0
 #: a poll waits for so long at most: below the usual idle limits (60 s) of whatever is in between
 POLL_S = 25.0
-#: after a poll that was cut heartbeats are plain for so long
-PLAIN_S = 60.0
 #: bytes of an answer at most
 ANSWER = 1_000_000
 #: a daemon that is away is looked for again after this, doubling up to the heartbeat
@@ -72,7 +70,6 @@ class Beater:
         self._tag = ""
         #: the daemon knows that the tail has begun
         self._in_tail = False
-        self._plain_until = 0.0
         self._failures = 0
         self._failing_since = 0.0
         self._said: float | None = None
@@ -160,9 +157,8 @@ class Beater:
 
     def _beat(self) -> None:
         now = time.monotonic()
-        poll = self._now.get("slot") is not None and now >= self._plain_until
         body = self._body()
-        if poll:
+        if self._now.get("slot") is not None:
             body |= {"wait_s": min(POLL_S, float(self._now["heartbeat_s"])), "tag": self._tag}
         self._in_tail = self._reaches_tail()
         try:
@@ -175,13 +171,8 @@ class Beater:
         try:
             answer = beat.read()
         except Exception as error:
-            answer = None
-            if beat.wait_s and not self._failures:  # cut: no word of it, the daemon may well be there
-                self._plain_until = time.monotonic() + PLAIN_S
-                self._open, self._next = None, 0.0
-            else:
-                self._open = None
-                self._failed(beat.began, f"{type(error).__name__}: {error}")
+            answer, self._open = None, None
+            self._failed(beat.began, f"{type(error).__name__}: {error}")
             beat.close()
         if answer is not None:
             self._open = None
@@ -204,8 +195,6 @@ class Beater:
             self._say(refused=status, detail=detail)
             self._next = beat.began + float(self._now["heartbeat_s"])
             return
-        if beat.wait_s:
-            self._plain_until = time.monotonic() + PLAIN_S
         self._failed(beat.began, f"{status} {detail}".strip())
 
     def _failed(self, now: float, why: str) -> None:

@@ -11,7 +11,7 @@ What may be relied on:
 - A rank that has left the job is out of all its phases, and is not waited for.
 - A follower's wait that is given up (Ctrl-C, a cancelled task) counts for nothing: asked again, it is the same phase.
   Where it asks for another one instead, what came to nothing for rank 0, too, is passed over.
-- What a store fails to take is written again before anything else is, but for a grant, which is taken back.
+- A store that fails is an error at the rank at which it does: all ranks have to be ended, and started again.
 
 All keys are under ``rollmuxd/<job>/<n>``, with n counting the times that the job was started over this store. First
 ``start``, then for each phase ``<k>/granted``, ``<k>/left/<rank>`` (a follower is out) and ``<k>/over`` (rank 0 has
@@ -24,7 +24,6 @@ several nodes, which count each for itself, an id follows n instead that the ran
 import json
 import math
 import os
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -53,8 +52,6 @@ class Store(Protocol):
 POLL_S = (0.1, 1.0)
 #: seconds that a rank 0 which is failing waits for the others to leave the GPUs, before it leaves the slot to them
 FAILING_S = 10.0
-#: seconds that the end of a job waits for a store that fails
-GONE_S = 2.0
 
 _WITHOUT_IT = "end this one too, or start all of them again"
 _NO_MORE = f"no rank gets a slot without it: {_WITHOUT_IT}"
@@ -64,8 +61,6 @@ IF_IT_GOES_ON = f"If rank 0 continues, continue with it; if not, {_WITHOUT_IT}"
 _starts: dict[tuple[str, int], int] = {}
 #: what tells a rank from one of a former process
 _processes: dict[tuple[str, int], str] = {}
-#: what a rank's store has not taken yet, by key; also of its former starts
-_untold: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
 
 
 class RankGroup:
@@ -87,14 +82,10 @@ class RankGroup:
         self._clock = clock
         self._tell = tell
         self._phase = 0
-        self._owed = _untold.setdefault((name, rank), {})
         #: of rank 0: the phase that others may be in; empty when all are out
         self.entered = ""
-        #: the store has taken the grant of that
-        self._granted = False
-        self._gone = threading.Event()
-        self._gone_why = ""
-        self._last_word: threading.Thread | None = None
+        #: the others may wait for what this rank says
+        self._is_expected = False
 
     def meet(self) -> Flow[None]:
         """Where torchrun has started ranks on several nodes: agree on keys that no ranks before us can have used.
@@ -144,24 +135,23 @@ class RankGroup:
 
     def publish_start(self, **what: Any) -> None:
         """Tell the others whether there is a daemon, which job and which session."""
-        self._expect_last_word()  # though that may fail: it may have been heard all the same
+        self._is_expected = True  # though that may fail: it may have been heard all the same
         self._publish("start", what)
 
     def publish_no_start(self, error: BaseException) -> None:
         """Let the others fail as we did."""
-        self._publish_surely({"error": _why(error)}, "start")
+        self._publish("start", {"error": _why(error)})
 
     def publish_grant(self, phase: str, **what: Any) -> None:
         """Let the others in. Should that fail, some may be in all the same: :meth:`publish_over` takes it back."""
         self._phase += 1
-        self.entered, self._granted = phase, False
+        self.entered = phase
         self._publish(f"{self._phase}/granted", {"phase": phase, **what})
-        self._granted = True
 
     def publish_no_grant(self, phase: str, error: BaseException) -> None:
         """Let the others fail as we did."""
         self._phase += 1
-        self._publish_surely({"phase": phase, "error": _why(error)}, f"{self._phase}/granted")
+        self._publish(f"{self._phase}/granted", {"phase": phase, "error": _why(error)})
 
     def all_left(self, phase: str, *, failing: bool, limit_s: float = FAILING_S) -> Flow[list[int]]:
         """Wait until all others are out of the phase: the GPUs are theirs too. For seconds only if we are failing.
@@ -176,10 +166,7 @@ class RankGroup:
         def text() -> str:
             return f"{phase} waits for rank {', '.join(map(str, self._inside()))} to leave it"
 
-        # No rank was let in by a grant that the store has not taken. A rank that finds it later also finds that
-        # the phase is over, too: that was written before.
-        let_in = self._granted or self._has(f"{self._phase}/granted")
-        if let_in and not (yield from self._until(all_out, text, limit_s if failing else None)):
+        if not (yield from self._until(all_out, text, limit_s if failing else None)):
             return self._inside()
         self.entered = ""
         return []
@@ -192,7 +179,7 @@ class RankGroup:
         why = "" if error is None else _why(error)
         if lost and not isinstance(error, SlotLost):
             why = f"the slot was lost, and rank 0 did not leave its phase in good order: {why}"
-        self._publish_surely({"error": why, "lost": lost}, f"{self._phase}/over")
+        self._publish(f"{self._phase}/over", {"error": why, "lost": lost})
         self._forget(self._phase - 1)
 
     def _inside(self) -> list[int]:
@@ -219,17 +206,15 @@ class RankGroup:
     def started(self) -> Flow[dict[str, Any]]:
         """Wait for rank 0 to have started the job."""
         try:
-            self.catch_up()
             told = yield from self._read("rank 0 to start the job", "start")
         except BaseException:
             _starts[self._name, self._rank] -= 1
             raise
-        self._expect_last_word()
+        self._is_expected = True
         return told
 
     def granted(self, phase: str) -> Flow[dict[str, Any]]:
         """Wait for rank 0 to have a slot for the phase."""
-        self.catch_up()
         while True:
             self._phase += 1
             granted, over = f"{self._phase}/granted", f"{self._phase}/over"
@@ -273,37 +258,16 @@ class RankGroup:
             raise RollmuxError(f"rank 0 did not leave {phase} in good order: {why}. {unknown}")
 
     def _publish_left(self) -> None:
-        self._publish_surely({}, f"{self._phase}/left/{self._rank}")
+        self._publish(f"{self._phase}/left/{self._rank}", {})
 
     # ---- both ----
 
     def publish_gone(self, why: str) -> None:
-        """Tell ranks that wait for us that nothing comes. A store that fails or hangs costs 2 s at most."""
-        if self._last_word is not None:
-            self._gone_why = why
-            self._gone.set()
-            self._last_word.join(GONE_S)
-
-    def _expect_last_word(self) -> None:
-        # Now: where the job ends with its process, in an exit handler, Python (3.12) starts no thread any more.
-        self._last_word = threading.Thread(target=self._publish_gone, name="rollmuxd-ranks", daemon=True)
-        self._last_word.start()
-
-    def _publish_gone(self) -> None:
-        self._gone.wait()
-        with suppress(Exception):
-            keys = ["gone"] if self._rank == 0 else [f"gone/{self._rank}", "gone/some"]
-            self._publish_surely({"why": self._gone_why}, *keys)
-
-    def catch_up(self) -> None:
-        """Tell what the store failed to take."""
-        for key, what in list(self._owed.items()):
-            self._store.set(key, json.dumps(what))
-            self._owed.pop(key, None)
-
-    def _publish_surely(self, what: dict[str, Any], *keys: str) -> None:
-        self._owed.update((f"{self._prefix}/{key}", what) for key in keys)
-        self.catch_up()
+        """Tell ranks that wait for us that nothing comes."""
+        if self._is_expected:
+            with suppress(Exception):  # whatever the store fails with: this rank is through
+                for key in ["gone"] if self._rank == 0 else [f"gone/{self._rank}", "gone/some"]:
+                    self._publish(key, {"why": why})
 
     def _publish(self, key: str, what: dict[str, Any]) -> None:
         self._store.set(f"{self._prefix}/{key}", json.dumps(what))

@@ -6,7 +6,6 @@ the GPUs are the parent's.
 """
 
 import atexit
-import functools
 import inspect
 import os
 import sys
@@ -122,8 +121,6 @@ class Runtime(Generic[S]):
         #: of a follower: the job, and rank 0's session
         self._follows = ("", "")
         self._depth = 0
-        #: of a follower that has ended its job within a phase: says so, once that is left
-        self._gone: Callable[[], None] | None = None
 
     def __str__(self) -> str:
         return f"{self.name} {'alone' if self.alone else self.id or 'not started'}"
@@ -340,7 +337,6 @@ class Runtime(Generic[S]):
         if self._session.held is not None:  # interrupted between its grant and its phase: nothing else would release it
             self._not_begun(self._session.held, KeyboardInterrupt())
         if self._rank_group is not None:
-            self._rank_group.catch_up()
             if self._rank_group.entered:  # the request gives its slot back, and they compute there
                 yield from self._rank_group.all_left(self._rank_group.entered, failing=False)
         try:
@@ -378,12 +374,7 @@ class Runtime(Generic[S]):
         """
         self._depth -= 1
         slot = self.slot
-        if self._depth > 0 or os.getpid() != self._pid:
-            return
-        if slot is None:
-            gone, self._gone = self._gone, None
-            if gone is not None:
-                gone()
+        if self._depth > 0 or os.getpid() != self._pid or slot is None:
             return
         self.slot = None
         if self.alone or slot.held is None:
@@ -411,11 +402,8 @@ class Runtime(Generic[S]):
         finally:
             self._heartbeat.slot(None)
             if self._rank_group is not None:
-                # Once the release was answered nothing is wrong, whatever interrupts us: we may continue, and so do
-                # they.
-                answered, lost = slot.held.released, slot.held.lost
                 with beside(trouble, "the other ranks were told"):
-                    self._rank_group.publish_over(None if answered else trouble, lost=lost and not answered)
+                    self._rank_group.publish_over(trouble, lost=trouble is not None and slot.held.lost)
 
     def progress(self, done: int, total: int) -> None:
         """Have the next heartbeat say how far the slot's work is."""
@@ -478,15 +466,12 @@ class Runtime(Generic[S]):
 
     def _close_down(self, why: str) -> None:
         heartbeat, group = self._heartbeat, self._rank_group
-        computes = self._rank > 0 and self.slot is not None
         self._heartbeat = self._channel = self._session = self._rank_group = self.slot = None
         try:
             if heartbeat is not None:
                 heartbeat.stop()
         finally:
-            if group is not None and computes:  # on GPUs that rank 0 would give back
-                self._gone = functools.partial(group.publish_gone, why)
-            elif group is not None:
+            if group is not None:
                 group.publish_gone(why)
 
     def _at_exit(self) -> None:

@@ -86,8 +86,6 @@ class Held(Struct):
     #: of a filler: when it is to have left, on the monotonic clock; None: it was not asked to
     yield_by: float | None = None
     lost: bool = False
-    #: the release was answered: it was ours until then
-    released: bool = False
 
 
 def new_id() -> str:
@@ -143,8 +141,6 @@ class Session:
         #: seconds and number of the waits for each phase, since a moment
         self._waited: dict[str, list[float]] = {}
         self._summed_from = clock()
-        #: its registration was interrupted, and may have been heard
-        self._may_be_registered = False
 
     # ---- begin and end ----
 
@@ -155,13 +151,7 @@ class Session:
         met. Raises :class:`GaveUp` when no answer comes for two minutes (or ROLLMUX_GIVE_UP_S).
         """
         patience_s = START_PATIENCE_S if self._patience_s is None else self._patience_s
-        try:
-            view = yield from self._persist(calls.register(self.body), patience_s)
-        except RollmuxError:
-            raise
-        except BaseException:
-            self._may_be_registered = True
-            raise
+        view = yield from self._persist(calls.register(self.body), patience_s)
         self.job, self.run, self.journal = view.job, view.run, view.journal
         if view.status in _OVER:
             raise JobEnded(f"run {view.run} of job {self.name} is {view.status}{_because(view.reason)}")
@@ -183,15 +173,11 @@ class Session:
 
         Returns whether the daemon has taken it.
         """
-        if (keep and not self.session) or not (self.job or self._may_be_registered):
+        if not self.job or (keep and not self.session):
             return False
         taken, self._ending = False, True
-        until = self._clock() + (LAST_CALL_S if self._unsettled or not self.job else CLEAN_UP_S)
+        until = self._clock() + (LAST_CALL_S if self._unsettled else CLEAN_UP_S)
         try:
-            if not self.job:  # asked again under the same key it is that run, and takes no other's place
-                body = structs.replace(self.body, replace=False)
-                view = yield from self._persist(calls.register(body), None, until)
-                self.job, self.run, self.journal = view.job, view.run, view.journal
             call: Call[Any] = calls.close_session(self.session)
             if not keep:  # a newer run may have taken its place; before there is a session, its number alone tells
                 call = calls.end_job(self.job, reason, self.session, self.run, finished=finished)
@@ -200,8 +186,7 @@ class Session:
         except (NotFound, Conflict):
             pass  # over already, which is what we want
         except RollmuxError as error:
-            if self.job:  # else it was never heard of, as far as we know
-                self._tell(f"{self.name}: could not tell the daemon that the job is over: {error}")
+            self._tell(f"{self.name}: could not tell the daemon that the job is over: {error}")
         self.job = self.session = ""
         return taken
 
@@ -364,7 +349,7 @@ class Session:
             raise
         except BaseException:
             if until is None:
-                yield from self._give_back_soon(self._release(held, measured, None, self.clean_up_ends()))
+                yield from self._give_back_soon()
             raise
         finally:
             self.held = None
@@ -390,17 +375,11 @@ class Session:
             yield from self._persist(calls.give_back(self.session), patience_s, until)
         self._unsettled = False
 
-    def _give_back_soon(self, release: Flow[Any] | None = None) -> Flow[None]:
-        """A wait or a release was interrupted: the same within seconds, or before the next request.
-
-        The ``release`` is repeated first: so its figures are kept, and it is known whether the slot was ours.
-        """
+    def _give_back_soon(self) -> Flow[None]:
+        """A wait or a release was interrupted: the same within seconds, or before the next request."""
         self._unsettled = True
-        until = self.clean_up_ends()
         with suppress(RollmuxError):  # it is remembered
-            if release is not None:
-                yield from release
-            yield from self._give_back(None, until)
+            yield from self._give_back(None, self.clean_up_ends())
 
     def _release(
         self, held: Held, measured: dict[str, float], following: NextBody | None, until: float | None
@@ -425,7 +404,6 @@ class Session:
                 text = f"{self.name}: slot {held.slot} was lost while {held.phase} ran: {why}"
                 raise SlotLost(text, slot=held.slot, phase=held.phase, reason=error.detail) from error
             else:
-                held.released = True
                 return view
 
     def shrink(self, held: Held, keep: Sequence[str]) -> Flow[None]:

@@ -141,14 +141,14 @@ def _request(call: Call[Any]) -> dict[str, Any]:
 def _translated(error: Exception, address: Address) -> RollmuxError:
     """Return our error for one of httpx; every one of theirs has one of ours."""
     if isinstance(error, httpx.TransportError):
-        return _unreachable(error, address, heard=not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout))
+        return _unreachable(error, address)
     return BadAnswer(f"talking to {address} failed: {type(error).__name__}: {error}")
 
 
-def _unreachable(error: Exception, address: Address, *, heard: bool) -> Unreachable:
+def _unreachable(error: Exception, address: Address) -> Unreachable:
     what = (str(error) or type(error).__name__).rstrip(".")
     remedy = _remedy(error, what, address)
-    return Unreachable(f"the daemon at {address} does not answer: {what}", heard=heard, remedy=remedy)
+    return Unreachable(f"the daemon at {address} does not answer: {what}", remedy=remedy)
 
 
 def _remedy(error: BaseException, what: str, address: Address) -> str:

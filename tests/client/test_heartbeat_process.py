@@ -210,17 +210,7 @@ def test_no_poll_is_left_when_the_slot_is_given_back(polling, until):
     assert len(heard.directives) == 1
 
 
-def test_where_polls_are_cut_plain_heartbeats_follow(polling, until):
-    heartbeat, fake, heard = polling(cuts=True)
-    heartbeat.slot("t1")
-
-    until(lambda: len(fake.polls) == 1 and len(fake.beats) >= 2)
-
-    assert heard.troubles[1:] == [], "a cut poll is no daemon that is away"
-
-
-def test_polls_are_tried_again_after_a_while(polling, until, monkeypatch):
-    monkeypatch.setattr("rollmuxd.client.heartbeat_process.PLAIN_S", 0.0)
+def test_where_polls_are_cut_they_are_tried_again(polling, until):
     heartbeat, fake, heard = polling(cuts=True)
     heartbeat.slot("t1")
     until(lambda: len(fake.polls) > 1)

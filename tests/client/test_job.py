@@ -646,23 +646,6 @@ def test_a_start_that_is_interrupted_leaves_no_job_behind(daemon):
     assert daemon.ended == {"a": "it could not start"}
 
 
-def test_ctrl_c_while_a_registration_is_answered_leaves_no_job_behind(daemon, monkeypatch):
-    handle, interrupt = daemon.handle, [KeyboardInterrupt]
-
-    def interrupted(method, path, params, content):
-        answer = handle(method, path, params, content)
-        if path == "/v1/jobs" and interrupt:
-            raise interrupt.pop()
-        return answer
-
-    monkeypatch.setattr(daemon, "handle", interrupted)
-    with pytest.raises(KeyboardInterrupt), rollmuxd.job("a"):
-        pass
-
-    assert daemon.ended == {"a": "it could not start"}
-    assert len(daemon.registered) == 1
-
-
 def test_a_start_whose_clean_up_is_interrupted_too_keeps_nothing_alive(daemon, monkeypatch):
     """A heartbeat that went on would keep the place of a job that has not started."""
     handle, interrupts = daemon.handle, ["DELETE", "POST"]

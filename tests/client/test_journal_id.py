@@ -27,7 +27,6 @@ class Store(dict):
 @pytest.fixture(autouse=True)
 def first_start(monkeypatch):
     monkeypatch.setattr(rank_group, "_starts", {})
-    monkeypatch.setattr(rank_group, "_untold", {})
 
 
 def test_every_call_after_the_registration_names_the_journal_whichever_process_or_rank_makes_it(listening, until):

@@ -5,7 +5,6 @@ import json
 import math
 import threading
 from collections import Counter
-from contextlib import suppress
 
 import pytest
 from patience import PATIENCE_S
@@ -41,7 +40,6 @@ def daemon():
 @pytest.fixture(autouse=True)
 def first_start(monkeypatch):
     monkeypatch.setattr(rank_group, "_starts", {})
-    monkeypatch.setattr(rank_group, "_untold", {})
     monkeypatch.delenv("GROUP_WORLD_SIZE", raising=False)
 
 
@@ -130,14 +128,13 @@ def test_if_rank_0_gets_no_slot_the_others_do_not_wait_for_ever(daemon):
         assert "no memory" in str(error)
 
 
-@pytest.mark.parametrize("where", ["its body", "its release", "the wait for it"])
+@pytest.mark.parametrize("where", ["its body", "the wait for it"])
 def test_an_interrupted_rank_0_ends_the_others_with_that_and_with_what_to_do(daemon, monkeypatch, where):
     """What they have done in a phase of which the release was answered stands, and there is no more without rank 0."""
     handle, interrupt = daemon.handle, [KeyboardInterrupt("Ctrl-C")]
-    path_of = {"its release": "/release", "the wait for it": "/slots"}
 
     def interrupted(method, path, params, content):
-        if where != "its body" and path.endswith(path_of[where]) and interrupt:
+        if where != "its body" and path.endswith("/slots") and interrupt:
             raise interrupt.pop()
         return handle(method, path, params, content)
 
@@ -211,23 +208,13 @@ def test_a_slot_that_was_to_stop_and_whose_release_was_answered_all_the_same_was
     assert crew(loop) == [None] * 3
 
 
-@pytest.mark.parametrize("where", ["its body", "its release"])
-def test_a_rank_0_that_outlives_what_cancelled_its_phase_goes_on_with_the_others(daemon, monkeypatch, where):
-    """``asyncio.timeout`` around a phase, a notebook: the release was answered, so nothing is wrong."""
-    if where == "its release":
-        handle, cancel = daemon.handle, [asyncio.CancelledError()]
-
-        def cancelled(method, path, params, content):
-            if path.endswith("/release") and cancel:
-                raise cancel.pop()
-            return handle(method, path, params, content)
-
-        monkeypatch.setattr(daemon, "handle", cancelled)
+def test_a_rank_0_that_outlives_what_cancelled_its_phase_goes_on_with_the_others(daemon):
+    """``asyncio.timeout`` within a phase, a notebook: the release was answered, so nothing is wrong."""
 
     def loop(job, rank):
         try:
             with job.phase("rollout"):
-                if rank == 0 and where == "its body":
+                if rank == 0:
                     raise asyncio.CancelledError
         except asyncio.CancelledError:
             assert rank == 0
@@ -279,47 +266,6 @@ def test_whoever_is_late_gets_all_that_rank_0_has_left_before_it_went():
             next(told)
     with pytest.raises(rollmuxd.RollmuxError, match="rank 0 has left the job"):
         next(late.granted("train"))
-
-
-def test_where_nobody_can_start_a_thread_any_more_the_others_are_told_that_rank_0_has_left(daemon, monkeypatch):
-    """In an exit handler, since Python 3.12."""
-    store = Store()
-    job = rollmuxd.job("a", ranks=2, rank=0, store=store)
-    job.start()
-
-    def no_more(thread):
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    monkeypatch.setattr(threading.Thread, "start", no_more)
-    job._runtime._at_exit()
-    assert json.loads(store.kept["rollmuxd/a/1/gone"]) == {"why": "its process ended"}
-
-
-@pytest.mark.parametrize("how", ["hangs", "fails"])
-def test_a_store_that_takes_no_last_word_holds_up_no_end(daemon, monkeypatch, how):
-    let_go = threading.Event()
-
-    class Dead(Store):
-        def set(self, key, value):
-            if key.endswith("/gone"):
-                let_go.wait(None if how == "hangs" else 0)
-                raise OSError("the store is gone")
-            super().set(key, value)
-
-    monkeypatch.setattr(rank_group, "GONE_S", 0.1)
-
-    def end():
-        job = rollmuxd.job("a", ranks=2, rank=0, store=Dead())
-        job.start()
-        job.end()
-
-    ended = threading.Thread(target=end, daemon=True)
-    ended.start()
-    ended.join(PATIENCE_S)
-    held_up = ended.is_alive()
-    let_go.set()
-    assert not held_up
-    assert daemon.ended == {"a": "finished"}
 
 
 class Failing(Store):
@@ -727,7 +673,6 @@ class Leader:
 @pytest.fixture
 def lead(daemon, monkeypatch):
     """Make such a rank 0; its job is ended."""
-    monkeypatch.setattr(rank_group, "GONE_S", 60.0)  # however slow this machine is
     made = []
 
     def make(*given, **settings):
@@ -892,26 +837,6 @@ def test_of_the_ranks_that_are_waited_for_those_are_named_that_are_in_the_phase(
     assert leader.releases() == 1
 
 
-@pytest.mark.parametrize("at_exit", [False, True])
-def test_a_rank_that_ends_its_part_in_the_midst_of_a_phase_computes_there_until_it_leaves_it(daemon, lead, at_exit):
-    store = Store()
-    leader = lead(store)
-    follower = rollmuxd.job("a", ranks=2, rank=1, store=store)
-    leader.enter("rollout")
-    phase = follower.phase("rollout")
-    phase.__enter__()
-    if at_exit:  # what has not left its phase by then never will
-        follower._runtime._at_exit()
-    else:
-        follower.end()
-        assert "rollmuxd/a/1/gone/1" not in store.kept
-        phase.__exit__(None, None, None)
-    assert "rollmuxd/a/1/gone/1" in store.kept
-    leader.leave()
-    assert leader.now == 1000
-    assert leader.releases() == 1
-
-
 @pytest.mark.parametrize("waits_for", ["the start", "a phase"])
 def test_a_wait_that_a_rank_gives_up_counts_for_nothing(daemon, lead, waits_for):
     """``asyncio.timeout``, a notebook: asked again, it is the same phase of the same start."""
@@ -1028,66 +953,6 @@ class Once(Store):
             raise error
 
 
-def test_a_rank_whose_last_word_the_store_did_not_take_tells_it_when_it_starts_again(daemon, lead):
-    store = Once("/gone/1")
-    leader, follower = lead(store), follow(store)
-    leader.enter("train")
-    follower.publish_gone("failed")
-    leaves = leader.life.leaving(None, None)
-    assert isinstance(next(leaves), Pause)
-
-    again = rank_group.RankGroup(store, "a", rank=1, ranks=2, clock=lambda: 0.0, tell=print).started()
-    next(again)
-    leader.play(leaves)
-    assert leader.releases() == 1
-    again.close()
-
-
-@pytest.mark.parametrize("comes", ["early", "late"])
-@pytest.mark.parametrize("refused", [False, True])
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("times", [1, 2, 3, 4])
-def test_ranks_that_start_again_after_the_store_has_failed_at_a_start_meet(daemon, lead, times, when, refused, comes):
-    """Whatever of it was heard, and however often it has failed until then."""
-
-    class Times(Store):
-        def set(self, key, value):
-            nonlocal times
-            times -= 1
-            if times < 0 or when == "after":
-                super().set(key, value)
-                if comes == "early" and key == "rollmuxd/a/1/start" and "error" not in value:
-                    next(waits)
-            if times >= 0:
-                raise OSError("the store is away")
-
-    store = Times()
-    follower = rollmuxd.job("a", ranks=2, rank=1, store=store)
-    waits = follower._runtime.entering("rollout")
-    if comes == "early":
-        next(waits)
-    if refused:
-        daemon.trouble(422)
-    with pytest.raises(rollmuxd.Unprocessable if refused else OSError):
-        lead(store)
-    leader = None
-    while leader is None:
-        with suppress(OSError):
-            leader = lead(store)
-    slot = leader.enter("rollout")
-    entered = None
-    while entered is None:  # told of a start that has failed, it tries again
-        try:
-            entered = at_once(waits)
-        except rollmuxd.RollmuxError:
-            follower.end()
-            waits = follower._runtime.entering("rollout")
-    assert entered.id == slot.id
-    at_once(follower._runtime.leaving(None, ValueError("bad")))
-    leader.leave()
-    follower.end()
-
-
 @pytest.mark.parametrize("comes", ["early", "late"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("error", [OSError("the store is away"), KeyboardInterrupt()])
@@ -1187,54 +1052,6 @@ def test_a_grant_that_the_store_has_taken_lets_others_in_though_it_shows_it_no_m
     leader.play(leaves)
 
 
-def test_what_became_of_a_phase_is_told_before_the_next_one_where_the_store_did_not_take_it(daemon, lead):
-    store = Once("/1/over")
-    leader, follower = lead(store), follow(store)
-    leader.enter("train")
-    at_once(follower.granted("train"))
-    leaves = follower.left("train", failing=False)
-    next(leaves)
-    with pytest.raises(OSError, match="the store is away"):
-        leader.leave()
-    assert isinstance(leaves.send(None), Pause)
-
-    leader.enter("rollout")
-    with pytest.raises(StopIteration):
-        leaves.send(None)
-    at_once(follower.granted("rollout"))
-
-
-def test_that_there_is_no_slot_is_told_before_the_next_request_where_the_store_did_not_take_it(daemon, lead):
-    store = Once("/1/granted")
-    leader, follower = lead(store), follow(store)
-    enters = follower.granted("train")
-    next(enters)
-    daemon.fault("train", "no memory")
-    with pytest.raises(rollmuxd.SlotFaulted):
-        leader.enter("train")
-    assert isinstance(enters.send(None), Pause)
-
-    leader.enter("rollout")
-    with pytest.raises(rollmuxd.RollmuxError, match=r"rank 0 got no slot for train: .*no memory"):
-        enters.send(None)
-    at_once(follower.granted("rollout"))
-
-
-def test_that_a_rank_is_out_is_told_again_where_the_store_did_not_take_it(daemon, lead):
-    store = Once("/left/1")
-    leader = lead(store)
-    follower = follow(store)
-    leader.enter("train")
-    at_once(follower.granted("train"))
-    with pytest.raises(OSError, match="the store is away"):
-        next(follower.left("train", failing=False))
-    leaves = leader.life.leaving(None, None)
-    assert isinstance(next(leaves), Pause)
-    next(follower.granted("rollout"))
-    leader.play(leaves)
-    assert leader.releases() == 1
-
-
 # ---- interrupted for a second time -----------------------------------------------------------------------------------
 
 
@@ -1249,26 +1066,4 @@ def test_a_second_ctrl_c_while_rank_0_waits_for_the_others_leaves_the_end_second
         leaves.throw(KeyboardInterrupt())
 
     assert next(life._session.end("interrupted", keep=False)).timeout_s <= 1
-    job.end()
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt("Ctrl-C"), OSError("the store is gone")])
-def test_a_slot_that_the_other_ranks_could_not_be_told_of_is_given_back_before_the_next_request(daemon, error):
-    """Nobody has entered its phase, so nobody leaves it; and the next request would wait for it."""
-
-    class Broken(Store):
-        def set(self, key, value):
-            if key.endswith("/1/granted"):
-                raise error
-            super().set(key, value)
-
-    job = rollmuxd.job("a", ranks=2, rank=0, store=Broken())
-    job.start()
-    with pytest.raises(type(error)), job.phase("rollout"):
-        pass
-    assert daemon.asked("POST", "/release") == []
-    job.phase("train").__enter__()
-
-    assert len(daemon.asked("POST", "/give-back")) == 1
-    assert daemon.phases == ["rollout", "train"]
     job.end()

@@ -126,7 +126,6 @@ def test_nobody_there_is_unreachable_and_says_where(tmp_path):
     with Daemon(f"unix://{tmp_path}/none.sock") as daemon:
         with pytest.raises(errors.Unreachable, match=r"none\.sock") as raised:
             daemon.get("/v1/jobs")
-        assert not raised.value.heard
         del raised
         gc.collect()
 
@@ -141,7 +140,6 @@ def test_at_the_socket_of_a_stopped_daemon_it_is_said_how_to_go_on(tmp_path, twi
     with pytest.raises(errors.Unreachable, match=r"rollmuxd daemon start.*ROLLMUX_URL=off") as raised:
         ask(f"unix://{path}", twin)
 
-    assert not raised.value.heard
     del raised
     gc.collect()
 
@@ -177,15 +175,14 @@ def test_https_where_http_is_spoken_says_which_it_is(listening, twin):
         ask(f"https://127.0.0.1:{server.port}", twin)
 
 
-def test_a_daemon_that_did_not_answer_in_time_may_have_heard(listening):
+def test_a_daemon_that_did_not_answer_in_time_is_unreachable(listening):
     fake = Hanging("GET", "/j1")
-    with Daemon(listening(fake).url) as daemon, pytest.raises(errors.Unreachable) as raised:
+    with Daemon(listening(fake).url) as daemon, pytest.raises(errors.Unreachable):
         try:
             daemon.call(structs.replace(calls.job("j1"), timeout_s=0.2))
         finally:
             fake.goes_on.set()
     assert fake.is_asked.wait(PATIENCE_S)
-    assert raised.value.heard
 
 
 def _all(kind):
