@@ -45,7 +45,7 @@ class Context:
         self.dirty = Dirty()
         self.effects: list[Effect] = []
         self._traits: Mapping[str, DriverTraits] = config.drivers
-        #: what the input at hand has spent on trying waiting jobs
+        #: what the input at hand has spent on looking for places for jobs
         self.spent = 0
         #: groups whose promises were looked at when they were of that version
         self.settled: dict[GroupId, int] = {}

@@ -43,19 +43,15 @@ class Dirty:
     watched: dict[NodeId, None] = field(default_factory=dict)
     #: nodes with fillers that may be lent, or are wanted back
     lend: dict[NodeId, None] = field(default_factory=dict)
-    #: fillers without a node that one is searched for
-    homeless: dict[JobId, None] = field(default_factory=dict)
-    #: any filler without a node may find one
+    #: fillers that may find a node, or an emptier one
+    fillers: dict[JobId, None] = field(default_factory=dict)
+    #: any filler may
     homes: bool = False
-    #: a filler that shares a node may have another
-    spread: bool = False
-    #: continue a search of nodes for fillers that has stopped
-    searched: bool = False
 
     def __bool__(self) -> bool:
         """Whether a step has something to look at."""
-        served = self.groups or self.jobs or self.nodes or self.room or self.again or self.newcomers or self.lend
-        return bool(served or self.homes or self.homeless or self.spread or self.searched)
+        served = self.groups or self.jobs or self.nodes or self.room or self.again or self.newcomers
+        return bool(served or self.lend or self.homes or self.fillers)
 
     def everything(self, state: State) -> None:
         """As after a start: what was forgotten before is found."""
@@ -63,7 +59,7 @@ class Dirty:
         self.jobs.update(dict.fromkeys(state.jobs))
         self.nodes.update(dict.fromkeys(state.nodes))
         self.lend.update(dict.fromkeys(state.nodes))
-        self.homes = self.spread = True
+        self.homes = True
         self.room = bool(state.waiting)
 
     def group(self, name: GroupId | None) -> None:
@@ -84,10 +80,6 @@ class Dirty:
     def try_again(self) -> None:
         """Try the waiting jobs: those that the pass under way has left, else all of them."""
         self.again = True
-
-    def search_on(self) -> None:
-        """Continue the search of nodes for fillers."""
-        self.searched = True
 
 
 def mark_loans(dirty: Dirty, state: State, fact: f.Fact) -> None:
@@ -112,24 +104,20 @@ def mark_loans(dirty: Dirty, state: State, fact: f.Fact) -> None:
     for group in groups:
         if group in state.groups:
             about += state.groups[group].nodes
-    if job is not None and job.spec.filler is not None:  # what others wait for
-        for name in about:
+    if job is not None and job.spec.filler is not None:
+        if isinstance(fact, _SEEKS):
+            dirty.fillers[job.id] = None
+        for name in about:  # what others wait for
             dirty.group(state.nodes[name].group)
     there = (name for name in about if state.nodes[name].fillers or state.nodes[name].loan is not None)
     dirty.lend.update(dict.fromkeys(there))
-    its_own = isinstance(fact, f.SlotOver) and job is not None and job.spec.filler is not None
-    dirty.homes = dirty.homes or its_own or isinstance(fact, _MAKES_A_HOME)
-    dirty.spread = dirty.spread or isinstance(fact, _EMPTIER)
+    dirty.homes = dirty.homes or isinstance(fact, _MAKES_ROOM)
 
 
-#: after these a filler without a node may find one
-_MAKES_A_HOME: Final = (
-    *(f.JobUnplaced, f.JobResumed, f.JobReinstated, f.PlacementEnded),
-    *(f.NodeUp, f.NodeAdded, f.NodeLeft),
-)
-
-#: after these a node may have fewer fillers than another
-_EMPTIER: Final = (f.NodeUp, f.PlacementEnded)
+#: after these a filler may find a node, or an emptier one
+_SEEKS: Final = (f.SlotOver, f.JobResumed, f.JobReinstated)
+#: and after these all of them may
+_MAKES_ROOM: Final = (f.NodeUp, f.NodeLeft, f.PlacementEnded)
 
 
 Mark: TypeAlias = Callable[[Dirty, State, Any], None]
@@ -236,7 +224,7 @@ def _places(dirty: Dirty, state: State, fact: f.Fact) -> None:
 
 def _registered(dirty: Dirty, state: State, fact: f.JobRegistered) -> None:
     if fact.spec.filler is not None:
-        dirty.homeless[fact.job] = None
+        dirty.fillers[fact.job] = None
     elif fact.job not in state.jobs:
         dirty.newcomers[fact.job] = None
     else:

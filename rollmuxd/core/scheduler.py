@@ -19,7 +19,7 @@ from rollmuxd.core.ids import Millis, SessionId, SlotId
 from rollmuxd.core.policy import HeedsOwners, Policy
 from rollmuxd.core.reconcile import reconcile
 from rollmuxd.core.state import State
-from rollmuxd.core.steps import drain, launch, overrun, replan
+from rollmuxd.core.steps import drain, launch, lend, overrun, replan
 from rollmuxd.core.timers import Timers
 
 _NO_CHANGE = Decision((), (), NOTHING)
@@ -85,7 +85,7 @@ _DUE: dict[str, Callable[[Context, str], None]] = {
     "relieve": replan.look_again,
     "leave": drain.look_again,
     "lend": lambda c, node: c.dirty.lend.setdefault(node),
-    "homes": lambda c, _: c.dirty.search_on(),
+    "homes": lend.spread,
     "yield": slots.yield_due,
     "admit": lambda c, _: c.dirty.try_again(),
 }

@@ -78,12 +78,8 @@ class Timers:
         self.changed_at: Millis = 0
         #: waiting jobs as they are tried on the room that there is; None: all of them are still to be tried
         self.round: AdmissionPass | None = None
-        #: fillers without a node that one is still to be searched for
-        self.homeless: dict[JobId, None] = {}
-        #: fillers that share a node, for which an emptier one is still to be searched
-        self.crowded: dict[JobId, None] = {}
-        #: when fillers that share nodes were spread last
-        self.spread_at: Millis = -1
+        #: fillers for which a node is still to be searched
+        self.fillers: dict[JobId, None] = {}
         #: by job, its spec and the number of that kind; and the numbers of the kinds
         self._kinds: dict[JobId, tuple[JobSpec, int]] = {}
         self._numbers: dict[object, int] = {}

@@ -55,7 +55,7 @@ PAUSE_MS: Final = 100
 
 def lend(c: Context) -> None:
     """Give fillers a node; have loans back that are due; lend marked nodes, or load again what belongs there."""
-    if c.dirty.homes or c.dirty.homeless or c.dirty.spread or c.dirty.searched:
+    if c.dirty.homes or c.dirty.fillers:
         find_homes(c)
     names, c.dirty.lend = c.dirty.lend, {}
     for name in names:
@@ -73,21 +73,18 @@ def lend(c: Context) -> None:
 
 
 class Search:
-    """One input's search for nodes on which fillers can be. What it knows is kept up as fillers are placed."""
+    """One search for nodes on which fillers can be. What it knows is kept up as fillers come and go."""
 
     def __init__(self, c: Context) -> None:
         self.c = c
-        self.looks = 0
-        #: fillers of each node that do not leave it, and those that are on their way there
+        #: fillers of each node that do not leave it
         self.crowds = {node.id: crowd(c, node) for node in c.state.nodes.values()}
+        #: whether some are on their way: where they come to is not known yet
+        self.moving = any(c.state.jobs[it].pins and not c.state.jobs[it].has_place for it in c.state.fillers)
         #: what was searched for in vain, on nodes with fewer fillers than so many
         self._in_vain: dict[tuple[object, ...], int] = {}
         #: by pool, how many fillers its emptiest node has
         self._fewest: dict[PoolName, int] = {}
-
-    @property
-    def is_over(self) -> bool:
-        return self.looks >= LOOKS
 
     def fewest(self, pool: PoolName) -> int:
         """How many fillers the pool's emptiest node has."""
@@ -101,23 +98,16 @@ class Search:
         self.crowds[node] += more
         self._fewest.clear()
 
-    def emptiest(self, job: Job, below: int | None = None) -> Node | None:
-        """The node on which the filler can be that fewest others have; None: it has no room.
-
-        ``below``: another node than its own, with fewer fillers than so many.
-        """
+    def emptiest(self, job: Job, below: int) -> Node | None:
+        """The node on which the filler can be that fewest others have, fewer than so many; None: it has no room."""
         want = job.spec.wants[0]
-        home = nodes_in(job.pins) if below is None else []
-        fewer = PER_NODE if below is None else below
-        if not home and self.fewest(want.pool) >= fewer:
-            return None
         # A process stays where it was started.
         host = None if job.launch is None or job.launch.over else job.launch.host
         states = ((it.ram_mb, it.gpu_mb, it.residual_mb) for it in job.spec.states)
         asks = (want.pool, want.gpus, want.named, host, *states)
-        if not home and self._in_vain.get(asks, 0) >= fewer:
+        if max(self.fewest(want.pool), self._in_vain.get(asks, 0)) >= below:
             return None
-        self.looks += 1
+        self.c.spent += 1
         nodes = [
             node
             for node in self.c.state.nodes.values()
@@ -126,78 +116,67 @@ class Search:
             and len(node.gpus) >= want.gpus
             and host in (None, node.host)
             and node.status is NodeStatus.UP
-            and (node.id in home or (self.crowds[node.id] < fewer and len(node.fillers) < PER_NODE))
+            and self.crowds[node.id] < below
+            and len(node.fillers) < PER_NODE
         ]
         for node in sorted(nodes, key=lambda it: self.crowds[it.id]):
-            self.looks += 1
-            if node.id in home or no_room(self.c, job, node) is None:
+            self.c.spent += 1
+            if no_room(self.c, job, node) is None:
                 return node
-        self._in_vain[asks] = max(fewer, self._in_vain.get(asks, 0))
+        self._in_vain[asks] = below
         return None
 
 
 def find_homes(c: Context) -> None:
-    """Search a home for fillers that have none: for those first that were not searched for since the last change."""
-    dirty = c.dirty
-    homeless = c.timers.homeless | dirty.homeless | (c.state.fillers if dirty.homes else {})
-    c.timers.crowded |= c.state.fillers if dirty.spread else {}
-    dirty.homes = dirty.spread = dirty.searched = False
-    dirty.homeless = {}
-    search, left = Search(c), iter(homeless)
-    for name in left:
-        job = c.state.jobs.get(name)
-        if job is not None and job.status is JobStatus.WAITING and not job.pins and not job.closing:
-            find_home(c, job, search)
-            if search.is_over:
-                break
-    c.timers.homeless = dict.fromkeys(left)
-    if c.timers.crowded and c.timers.spread_at != c.now:  # moves lead to moves: not all at once
-        spread(c, search)
-    if c.timers.homeless or c.timers.crowded:
+    """Search a node for fillers that have none; after a pause, an emptier one for those that share theirs, too."""
+    some = c.dirty.fillers | (c.state.fillers if c.dirty.homes else {})
+    if c.dirty.homes and any(len(node.fillers) > 1 for node in c.state.nodes.values()):
         c.timers.at(c.now + PAUSE_MS, "homes", "")
+    c.dirty.fillers, c.dirty.homes = {}, False
+    c.timers.fillers |= search(c, some, spread=False)
 
 
-def find_home(c: Context, job: Job, search: Search) -> None:
+def spread(c: Context, _: str) -> None:
+    """Continue the search that one input has left; where there is none, look at all fillers."""
+    c.timers.fillers = search(c, c.timers.fillers or dict(c.state.fillers), spread=True)
+
+
+def search(c: Context, fillers: dict[JobId, None], *, spread: bool) -> dict[JobId, None]:
+    """Search nodes for these fillers; returns those for which none was searched yet."""
+    found, left = Search(c), iter(fillers)
+    while c.spent < LOOKS and (name := next(left, None)) is not None:
+        job = c.state.jobs.get(name)
+        if job is not None and job.slot is None and not job.closing:
+            find_home(c, job, found, spread=spread)
+    rest = dict.fromkeys(left)
+    if rest:
+        c.timers.at(c.now + PAUSE_MS, "homes", "")
+    return rest
+
+
+def find_home(c: Context, job: Job, search: Search, *, spread: bool) -> None:
     """Give a filler the node of its pool that fewest fillers have, if one has room for it."""
-    home = search.emptiest(job)
-    if home is not None:
-        c.fact(f.FillerPlaced(c.now, job.id, job.spec.wants[0].pool, home.id))
-        search.counts(home.id, 1)
-        search.looks += MOVE
-        launch(c, job)
-        c.dirty.lend[home.id] = None  # it may have asked before
+    if job.status is JobStatus.WAITING and not job.pins:
+        home = search.emptiest(job, PER_NODE)
+        if home is not None:
+            c.spent += MOVE
+            search.counts(home.id, 1)
+            c.fact(f.FillerPlaced(c.now, job.id, job.spec.wants[0].pool, home.id))
+            launch(c, job)
+            c.dirty.lend[home.id] = None  # it may have asked before
+    elif job.status is JobStatus.ADMITTED and spread and not search.moving:
+        (name,) = nodes_in(job.pins)
+        home = search.emptiest(job, search.crowds[name] - 1)
+        if home is not None:
+            c.spent += MOVE
+            search.counts(name, -1)
+            search.counts(home.id, 1)
+            c.fact(f.JobUnplaced(c.now, job.id, Cause("emptier_node", {"node": home.id})))
 
 
 def crowd(c: Context, node: Node) -> int:
     """How many fillers a node has that do not leave it."""
     return sum(c.state.jobs[name].has_place for name in node.fillers)
-
-
-def spread(c: Context, search: Search) -> None:
-    """There are more nodes than before: of fillers that share one, those that are not lent it move to emptier ones."""
-    c.timers.spread_at = c.now
-    for name in c.state.fillers:
-        job = c.state.jobs[name]
-        if job.pins and job.status is JobStatus.WAITING and not job.closing and not search.is_over:
-            to = search.emptiest(job)
-            if to is not None:
-                search.counts(to.id, 1)
-    for name in tuple(c.timers.crowded):
-        if search.is_over:
-            return
-        del c.timers.crowded[name]
-        if name not in c.state.fillers:  # it has ended
-            continue
-        job = c.state.jobs[name]
-        if job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing:
-            continue
-        (home,) = nodes_in(job.pins)
-        to = search.emptiest(job, search.crowds[home] - 1)
-        if to is not None:
-            c.fact(f.JobUnplaced(c.now, job.id, Cause("emptier_node", {"node": to.id})))
-            search.counts(home, -1)
-            search.counts(to.id, 1)
-            search.looks += MOVE
 
 
 def no_room(c: Context, job: Job, node: Node) -> Cause | None:
