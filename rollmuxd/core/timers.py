@@ -5,25 +5,19 @@ withdrawn) is a fact. Deadlines lie in a heap of hints. A hint that comes up ear
 renewing a lease costs one store into a dict.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from itertools import count
-from typing import Final
 
 from msgspec import Struct
 
 from rollmuxd.core.config import Config
 from rollmuxd.core.ids import GpuId, HostId, JobId, Millis, PoolName, SessionId, SlotId
-from rollmuxd.core.model import Job, SessionStatus, SlotStatus
-from rollmuxd.core.spec import JobSpec
+from rollmuxd.core.model import SessionStatus, SlotStatus
 from rollmuxd.core.state import State
-
-#: jobs that do not wait any more and whose kind is remembered all the same
-KINDS: Final = 200
 
 
 class AdmissionPass(Struct):
-    """One pass over the waiting jobs, on the room that there is. New room, or a restart, begins another one."""
+    """One pass over the waiting jobs, on the room that there is."""
 
     #: jobs in the order in which they are tried
     names: list[JobId]
@@ -33,11 +27,9 @@ class AdmissionPass(Struct):
     kept: set[PoolName] = set()
     #: how many of the jobs were tried
     tried: int = 0
-    #: whether there is room now that there was not: a job that was refused may fit there
+    #: whether room has come since it began, so that another pass follows. Begun again at once, it might never reach the
+    #: last jobs
     grew: bool = False
-    #: whether another pass gave way to this one, which then runs to its end. Else the last jobs would never be tried
-    #: while room keeps coming.
-    restarted: bool = False
 
     def is_over(self) -> bool:
         """Whether every job was tried."""
@@ -80,32 +72,8 @@ class Timers:
         self.round: AdmissionPass | None = None
         #: fillers for which a node is still to be searched
         self.fillers: dict[JobId, None] = {}
-        #: by job, its spec and the number of that kind; and the numbers of the kinds
-        self._kinds: dict[JobId, tuple[JobSpec, int]] = {}
-        self._numbers: dict[object, int] = {}
-        self._next_number = count()
         self._heap: list[tuple[Millis, str, str]] = []
         self._planned: dict[tuple[str, str], Millis] = {}
-
-    # ---- jobs that placement takes for equal -------------------------------------------------------------------------
-
-    def kind(self, job: Job) -> int:
-        """A number that jobs share whose specs are equal to placement. To compare two specs takes far longer."""
-        known = self._kinds.get(job.id)
-        if known is None or known[0] is not job.spec:
-            spec = job.spec
-            key = (spec.timed, spec.wants, spec.states, spec.park, spec.colocate)
-            if key not in self._numbers:
-                self._numbers[key] = next(self._next_number)
-            known = self._kinds[job.id] = spec, self._numbers[key]
-        return known[1]
-
-    def forget_kinds(self, waiting: Collection[JobId]) -> None:
-        """Only these jobs wait: what is remembered of others goes, once there is much of it."""
-        if len(self._kinds) > 2 * len(waiting) + KINDS:
-            self._kinds = {name: self._kinds[name] for name in waiting if name in self._kinds}
-            numbers = {number for _, number in self._kinds.values()}
-            self._numbers = {key: number for key, number in self._numbers.items() if number in numbers}
 
     # ---- sessions and requests -----------------------------------------------------------------------------------
 

@@ -86,19 +86,20 @@ def admit(c: Context) -> None:
     Without new room only newcomers are tried: the others were, and still do not fit. Measured times and earned credit
     make room that nothing marks. For that, all are tried again now and then.
     """
-    dirty, round_ = c.dirty, c.timers.round
+    dirty, round_, under_way = c.dirty, c.timers.round, _under_way(c)
     newcomers, room, again = dirty.newcomers, dirty.room, dirty.again
     dirty.newcomers, dirty.room, dirty.again = {}, False, False
     if not (newcomers or room or again):
         return
-    under_way = _under_way(c) is not None
-    if room or round_ is None or (again and not under_way):
-        _begin_pass(c)
+    if room and under_way is not None:
+        under_way.grew = True
+    elif round_ is None or room or (again and under_way is None):
+        c.timers.round = AdmissionPass(waiting_order(c, c.now))
     elif newcomers:
         for newcomer in newcomers:
             round_ = _with_newcomer(c, round_, newcomer)
         c.timers.round = round_
-        if under_way and not again:
+        if under_way is not None and not again:
             return  # each is tried in its turn, at the next tick
     continue_pass(c)
 
@@ -109,27 +110,15 @@ def _under_way(c: Context) -> AdmissionPass | None:
     return None if round_ is None or round_.is_over() else round_
 
 
-def _begin_pass(c: Context) -> None:
-    """Try all waiting jobs, or later those that are still to be tried, too."""
-    round_ = _under_way(c)
-    if round_ is not None and round_.restarted:
-        round_.grew = True
-    elif c.spent < SPENT_AT_ONCE:
-        c.timers.forget_kinds(c.state.waiting)
-        c.timers.round = AdmissionPass(waiting_order(c, c.now), restarted=round_ is not None)
-    else:
-        c.timers.round = None
-
-
 def continue_pass(c: Context) -> None:
     """Try the jobs that were not tried yet in this round, as many as one input may."""
     while (round_ := _under_way(c)) is not None and c.spent < SPENT_AT_ONCE:
         _try_next(c, round_)
         if round_.is_over() and round_.grew and c.state.waiting:
             c.timers.round = AdmissionPass(waiting_order(c, c.now))
-    if c.timers.round is None or round_ is not None:
+    if round_ is not None:
         c.timers.at(c.now, "admit", "")
-    elif c.state.waiting:
+    elif c.state.waiting and c.timers.round is not None:
         c.timers.at(c.now + AGAIN_MS * (1 + len(c.timers.round.refused) // TRIES_A_MINUTE), "admit", "")
 
 
@@ -229,11 +218,13 @@ def _place(c: Context, job: Job, placed: Placed) -> None:
 
 def _shape_of(c: Context, job: Job) -> object:
     """What placement looks at of a job, for not trying the like again in one round."""
+    spec = job.spec
+    asks = (spec.wants, spec.phases, spec.asynchronous, spec.states, spec.park, spec.colocate)
     times = tuple((name, kept.count and kept.total_ms // kept.count) for name, kept in job.times.items())
     limited = job.owner if limits_of(c, job.owner).max_nodes else ""
     before = tuple(job.last_pins.items())
     bound = job.id if job.fell_back else ""
-    return (limited, bound, c.timers.kind(job), times, before)
+    return (limited, bound, *asks, times, before)
 
 
 def _wanted(spec: JobSpec) -> int:
