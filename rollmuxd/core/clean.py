@@ -14,7 +14,7 @@ an empty GPU proves nothing there. A ``DUE`` one is clean when it was observed e
 from enum import Enum, auto
 
 from rollmuxd.core.ids import JobId
-from rollmuxd.core.model import Gpu, JobState, Node, Order, OrderKind, SlotStatus, StateStatus
+from rollmuxd.core.model import Gpu, JobState, Node, OrderKind, SlotStatus, StateStatus
 from rollmuxd.core.state import State
 
 
@@ -50,7 +50,7 @@ def may_still_fill(state: State, node: Node, job: JobId) -> bool:
         if kept.status in (StateStatus.LOADED, StateStatus.LOADING, StateStatus.PARKING):
             return True
         order = state.order_of(kept)
-        if order is not None and order.kind is OrderKind.LOAD and run_lives(state, order):
+        if order is not None and order.kind is OrderKind.LOAD and state.process_of(order):
             return True  # no word of it, and the process lives: it may yet load
     return False
 
@@ -75,9 +75,3 @@ def is_tails(state: State, kept: JobState) -> bool:
     if job.slot is None or state.slots[job.slot].status is not SlotStatus.TAIL:
         return False
     return kept.pool in job.spec.pools_of(state.slots[job.slot].phase)
-
-
-def run_lives(state: State, order: Order) -> bool:
-    """Whether the process of the run that an order was for is taken to be there."""
-    job = state.jobs[order.job]
-    return order.run == job.run and state.session_of(job) is not None

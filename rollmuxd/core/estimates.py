@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from rollmuxd.core.config import PlanWith
 from rollmuxd.core.ids import Millis, NodeId, PoolName
-from rollmuxd.core.model import Group, Job, JobState, PhaseTimes
+from rollmuxd.core.model import Job, JobState, PhaseTimes
 from rollmuxd.core.spec import PhaseSpec
 
 #: observations after which a mean is used for planning
@@ -61,16 +61,6 @@ def promised_ms(job: Job, phase: PhaseSpec) -> Millis | None:
     """The phase's time for promises: as for planning, unless plans reckon with more than the mean."""
     times = job.times.get(phase.name)
     return phase_ms(job, phase) if times is None or times.mean_ms is None else times.mean_ms
-
-
-def estimate_samples(job: Job, phase: PhaseSpec) -> int:
-    """How many observations the phase's time for planning is the mean of; 0: it is as stated, or not known."""
-    times = job.times.get(phase.name)
-    if times is None or phase_ms(job, phase) is None:
-        return 0
-    if times.planned_ms is not None:
-        return times.planned_from
-    return len(times.recent_ms) if phase.planned_ms is None else 0
 
 
 def unstated_ms(job: Job) -> dict[str, Millis]:
@@ -153,12 +143,6 @@ def rollouts_rest_ms(job: Job) -> Millis:
     """How long an asynchronous job's training rests in each iteration alone, because the next batch is not made."""
     took, pace = promised_ms(job, job.spec.phases[0]), pace_ms(job)
     return 0 if took is None or pace is None else max(0, pace - took)
-
-
-def iteration_ms(period_ms: Millis, group: Group, job: Job) -> Millis:
-    """What a rotation of the group gives one iteration of the job: it may go round several times in it."""
-    first = job.spec.phases[0].name
-    return period_ms // max(1, sum(turn.job == job.id and turn.phase == first for turn in group.schedule))
 
 
 def moves_ms(job: Job, pools: Collection[PoolName]) -> Millis:

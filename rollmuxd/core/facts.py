@@ -70,8 +70,6 @@ class DaemonStarted(Fact, frozen=True, tag="daemon_started"):
     incarnation: int
     #: of every kind, so many ids are left out: they may have been given to things that this journal does not know
     ids_skipped: int = 0
-    #: and of processes' ids so many
-    launches_skipped: int = 0
     #: the daemon before this one was killed, or crashed: it did not stop in order
     crashed: bool = False
     #: why the journal does not say what jobs did last, so that all runs are lost; None: it does
@@ -288,8 +286,6 @@ class MovePlanned(JobFact, frozen=True, tag="move_planned"):
     period_ms: Millis | None = None
     cost_per_hour: float = 0.0
     dispatch: Dispatch = Dispatch.SCHEDULE
-    saves_per_hour: float = 0.0
-    costs: float = 0.0
     #: what the owner has used until now, in GPU-milliseconds, decayed
     use: int = 0
     #: the nodes that it leaves because they are drained; none: it is moved for another reason
@@ -326,9 +322,8 @@ class NodeLeft(JobFact, frozen=True, tag="node_left"):
 class JobGuarded(JobFact, frozen=True, tag="job_guarded"):
     """The job is short of credit: it goes first, or to nodes of its own, until it has earned some."""
 
-    #: by how much it is ahead of its bound, and what it should be at least
+    #: by how much it is ahead of its bound
     credit_ms: Millis
-    least_ms: Millis
 
 
 class GuardEnded(JobFact, frozen=True, tag="guard_ended"):

@@ -283,8 +283,6 @@ class Slot(Struct):
     #: of a loan: by when it is to be given back, since it was asked for; None: it was not
     yield_by: Millis | None = None
     reason: Cause | None = None
-    #: its holder gave it back (it was not taken away)
-    released: bool = False
     #: slot or refusal of the ``next`` that its release carried: a repeat gets the same answer
     next_slot: SlotId | None = None
     next_refused: Cause | None = None

@@ -115,10 +115,6 @@ class Move(Struct, frozen=True):
     placed: Placed
     #: what it is good for, with its numbers; in words of your own: ``causes.said(...)``
     why: Cause
-    #: what is expected to be saved, per hour, once this move and the later ones of its plan are done
-    saves_per_hour: float = 0.0
-    #: what the move itself costs
-    costs: float = 0.0
     #: the nodes that it leaves because they are drained: the move is given up when they are not any more
     off: tuple[NodeId, ...] = ()
 

@@ -155,20 +155,3 @@ class Scheduler:
         """What the session's slot would be asked by a heartbeat now; no lease is renewed by the question."""
         self._context.now = now
         return resize.directives(self._context, session, slot)
-
-    def lease_left_ms(self, session: SessionId, now: Millis) -> Millis:
-        """How long a session's lease lasts without another heartbeat."""
-        seen = self.timers.seen.get(session)
-        return 0 if seen is None else max(0, seen + self.config.lease_ms - now)
-
-    def silent_ms(self, session: SessionId, now: Millis) -> Millis | None:
-        """For how long no heartbeat has come, if that is longer than expected; None: it is not.
-
-        A lease has room for two heartbeats at least, so one is late after half of it.
-        """
-        seen = self.timers.seen.get(session)
-        return None if seen is None or 2 * (now - seen) <= self.config.lease_ms else now - seen
-
-    def silent(self, now: Millis) -> list[SessionId]:
-        """The sessions of which no heartbeat has come for longer than expected."""
-        return [session for session in self.timers.seen if self.silent_ms(session, now) is not None]

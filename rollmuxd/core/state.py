@@ -197,13 +197,15 @@ class State(Struct):
         job = self.jobs[kept.job]
         return job.has_place and kept.node not in job.left and self.has_had(kept)
 
+    def process_of(self, it: JobState | Order) -> Session | None:
+        """The session of the run whose state or order it is; None if its process is not there to be told anything."""
+        job = self.jobs[it.job]
+        return self.session_of(job) if it.run == job.run else None
+
     def has_had(self, kept: JobState) -> bool:
         """Whether the process that its job has now is the one that had the state loaded last."""
-        job = self.jobs[kept.job]
-        session = self.session_of(job)
-        if session is None or kept.run != job.run:
-            return False
-        return kept.loaded_at is not None and session.opened_at <= kept.loaded_at
+        session = self.process_of(kept)
+        return session is not None and kept.loaded_at is not None and session.opened_at <= kept.loaded_at
 
     def mint(self, prefix: str) -> None:
         """That id is used up."""

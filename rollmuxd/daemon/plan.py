@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.errors import Rejected
-from rollmuxd.core.estimates import iteration_ms, solo_ms
+from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.ids import JobId, Millis, PoolName
 from rollmuxd.core.model import Job, JobStatus
 from rollmuxd.core.scheduler import Scheduler
@@ -28,6 +28,7 @@ from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.least import Found, kinds, least
 from rollmuxd.daemon.question import Copy
+from rollmuxd.explain.forecast import iteration_ms
 from rollmuxd.wire import answers as wire
 from rollmuxd.wire.plan import LeastNodes, LeastView, PlannedJob, PlannedPool, PlanPool, PlanView, Slowed
 

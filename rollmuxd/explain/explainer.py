@@ -14,8 +14,6 @@ from rollmuxd.core.estimates import (
     ahead_ms,
     by_work_ms,
     credit_ms,
-    estimate_samples,
-    iteration_ms,
     pace_ms,
     phase_ms,
     quantile_ms,
@@ -42,11 +40,12 @@ from rollmuxd.core.model import (
 from rollmuxd.core.policy import Refusal, SaysWhatBinds, SpendsCredit
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps import drain
-from rollmuxd.core.steps.admit import limits_of, over_its_nodes, position, waiting_order
+from rollmuxd.core.steps.admit import limits_of, over_its_nodes, waiting_order
 from rollmuxd.core.steps.dispatch import absent, yields_to
 from rollmuxd.core.steps.locality import bound_to, limited_to_locality, place
 from rollmuxd.core.steps.reclaim import must_be_cleaned, nodes_of
 from rollmuxd.explain import fillers, forecast
+from rollmuxd.explain.forecast import estimate_samples, iteration_ms, position
 from rollmuxd.explain.what_if import WhatIf
 
 #: how a place was found: of those that keep every promise, the cheapest was taken

@@ -5,13 +5,14 @@ A guess for people, from what phases took so far: no certificate, and nothing is
 
 from heapq import heapify, heappop, heappush
 
-from rollmuxd.core.context import SERVED
-from rollmuxd.core.estimates import by_work_ms, mean_ms
+from rollmuxd.core.context import SERVED, Context
+from rollmuxd.core.estimates import by_work_ms, mean_ms, phase_ms
 from rollmuxd.core.ids import JobId, Millis, NodeId
 from rollmuxd.core.model import Group, Job, Slot, StateStatus
 from rollmuxd.core.order import Rotation
 from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.state import State
+from rollmuxd.core.steps.admit import rank_at
 
 #: turns that are played, at most
 _TURNS = 2_000
@@ -82,3 +83,32 @@ def _moves_ms(state: State, job: Job, phase: str) -> Millis:
     pools = job.spec.pools_of(phase)
     kept = [it for it in state.states_of(job) if it.pool in pools and it.status is not StateStatus.LOADED]
     return max((it.loads_ms + it.parks_ms for it in kept), default=0)
+
+
+def estimate_samples(job: Job, phase: PhaseSpec) -> int:
+    """How many observations the phase's time for planning is the mean of; 0: it is as stated, or not known."""
+    times = job.times.get(phase.name)
+    if times is None or phase_ms(job, phase) is None:
+        return 0
+    if times.planned_ms is not None:
+        return times.planned_from
+    return len(times.recent_ms) if phase.planned_ms is None else 0
+
+
+def iteration_ms(period_ms: Millis, group: Group, job: Job) -> Millis:
+    """What a rotation of the group gives one iteration of the job: it may go round several times in it."""
+    first = job.spec.phases[0].name
+    return period_ms // max(1, sum(turn.job == job.id and turn.phase == first for turn in group.schedule))
+
+
+def position(c: Context, job: JobId, now: Millis) -> int:
+    """The job's place in the waiting order, from 1; 0: it does not wait."""
+    if job not in c.state.waiting:
+        return 0
+    rank, place = rank_at(c, now), 1
+    mine, behind = rank(job), False  # of equals, those come before it that wait for longer
+    for name in c.state.waiting:
+        theirs = rank(name)
+        behind = behind or name == job
+        place += theirs < mine or (theirs == mine and not behind)
+    return place

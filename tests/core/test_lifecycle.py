@@ -302,7 +302,7 @@ def test_every_fact_survives_the_journal(kind: type[f.Fact]) -> None:
         f.ProcessOver: f.ProcessOver(1, "j1", "l1", said("x")),
         f.SessionLost: f.SessionLost(1, "e1"), f.SessionClosed: f.SessionClosed(1, "e1"),
         f.NodeLeft: f.NodeLeft(1, "j1", "n"),
-        f.JobGuarded: f.JobGuarded(1, "j1", -5, 7), f.GuardEnded: f.GuardEnded(1, "j1", 9),
+        f.JobGuarded: f.JobGuarded(1, "j1", -5), f.GuardEnded: f.GuardEnded(1, "j1", 9),
         f.TimesDrifted: f.TimesDrifted(1, "j1", {"p": 15}, {"p": 10}, {"p": 8}),
         f.GroupReplanned: f.GroupReplanned(1, "g1", "j1", 30, (f.PlannedTurn("j1", "p"),), ("j1",), said("x")),
         f.SlotQueued: f.SlotQueued(1, "s1", "j1", 1, "e1", "p", "r", True, True),

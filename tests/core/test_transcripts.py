@@ -50,8 +50,8 @@ from rollmuxd.core.spec import (
     Want,
 )
 from rollmuxd.core.state import State
-from rollmuxd.core.steps.admit import position
 from rollmuxd.explain.explainer import Explainer
+from rollmuxd.explain.forecast import position
 from rollmuxd.policies.rollmux import RollMux
 
 FOLDER = Path(__file__).parent / "transcripts"
@@ -671,7 +671,7 @@ class Play:
             None if group == "new" else group, pins, tuple(turns), "packing", JobStatus.ADMITTED,
             job.spec.slo is not None, 20_000, 0.0, self.dispatch,
         )  # fmt: skip
-        self.core.policy.moves.append(Move(job.id, placed, said("it saves a node"), 8.0, 2.0))
+        self.core.policy.moves.append(Move(job.id, placed, said("it saves a node")))
         self.core.timers.at(self.now, "regroup", "")
         return i.Tick()
 

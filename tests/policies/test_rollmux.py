@@ -19,8 +19,8 @@ from rollmuxd.core.config import Config
 from rollmuxd.core.errors import Impossible
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.core.steps.admit import position
 from rollmuxd.explain.explainer import Explainer
+from rollmuxd.explain.forecast import position
 from rollmuxd.policies.rollmux import RollMux
 
 H20, H800 = 1.85, 5.28  # dollars per GPU-hour (RollMux, Table 1); a node is 8 GPUs

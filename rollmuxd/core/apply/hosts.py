@@ -10,16 +10,14 @@ from rollmuxd.core.lifecycle import next_status
 from rollmuxd.core.model import Gpu, Host, Node, NodeStatus
 from rollmuxd.core.state import State
 
-#: of the ids that are minted: jobs, groups, sessions, slots, orders
-PREFIXES = ("j", "g", "e", "s", "o")
+#: of the ids that are minted: jobs, groups, sessions, slots, orders, launches
+PREFIXES = ("j", "g", "e", "s", "o", "l")
 
 
 def daemon_started(state: State, fact: f.DaemonStarted) -> None:
     state.incarnation = max(state.incarnation, fact.incarnation)
     if fact.ids_skipped:
         state.minted |= {prefix: state.minted.get(prefix, 0) + fact.ids_skipped for prefix in PREFIXES}
-    if fact.launches_skipped:
-        state.minted["l"] = state.minted.get("l", 0) + fact.launches_skipped
     if fact.crashed:
         for order in state.orders.values():
             order.crashes += 1

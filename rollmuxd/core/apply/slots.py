@@ -131,7 +131,7 @@ def _unhold(state: State, slot: Slot, keep: tuple[str, ...] = ()) -> None:
 
 def slot_released(state: State, fact: f.SlotReleased) -> None:
     slot = step(state, fact)
-    slot.ended_at, slot.ended, slot.released = fact.at, slot.status, True
+    slot.ended_at, slot.ended = fact.at, slot.status
     job = state.jobs[slot.job]
     job.slot = None
     job.closing.append(slot.id)

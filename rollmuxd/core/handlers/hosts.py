@@ -36,7 +36,6 @@ from rollmuxd.core.steps.reclaim import (
     gpus_observed,
     observe_host,
     park_own,
-    process_of,
     record_due,
     record_unknown,
     resolve_unknown,
@@ -123,7 +122,7 @@ def start(c: Context, given: i.Start) -> Answer:
     """
     # A client may still ask by an id that was given in a fact which is lost.
     skipped = IDS_SKIPPED * given.incarnation if given.lost else 0
-    c.fact(f.DaemonStarted(c.now, given.incarnation, skipped, skipped, given.crashed, given.lost, given.away_ms))
+    c.fact(f.DaemonStarted(c.now, given.incarnation, skipped, given.crashed, given.lost, given.away_ms))
     configure(c, given)
     c.timers.restart(c.state, c.now, c.config)
     before = list(c.state.orders)
@@ -282,7 +281,7 @@ def has_come_since(c: Context, node: Node, kept: JobState, sights: dict[str, i.G
     - or the look began before they came, and says nothing of them,
     - or it is to load the state, and may have come after the restart: it has not begun to.
     """
-    process = process_of(c, kept)
+    process = c.state.process_of(kept)
     if process is None:
         return False
     limit = clean_limit_mb(c, node)

@@ -150,7 +150,7 @@ def release(c: Context, ask: i.ReleaseSlot) -> Answer:
     just before, and ``seen`` is its answer.
     """
     slot = c.state.slot(ask.slot)
-    if slot.released and slot.fence == ask.fence:
+    if slot.ended is SlotStatus.RELEASED and slot.fence == ask.fence:
         return Answer(slot=slot.id, next_slot=slot.next_slot, next_refused=slot.next_refused, repeated=True)
     check_holder(c, slot, ask.fence)
     job = c.state.jobs[slot.job]

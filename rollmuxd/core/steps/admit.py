@@ -42,23 +42,11 @@ def waiting_order(c: Context, now: Millis) -> list[JobId]:
 
     Of equals that one's job which has used least for its share, then the one that has waited longest.
     """
-    return sorted(c.state.waiting, key=_rank_at(c, now))
+    return sorted(c.state.waiting, key=rank_at(c, now))
 
 
-def position(c: Context, job: JobId, now: Millis) -> int:
-    """The job's place in the waiting order, from 1; 0: it does not wait."""
-    if job not in c.state.waiting:
-        return 0
-    rank, place = _rank_at(c, now), 1
-    mine, behind = rank(job), False  # of equals, those come before it that wait for longer
-    for name in c.state.waiting:
-        theirs = rank(name)
-        behind = behind or name == job
-        place += theirs < mine or (theirs == mine and not behind)
-    return place
-
-
-def _rank_at(c: Context, now: Millis) -> Callable[[JobId], Rank]:
+def rank_at(c: Context, now: Millis) -> Callable[[JobId], Rank]:
+    """What the waiting order is by."""
     jobs, aging, longest = c.state.jobs, c.config.aging_ms, c.config.bounded_wait_ms
     used: dict[str, int] = {}
 
@@ -127,7 +115,7 @@ def _with_newcomer(c: Context, round_: AdmissionPass, newcomer: JobId) -> Admiss
     if round_.is_over():
         return AdmissionPass([newcomer], round_.refused, round_.kept)
     left = [name for name in round_.names[round_.tried :] if name in c.state.waiting]
-    insort(left, newcomer, key=_rank_at(c, c.now))
+    insort(left, newcomer, key=rank_at(c, c.now))
     round_.names, round_.tried = left, 0
     return round_
 

@@ -81,7 +81,7 @@ def at_boundary(c: Context, job: Job) -> bool:
     for name in reversed(c.state.slots_of[job.id]):
         slot = c.state.slots[name]
         if slot.run == job.run and not slot.side and slot.status is not SlotStatus.WITHDRAWN:
-            return slot.released and slot.phase == job.spec.phases[-1].name
+            return slot.ended is SlotStatus.RELEASED and slot.phase == job.spec.phases[-1].name
     return True  # it has not begun
 
 
@@ -182,7 +182,7 @@ def next_phase(c: Context, job: Job) -> PhaseSpec | None:
     phases = job.spec.phases
     for name in reversed(c.state.slots_of[job.id]):
         slot = c.state.slots[name]
-        if slot.run == job.run and slot.released and not slot.side:
+        if slot.run == job.run and slot.ended is SlotStatus.RELEASED and not slot.side:
             at = next((at for at, phase in enumerate(phases, 1) if phase.name == slot.phase), 0)
             return phases[at % len(phases)]
     return None
@@ -358,12 +358,8 @@ def grant_if_loaded(c: Context, job: Job, slot: Slot) -> None:
     if slot.id in c.timers.detached:
         return
     if slot.status is SlotStatus.LOADING and all(kept.status is StateStatus.LOADED for kept in needed(c, job, slot)):
-        c.fact(f.SlotGranted(c.now, slot.id, next_fence(c)))
+        c.fact(f.SlotGranted(c.now, slot.id, Fence(c.state.incarnation, c.state.fence_number + 1)))
         c.timers.at(c.now + c.config.min_overrun_ms, "overrun", job.id)
-
-
-def next_fence(c: Context) -> Fence:
-    return Fence(c.state.incarnation, c.state.fence_number + 1)
 
 
 def issue(c: Context, kind: OrderKind, kept: JobState, slot: SlotId | None, gpus: tuple[GpuId, ...] = ()) -> None:

@@ -44,7 +44,7 @@ def watch(c: Context, job: Job) -> None:
         return
     judged = job.progress.finished - job.guard_from >= JUDGED_AFTER
     if not job.guarded and judged and credit < least:
-        c.fact(f.JobGuarded(c.now, job.id, credit, least))
+        c.fact(f.JobGuarded(c.now, job.id, credit))
     elif job.guarded and credit >= enough:
         c.fact(f.GuardEnded(c.now, job.id, credit))
     elif job.guarded and judged and len(group.jobs) > 1 and credit <= job.guard_credit_ms:

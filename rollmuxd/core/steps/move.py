@@ -324,8 +324,6 @@ def plan(c: Context, move: Move) -> None:
             placed.period_ms,
             placed.cost_per_hour,
             placed.dispatch,
-            move.saves_per_hour,
-            move.costs,
             c.use_of(job),
             move.off,
         )

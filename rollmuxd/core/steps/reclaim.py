@@ -16,7 +16,6 @@ from rollmuxd.core.model import (
     Order,
     OrderKind,
     OrderStatus,
-    Session,
     Slot,
     SlotStatus,
     StateStatus,
@@ -295,12 +294,6 @@ def may_be_parked(c: Context, kept: JobState) -> bool:
     return (not job.has_place or kept.node in job.left) and c.state.has_had(kept)
 
 
-def process_of(c: Context, kept: JobState) -> Session | None:
-    """The session of the run whose state it is; None if its process is not there to be told anything."""
-    job = c.state.jobs[kept.job]
-    return c.state.session_of(job) if kept.run == job.run else None
-
-
 def discard_again(c: Context, host: HostId) -> None:
     """Discard unknown states once more; the look that waits for their bytes to go does it."""
     for name in c.state.hosts[host].nodes:
@@ -325,7 +318,7 @@ def has_to_go(c: Context, node: Node, kept: JobState) -> bool:
         return False  # no word of it: it may yet be done
     if job.has_place:
         theirs = [gpu for gpu in node.gpus.values() if gpu.dirty_by == job.id]
-        return process_of(c, kept) is not None and all(is_given_back(c.state, gpu) for gpu in theirs)
+        return c.state.process_of(kept) is not None and all(is_given_back(c.state, gpu) for gpu in theirs)
     return job.status is not JobStatus.LOST
 
 

@@ -10,25 +10,23 @@ from msgspec.structs import replace
 from rollmuxd.core import decision as core_decision
 from rollmuxd.core.estimates import (
     credit_ms,
-    estimate_samples,
-    iteration_ms,
     phase_ms,
     quantile_ms,
     slowdown,
     solo_ms,
 )
-from rollmuxd.core.ids import Fence, GpuId, JobId, Millis, NodeId
+from rollmuxd.core.ids import Fence, GpuId, JobId, Millis, NodeId, SessionId
 from rollmuxd.core.model import Gpu, Group, Host, Job, JobStatus, Node, NodeStatus, PhaseTimes, Slot, SlotStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.state import State
-from rollmuxd.core.steps import admit
 from rollmuxd.daemon.access.gate import Caller
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.hosts.actuator import Seen
 from rollmuxd.daemon.hosts.endings import Endings
 from rollmuxd.daemon.question import Copy
+from rollmuxd.explain.forecast import estimate_samples, iteration_ms, position
 from rollmuxd.wire import answers as wire
 
 T = TypeVar("T")
@@ -47,6 +45,26 @@ def maybe_iso(at: Millis | None) -> str | None:
 def seconds(span: Millis | None) -> float | None:
     """A span of time, perhaps not known."""
     return None if span is None else span / 1000
+
+
+def lease_left_ms(core: Scheduler, session: SessionId, now: Millis) -> Millis:
+    """How long a session's lease lasts without another heartbeat."""
+    seen = core.timers.seen.get(session)
+    return 0 if seen is None else max(0, seen + core.config.lease_ms - now)
+
+
+def silent_ms(core: Scheduler, session: SessionId, now: Millis) -> Millis | None:
+    """For how long no heartbeat has come, if that is longer than expected; None: it is not.
+
+    A lease has room for two heartbeats at least, so one is late after half of it.
+    """
+    seen = core.timers.seen.get(session)
+    return None if seen is None or 2 * (now - seen) <= core.config.lease_ms else now - seen
+
+
+def silent_sessions(core: Scheduler, now: Millis) -> list[SessionId]:
+    """The sessions of which no heartbeat has come for longer than expected."""
+    return [session for session in core.timers.seen if silent_ms(core, session, now) is not None]
 
 
 def fence_text(fence: Fence) -> str:
@@ -118,7 +136,7 @@ def job_view(
         planned_slowdown=_planned_slowdown(job, core.state.groups.get(job.group or "")),
         estimates={phase.name: _estimate(job, phase) for phase in (*job.spec.timed, *job.spec.side)},
         session=job.session,
-        silent_s=seconds(core.silent_ms(job.session or "", now)),
+        silent_s=seconds(silent_ms(core, job.session or "", now)),
         slot=None if on is None else on.id,
         phase=None if on is None else on.phase,
         waiting=waiting_view(visibility, job, now) if waiting and job.status is JobStatus.WAITING else None,
@@ -144,7 +162,7 @@ def waiting_view(visibility: Visibility, job: Job, now: Millis) -> wire.Waiting:
     why = visibility.why_job_waits(job.id, now)
     return wire.Waiting(
         reasons=visibility.reasons(why.reasons),
-        position=admit.position(visibility.core.context, job.id, now),
+        position=position(visibility.core.context, job.id, now),
         would_start_with=list(why.would_start_with),
     )
 
@@ -152,11 +170,11 @@ def waiting_view(visibility: Visibility, job: Job, now: Millis) -> wire.Waiting:
 def silence(core: Scheduler, job: Job, now: Millis) -> list[str]:
     """The sentence that no heartbeat comes from a job's process, where that is so."""
     session = job.session or ""
-    silent_ms = core.silent_ms(session, now)
-    if silent_ms is None:
+    for_ms = silent_ms(core, session, now)
+    if for_ms is None:
         return []
-    left_s = -(-core.lease_left_ms(session, now) // 1000)
-    return [f"It has been silent for {silent_ms // 1000} s: without a heartbeat it is lost in {left_s} s."]
+    left_s = -(-lease_left_ms(core, session, now) // 1000)
+    return [f"It has been silent for {for_ms // 1000} s: without a heartbeat it is lost in {left_s} s."]
 
 
 def explanation(visibility: Visibility, job: Job, now: Millis, silent: list[str]) -> wire.Explanation:
@@ -239,7 +257,7 @@ def slot_view(
         request_id=slot.request_id,
         fence=fence_text(slot.fence) if on and slot.fence is not None and caller.may_act(job) else None,
         gpus=list(slot.gpus),
-        lease_s=seconds(core.lease_left_ms(slot.session, now)) if on else None,
+        lease_s=seconds(lease_left_ms(core, slot.session, now)) if on else None,
         position=visibility.slot_position(slot.id, now) if queued else None,
         expected_wait_s=seconds(visibility.expected_wait_ms(slot.id, now)) if queued else None,
         reason=visibility.sentence(slot.reason),

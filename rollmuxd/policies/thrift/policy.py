@@ -699,8 +699,6 @@ class Thrift(RollMux):
             job=job.id,
             placed=self._answer(state, job, group, plan, pins),
             why=Cause("saves", {"saves": scheme.saves, "moves": len(scheme.steps), "costs": scheme.costs}),
-            saves_per_hour=scheme.saves,
-            costs=scheme.costs,
         )
 
     def _holds(self, state: State, job: Job, group: Group | None, pins: Pins) -> bool:

@@ -204,7 +204,7 @@ def _say_how_long(alive: RunAlive, core: Scheduler, job: Job | None, now: Millis
     """
     if job is None or job.session is None or not alive.pid or job.session not in core.timers.seen:
         return
-    left_ms = core.lease_left_ms(job.session, now)
+    left_ms = views.lease_left_ms(core, job.session, now)
     silent_s, lost_in_s = max(0, core.config.lease_ms - left_ms) // 1000, -(-left_ms // 1000)
     text = (
         f"run {alive.run} of job {alive.name!r} counts as alive: pid {alive.pid} on {alive.host or 'an unnamed host'}, "

@@ -5,6 +5,7 @@ from zlib import crc32
 
 from msgspec import UNSET, Meta, UnsetType
 
+from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.routes._query import Id, Limit
 from rollmuxd.daemon.http.routes.inventory import (
     GroupsQuery,
@@ -55,7 +56,7 @@ async def overview(call: Call, query: OverviewQuery) -> Overview:
     """
     me = await whoami(call)
     seen = max((seen.at for seen in call.services.actuator.seen.values()), default=0) // OBSERVATIONS_MS
-    silent = await call.read(lambda core, now: (core.silent(now), now // SILENCE_MS))
+    silent = await call.read(lambda core, now: (views.silent_sessions(core, now), now // SILENCE_MS))
     # For how long a job is silent changes all the time, and nothing has happened.
     asked = (call.caller.name, me.role, query.limit, query.owner, query.over, query.slots, silent[0] and silent)
     tag = f"{call.services.driver.scheduler.state.incarnation}.{me.last}.{seen}.{crc32(repr(asked).encode()):x}"
