@@ -22,6 +22,7 @@ import msgspec
 
 HERE = Path(__file__).parent
 TRANSCRIPTS = HERE.parent / "core" / "transcripts"
+sys.path.insert(0, str(HERE.parent))
 #: a tail and its parts; a lost process; a new incarnation
 SCENARIOS = ("shrunk_tail", "session_lost_while_holding", "restart_with_a_new_incarnation")
 
