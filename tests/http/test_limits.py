@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import gc
 import http.client
 import os
 import re
@@ -11,7 +10,7 @@ import shutil
 import socket
 import ssl
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 
 import anyio
 import anyio.to_thread
@@ -21,13 +20,11 @@ import pytest
 import structlog
 from msgspec.structs import replace
 from patience import PATIENCE_S
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from rollmuxd.daemon.access.gate import Peer, Rates
 from rollmuxd.daemon.app import Server, connection_limits
-from rollmuxd.daemon.http import peer
 from rollmuxd.daemon.http.listener import Listener, Places
-from rollmuxd.daemon.http.peer import PIECE, ConnectionLimits, PeerHttpToolsProtocol
+from rollmuxd.daemon.http.peer import ConnectionLimits
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.daemon.tls import make_own, read_tls
 
@@ -47,9 +44,12 @@ async def served(world, path=None, tls=None, **limits):
 
 
 async def told(reader):
-    """All that comes until the other side hangs up."""
-    with anyio.fail_after(PATIENCE_S):
-        return (await reader.read()).decode()
+    """All that comes until the other side hangs up, with bytes unread or not."""
+    said = b""
+    with anyio.fail_after(PATIENCE_S), suppress(ConnectionResetError, BrokenPipeError):
+        while part := await reader.read(65_536):
+            said += part
+    return said.decode()
 
 
 # ---- calls a second --------------------------------------------------------------------------------------------------
@@ -294,81 +294,29 @@ async def test_a_body_in_chunks_with_trailers_is_taken(running, body_of_job):
         writer.close()
 
 
-async def test_who_sends_much_before_reading_still_reads_why_it_was_refused(running, monkeypatch):
-    monkeypatch.setattr(peer, "LINGER_S", PATIENCE_S)  # the caller may take long to send it
+async def test_who_sends_much_before_reading_still_reads_why_it_was_refused(running):
     async with running() as world, served(world) as (host, port):
 
         def send() -> int:
             connection = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
-            headers = {"Authorization": f"Bearer {world.secrets['alice']}", "Connection": "close"}
+            headers = {"Authorization": f"Bearer {world.secrets['alice']}"}
             connection.request("POST", "/v1/jobs", body=b"x" * 20_000_000, headers=headers)
-            return connection.getresponse().status
+            with closing(connection):
+                return connection.getresponse().status
 
         assert await anyio.to_thread.run_sync(send) == 413
-
-
-async def test_of_a_body_that_is_refused_by_its_head_hardly_any_is_parsed(running, monkeypatch):
-    parsed, on_body = [], PeerHttpToolsProtocol.on_body
-
-    def counted(self, body):
-        parsed.append(len(body))
-        on_body(self, body)
-
-    monkeypatch.setattr(PeerHttpToolsProtocol, "on_body", counted)
-    async with running() as world, served(world) as (host, port):
-        reader, writer = await asyncio.open_connection(host, port)
-        body = b"[" + b" " * 200_000 + b"]"
-        head = "POST /v1/jobs HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        key = f"authorization: Bearer {world.secrets['alice']}\r\ncontent-length: {len(body)}\r\n\r\n"
-        writer.write((head + key).encode() + body)
-        with anyio.fail_after(PATIENCE_S):
-            assert (await reader.read()).startswith(b"HTTP/1.1 413")
-        writer.close()
-        assert sum(parsed) <= PIECE
 
 
 # ---- calls ahead of answers ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", [b"GET / HTTP/1.1\r\n\r\n", b"POST /v1/jobs HTTP/1.1\r\n\r\n"])
-async def test_calls_that_are_sent_ahead_wait_as_bytes_and_all_are_answered_in_order(running, call):
+async def test_a_call_ahead_of_an_answer_is_not_heard_and_that_answer_is_the_last(running):
     async with running(limits={"calls_per_s": 0}) as world, served(world) as (host, port):
-        reader, writer = await asyncio.open_connection(host, port, limit=2**24)
-        last = b"GET /last HTTP/1.1\r\nconnection: close\r\n\r\n"
-        writer.write(call * 5_000 + last)
-        most = 0
-        said = []
-
-        async def count():
-            nonlocal most
-            while True:
-                calls = [each for each in gc.get_objects() if type(each) is RequestResponseCycle]
-                most = max(most, sum(not call.response_complete for call in calls))
-                await anyio.sleep(0.05)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(count)
-            with anyio.fail_after(PATIENCE_S):
-                while part := await reader.read(1_000_000):
-                    said.append(part)
-            tasks.cancel_scope.cancel()
-        answers = re.findall(rb"HTTP/1.1 (\d+)", b"".join(said))
-        assert len(answers) == 5_001
-        assert answers[-1] == b"404"
-        assert 0 < most < 1_000
-        writer.close()
-
-
-async def test_who_sends_calls_faster_than_they_are_answered_has_to_wait_with_them(running):
-    async with running(limits={"calls_per_s": 0}) as world, served(world) as (host, port):
-        reader, writer = await asyncio.open_connection(host, port)
-        writer.write(b"GET /healthz HTTP/1.1\r\n\r\n" * 1_200_000)
-        with anyio.fail_after(PATIENCE_S):
-            taken = 0
-            while taken < 500_000:  # thousands of answers
-                taken += len(await reader.read(100_000))
-        assert writer.transport.get_write_buffer_size() > 15_000_000
-        writer.transport.abort()
+        for call in (b"GET / HTTP/1.1\r\n\r\n", b"POST /v1/jobs HTTP/1.1\r\n\r\n"):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(call * 1_000)
+            assert (await told(reader)).count("HTTP/1.1 ") == 1
+            writer.close()
 
 
 async def test_rubbish_behind_a_call_is_not_answered_in_its_place(running):
@@ -444,9 +392,9 @@ async def test_a_call_whose_body_the_daemon_does_not_read_yet_is_not_slow(runnin
     async with running() as world, served(world, read_s=0.2) as (host, port):
         headers = {"Authorization": f"Bearer {world.secrets['alice']}"}
         async with httpx.AsyncClient(base_url=f"http://{host}:{port}", headers=headers, timeout=PATIENCE_S) as client:
-            body = b'{"name": "%s"}' % (b"x" * 4 * PIECE)
+            body = b'{"name": "%s"}' % (b"x" * 600_000)
             content = {"content": body, "headers": {"content-type": "application/json"}}
-            assert (await client.post("/v1/jobs", **content)).status_code == 422
+            assert (await client.post("/v1/plan", **content)).status_code == 422
 
 
 async def test_who_waits_for_an_answer_is_not_slow_and_neither_is_a_kept_connection(running):
@@ -460,15 +408,16 @@ async def test_who_waits_for_an_answer_is_not_slow_and_neither_is_a_kept_connect
             assert (await client.get("/v1/jobs")).status_code == 200
 
 
-async def test_who_does_not_take_an_answer_is_hung_up_on(running):
-    async with running() as world, served(world, read_s=0.2) as (host, port), world.client("root") as root:
-        each = len((await root.get("/v1/openapi.json")).content)
+async def test_who_does_not_take_an_answer_is_hung_up_on(running, monkeypatch):
+    size = 30_000_000  # more than the kernel takes
+    monkeypatch.setattr("rollmuxd.daemon.http.app._description", lambda: b" " * size)
+    async with running() as world, served(world, read_s=0.2) as (host, port):
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect((host, port))
             client.setblocking(False)
             loop = asyncio.get_running_loop()
-            await loop.sock_sendall(client, b"GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 200)
+            await loop.sock_sendall(client, b"GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\n\r\n")
             await anyio.sleep(1)
             taken = 0
             with anyio.fail_after(PATIENCE_S):
@@ -477,7 +426,7 @@ async def test_who_does_not_take_an_answer_is_hung_up_on(running):
                         taken += len(part)
                 except ConnectionResetError:
                     pass
-            assert taken < 200 * each, "it was kept for who did not want it"
+            assert taken < size, "it was kept for who did not want it"
 
 
 async def test_one_address_cannot_have_all_connections_and_gives_back_those_that_it_closes(running):

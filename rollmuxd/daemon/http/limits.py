@@ -137,7 +137,7 @@ class Bytes:
                 f"{held} bytes of {self._what} of owner {owner} are held by the daemon, and the limit is {self._most}; "
                 f"{self._first}, and try again",
                 data={"limit": self._most},
-                headers=(("retry-after", "5"), ("connection", "close")),  # of a body, the rest is not read
+                headers=(("retry-after", "5"),),
             )
         self._held[owner] = held + size
 

@@ -8,13 +8,11 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, ClassVar, Final, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rollmuxd.daemon.access.gate import PEER_EXTENSION, Peer
@@ -24,12 +22,6 @@ from rollmuxd.wire.answers import Problem
 #: ``struct ucred``: pid, uid, gid
 _UCRED = struct.Struct("iII")
 _UNKNOWN = 0xFFFFFFFF
-
-#: Bytes that are parsed at once. What a call costs is looked at in between, and a byte of a call can cost a hundred.
-PIECE: Final = 2048
-#: for how long a client may still send, unread, before its connection is closed. If bytes are unread at the close, the
-#: kernel resets the connection, and the client loses the answer
-LINGER_S: Final = 2.0
 
 
 def peer_of(sock: Any) -> Peer | None:
@@ -44,19 +36,15 @@ class OneWrite:
     """A transport that sends at once what is written in one turn of the loop.
 
     uvicorn writes an answer's head and then its body. That is two system calls and two segments, and wakes the client
-    for a head alone. When it is closed while the other side sends (``is_sent_to``), it lingers.
+    for a head alone.
     """
 
-    def __init__(self, transport: asyncio.Transport, is_sent_to: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._is_sent_to = is_sent_to
-        self._lingers = False
         self._parts: list[bytes] = []
 
     def write(self, data: bytes) -> None:
         """Send it at the end of this turn, or when :meth:`flush` is called."""
-        if self._lingers:
-            return
         if not self._parts:
             asyncio.get_running_loop().call_soon(self.flush)
         self._parts.append(data)
@@ -71,43 +59,12 @@ class OneWrite:
                 self._transport.abort()
 
     def close(self) -> None:
-        """Close, when everything is sent; where the other side sends, after it had time to see that."""
-        if self._lingers:
-            return
+        """Close, when everything is sent."""
         self.flush()
-        if self._transport.is_closing() or not self._is_sent_to():
-            self._transport.close()
-            return
-        self._lingers = True
-        self._transport.resume_reading()
-        if self._transport.can_write_eof():
-            with suppress(OSError):  # it has hung up by now
-                self._transport.write_eof()
-        asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
-
-    def is_closing(self) -> bool:
-        """Whether nothing is read or written any more."""
-        return self._lingers or self._transport.is_closing()
+        self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
-
-
-class _InOrder(FlowControl):
-    """Reads no further while calls wait for the one before them: uvicorn reads on with each answer.
-
-    ``asked`` is called when the app, or uvicorn, wants to read on.
-    """
-
-    def __init__(self, transport: OneWrite, behind: Callable[[], object], asked: Callable[[], object]) -> None:
-        super().__init__(cast("asyncio.Transport", transport))
-        self._behind = behind
-        self._asked = asked
-
-    def resume_reading(self) -> None:
-        self._asked()
-        if not self._behind():
-            super().resume_reading()
 
 
 class ConnectionLimits(NamedTuple):
@@ -130,9 +87,9 @@ class ConnectionLimits(NamedTuple):
 class PeerHttpToolsProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, which also identifies the peer of a Unix socket, and bounds what a call costs.
 
-    The parser takes heads, trailers and chunks' marks of any size. uvicorn makes all calls that have come, ahead of any
-    answer, and waits for the rest of one for ever. A timer for each call would cost more than the rest of this, so
-    :func:`hang_up_slow` looks at all of them.
+    uvicorn sets no limits to heads, trailers, chunks' marks, calls sent ahead of answers, or the time of a call. Here a
+    call that comes before the answer to the one before is not heard, and the connection ends with that answer. A timer
+    for each call would cost more than the rest of this, so :func:`hang_up_slow` looks at all of them.
     """
 
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
@@ -141,24 +98,19 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
     _extensions: dict[str, Any]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        #: since when a call is on its way; None: none is, or the daemon does not read it on yet
+        #: since when a call is on its way; None: none is
         self._since: float | None = self.loop.time()
         #: since when an answer is not taken
         self._stuck: float | None = None
         #: whether the head of a call has come, and not yet all of the call
         self._midway = False
-        #: whether it is so, and none of its body was asked for: it may be refused by its head
-        self._is_unasked = False
         #: bytes that have come of the head; midway: those that are not body (the marks of chunks, trailers)
         self._beside = 0
-        #: what came while a call waits for the one before it, and is not parsed
-        self._ahead = b""
-        #: whether nothing more is heard: the calls that have come are answered, and that is all
+        #: whether nothing more is heard: the call that has come is answered, and that is all
         self._is_deaf = False
         self._closing = False
-        self._whole = OneWrite(transport, lambda: self._midway or self._beside > 0)
+        self._whole = OneWrite(transport)
         super().connection_made(cast("asyncio.Transport", self._whole))
-        self.flow = _InOrder(self._whole, lambda: self.pipeline or self._ahead, self._is_asked)
         peer = peer_of(transport.get_extra_info("socket"))
         self._extensions = {} if peer is None else {PEER_EXTENSION: peer}
 
@@ -168,49 +120,38 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
             self.on_gone()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._is_deaf or self.transport.is_closing():
             return
-        data, self._ahead = self._ahead + data, b""
-        for at in range(0, len(data), PIECE):
-            if self._is_deaf or self.transport.is_closing():
-                return
-            if self._is_unasked or (self.pipeline and not self._midway):
-                self._ahead = data[at:]
-                self.flow.pause_reading()
-                return
-            self._parse(data[at : at + PIECE])
-
-    def _parse(self, piece: bytes) -> None:
         if self._since is None:
             self._since = self.loop.time()
-        self._beside += len(piece)
-        super().data_received(piece)
-        # Below zero: of the piece, only its body counts for the call that it has begun.
+        self._beside += len(data)
+        super().data_received(data)
+        # Below zero: of this data, only its body counts for the call that it has begun.
         self._beside = max(self._beside, 0)
-        # A head that is complete was measured by itself.
         if self._beside > self.limits.max_head:
             self._refuse_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = self._extensions
-        if self._since is None:
-            self._since = self.loop.time()
 
     def on_headers_complete(self) -> None:
         most = self.limits.max_head
-        # Measured only where so much has come at all: what came, and the piece that it came in, are more than the head.
-        if self._beside + PIECE > most and self._head_size() > most:
+        # Measured only where so much has come at all: that may be of a body.
+        if self._beside > most and self._head_size() > most:
             self._refuse_head()
             raise _Refused  # the parser stops
+        cycle: Any = self.cycle  # None before the first call, whatever its type says
+        if cycle is not None and not cycle.response_complete:
+            self._refuse(BAD_REQUEST, "")  # it ends with the answer that is due
+            raise _Refused
         self._beside = 0
         if not self.url.startswith(b"/") and not _path_of(self.url):
             address = self.url.decode("latin-1")
             self._refuse(BAD_REQUEST, f"the address {address!r} has no path that can be read; one is /v1/jobs")
             raise _Refused
         super().on_headers_complete()
-        self._midway = self._is_unasked = True
-        self._since = None
+        self._midway = True
 
     def on_body(self, body: bytes) -> None:
         self._beside -= len(body)
@@ -219,29 +160,13 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._since = None
         self._beside = 0
-        self._midway = self._is_unasked = False
+        self._midway = False
         super().on_message_complete()
-
-    def _is_asked(self) -> None:
-        """The app reads on."""
-        if self._is_unasked and not self.pipeline:
-            self._read_on()
-            self.data_received(b"")
-
-    def _read_on(self) -> None:
-        self._is_unasked, self._since = False, self.loop.time()
 
     def on_response_complete(self) -> None:
         self._whole.flush()
         self.cycle.body = bytearray()  # what has come of a body that was refused
-        if self.transport.is_closing():
-            self._ahead = b""
-        if self._is_unasked and not self.pipeline:
-            self._read_on()  # the rest of it is passed over
         super().on_response_complete()
-        if self._ahead and not self.pipeline:
-            self.data_received(b"")
-            self.flow.resume_reading()
 
     def pause_writing(self) -> None:
         self._stuck = self.loop.time()
@@ -264,6 +189,8 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
             self._closing = True
         elif self._stuck is not None and now - self._stuck > longest:
             self.transport.abort()
+        elif self.flow.read_paused:
+            self._since = now  # the rest of a body is not read yet
         elif self._since is not None and now - self._since > longest:
             self._refuse(SLOW, f"a call has to arrive within {longest:g} s")
 
@@ -283,10 +210,10 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
             return
         cycle: Any = self.cycle  # None before the first call, whatever its type says
         if not self._midway and cycle is not None and not cycle.response_complete:
-            # It would be taken for the answer to a call before it. Those are answered; the last one ends this.
+            # It would be taken for the answer to the call before it, which ends this.
             self._is_deaf, cycle.keep_alive = True, False
             return
-        if not self._midway or not (self.pipeline or cycle.response_started):
+        if not self._midway or not cycle.response_started:
             self.transport.write(refusal(kind, detail))
         self.transport.close()
 

@@ -755,8 +755,7 @@ def _decode_body(decoder: msgspec.json.Decoder[Any], raw: bytes, *, optional: bo
 
 
 def _too_large(limit: int) -> Refusal:
-    headers = (("connection", "close"),)  # the rest of the body is not read
-    return Refusal(problems.TOO_LARGE, f"a body may have {limit} bytes here", data={"limit": limit}, headers=headers)
+    return Refusal(problems.TOO_LARGE, f"a body may have {limit} bytes here", data={"limit": limit})
 
 
 def _decode_part(name: str, text: str, shape: Any) -> Any:
