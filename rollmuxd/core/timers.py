@@ -66,8 +66,6 @@ class Timers:
         self._again: dict[str, tuple[Millis, Millis]] = {}
         #: when every lease was last renewed in full
         self.renewed_at: Millis = 0
-        #: when placements, or the room for them, changed last
-        self.changed_at: Millis = 0
         #: waiting jobs as they are tried on the room that there is; None: all of them are still to be tried
         self.round: AdmissionPass | None = None
         #: fillers for which a node is still to be searched

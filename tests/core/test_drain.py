@@ -1,7 +1,5 @@
 """What transcripts of drained nodes do not show: how much is tried, when, and under what names."""
 
-from itertools import islice, permutations
-
 import pytest
 from msgspec.structs import replace
 
@@ -10,27 +8,10 @@ from rollmuxd.core.config import Config, DriverTraits, Moves
 from rollmuxd.core.model import JobState
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, Movable, PhaseSpec, StateSpec, Want
-from rollmuxd.core.steps import drain, guard
+from rollmuxd.core.steps import guard
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.explain.what_if import without
 from rollmuxd.policies.rollmux import RollMux
-
-
-def names(count):
-    return [f"n{index}" for index in range(count)]
-
-
-def test_every_way_to_take_other_nodes_is_tried_once_and_takes_no_node_twice():
-    ways = list(drain._distinct((names(5),) * 3))
-
-    assert ways == list(permutations(names(5), 3))
-
-
-def test_where_there_is_one_node_too_few_that_is_found_after_as_many_tries_as_any():
-    """Every way ends before the last node: counted only at its end, none would ever be counted."""
-    ways = list(islice(drain._distinct((names(29),) * 30), 5))
-
-    assert ways == [None] * 5
 
 
 def test_who_stays_is_looked_at_again_every_minute_as_not_all_that_lets_him_go_is_a_fact():

@@ -35,7 +35,7 @@ def offer(c: Context, slot: Slot) -> tuple[GpuId, ...]:
     No others of its nodes: it began without them, so nothing of it was ever loaded there.
     """
     job = c.state.jobs[slot.job]
-    if slot.status is not SlotStatus.TAIL or job.group is None or growth_refused(c, slot):
+    if slot.status is not SlotStatus.TAIL or job.group is None or not may_have_back(c, slot):
         return ()
     nodes = [node.id for node in nodes_before_shrink(c, slot)]
     return () if is_waited_for(c, job, nodes) else slot.claimed
@@ -47,27 +47,17 @@ def nodes_before_shrink(c: Context, slot: Slot) -> list[Node]:
     return [node for node in nodes if not node.gpus.keys().isdisjoint(slot.claimed)]
 
 
-def growth_refused(c: Context, slot: Slot) -> str:
-    """Why the slot cannot have all GPUs that it had; empty: it can."""
-    job = c.state.jobs[slot.job]
+def may_have_back(c: Context, slot: Slot) -> bool:
+    """Whether a tail can have all GPUs that it had: its job stays, and nothing of another job is there."""
+    job, nodes = c.state.jobs[slot.job], nodes_before_shrink(c, slot)
     pools = job.spec.pools_of(slot.phase)
-    if not job.has_place:  # it is to leave these nodes, and what it has there is cleared away
-        return f"{job.spec.name} is {job.status}"
-    if not pools:
-        return f"{job.spec.name} has no phase {slot.phase} any more"
-    for node in nodes_before_shrink(c, slot):
-        if node.status is not NodeStatus.UP:
-            return f"node {node.id} is {node.status}"
-        for gpu in (name for name in node.gpus if name in slot.claimed):
-            it = node.gpus[gpu]
-            if it.holder not in (None, slot.id):
-                return f"{gpu} is held by slot {it.holder}"
-            if it.dirty_by not in (None, job.id):
-                return f"{gpu} has not been verified clean of job {it.dirty_by}"
-        for kept in c.state.states_on(node):
-            if kept.job == job.id and kept.pool in pools and kept.status is not StateStatus.LOADED:
-                return f"its {kept.pool} state on {node.id} is {kept.status}"
-    return ""
+    if not job.has_place or not pools or any(node.status is not NodeStatus.UP for node in nodes):
+        return False
+    gpus = [gpu for node in nodes for name, gpu in node.gpus.items() if name in slot.claimed]
+    if any(gpu.holder not in (None, slot.id) or gpu.dirty_by not in (None, job.id) for gpu in gpus):
+        return False
+    states = [kept for node in nodes for kept in c.state.states_at(job, node) if kept.pool in pools]
+    return all(kept.status is StateStatus.LOADED for kept in states)
 
 
 def grow(c: Context, ask: i.GrowSlot) -> Answer:
@@ -83,9 +73,8 @@ def grow(c: Context, ask: i.GrowSlot) -> Answer:
         if more:
             grow_to(c, slot, more)
         return Answer(slot=slot.id, repeated=not more)
-    why = growth_refused(c, slot)
-    if why:
-        raise Conflict(f"slot {slot.id} cannot grow: {why}; it continues on {', '.join(slot.gpus)}")
+    if not may_have_back(c, slot):
+        raise Conflict(f"slot {slot.id} cannot have back what it gave; it continues on {', '.join(slot.gpus)}")
     c.fact(f.SlotGrown(c.now, slot.id, slot.claimed))
     return Answer(slot=slot.id)
 

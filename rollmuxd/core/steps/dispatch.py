@@ -78,11 +78,7 @@ def at_boundary(c: Context, job: Job) -> bool:
     if job.queued is not None:
         asked = c.state.slots[job.queued]
         return not asked.side and asked.phase == job.spec.phases[0].name
-    for name in reversed(c.state.slots_of[job.id]):
-        slot = c.state.slots[name]
-        if slot.run == job.run and not slot.side and slot.status is not SlotStatus.WITHDRAWN:
-            return slot.ended is SlotStatus.RELEASED and slot.phase == job.spec.phases[-1].name
-    return True  # it has not begun
+    return next_phase(c, job) in (None, job.spec.phases[0])
 
 
 def advance(c: Context, group: Group, job: Job, slot: Slot) -> bool:

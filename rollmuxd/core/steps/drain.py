@@ -10,7 +10,6 @@ where it is. For a job that stays, :func:`way_out` says why, and it is tried aga
 """
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Final
 
 from msgspec.structs import replace
@@ -29,7 +28,7 @@ from rollmuxd.core.steps.move import plan, refused
 
 #: wait so long for further drains before any job is moved: a host's nodes are drained one after the other
 SETTLE_MS: Final = 1_000
-#: ways to put other nodes in the place of those that are drained, of which so many are tried
+#: ways to put other nodes in the place of those that are drained: so many are tried
 TRIED: Final = 32
 #: a job that stays is tried again after so long: earned credit, for example, may let it go, and is no fact
 AGAIN_MS: Final = 60_000
@@ -97,28 +96,18 @@ def _places(c: Context, job: Job, off: tuple[NodeId, ...]) -> Iterator[Placed]:
     group = c.state.its_group(job)
     choices = {name: _in_place_of(c, job, c.state.nodes[name]) for name in off}
     choices = dict(sorted(choices.items(), key=lambda item: len(item[1])))  # or others would take its only one
-    for nodes in islice(_distinct(tuple(choices.values())), TRIED):
-        placed = None if nodes is None else _with_its_group(c, job, group, dict(zip(choices, nodes, strict=True)))
+    for first in range(min(TRIED, max(map(len, choices.values())))):
+        instead: dict[NodeId, NodeId] = {}
+        for name, like in choices.items():
+            left = [it for it in (*like[first:], *like[:first]) if it not in instead.values()]
+            if left:
+                instead[name] = left[0]
+        placed = _with_its_group(c, job, group, instead) if len(instead) == len(choices) else None
         if placed is not None:
             yield placed
     elsewhere = place_elsewhere(c, job)
     if elsewhere is not None and elsewhere.status is JobStatus.ADMITTED and elsewhere.promised >= job.promised:
         yield elsewhere
-
-
-def _distinct(choices: tuple[list[NodeId], ...], taken: tuple[NodeId, ...] = ()) -> Iterator[tuple[NodeId, ...] | None]:
-    """Every way to take one node of each list, none twice. None: that way there was none left, which counts as a try.
-
-    In the product of the lists the ways that take no node twice may come after any number of others.
-    """
-    if not choices:
-        yield taken
-        return
-    left = [name for name in choices[0] if name not in taken]
-    if not left:
-        yield None
-    for name in left:
-        yield from _distinct(choices[1:], (*taken, name))
 
 
 def _in_place_of(c: Context, job: Job, node: Node) -> list[NodeId]:

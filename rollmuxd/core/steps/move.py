@@ -70,7 +70,6 @@ def proceed(c: Context) -> None:
 def search_again(c: Context) -> None:
     """Jobs sit, or could sit, on other nodes than before: a search for better places begins again."""
     c.regrouping = None
-    c.timers.changed_at = c.now
     look_for_moves(c, STEP_MS)
 
 
