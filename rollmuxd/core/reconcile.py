@@ -19,7 +19,8 @@ from rollmuxd.core.steps import drain, move, replan
 from rollmuxd.core.steps.admit import admit
 from rollmuxd.core.steps.dispatch import dispatch
 from rollmuxd.core.steps.lend import lend
-from rollmuxd.core.steps.reclaim import observe, reclaim
+from rollmuxd.core.steps.observe import observe
+from rollmuxd.core.steps.reclaim import reclaim
 
 #: rounds until the state is at rest, at most. Each but the last has recorded a fact, and facts lead forward
 MAX_ROUNDS: Final = 100

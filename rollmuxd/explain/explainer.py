@@ -41,9 +41,10 @@ from rollmuxd.core.policy import Refusal, SaysWhatBinds, SpendsCredit
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps import drain
 from rollmuxd.core.steps.admit import limits_of, over_its_nodes, waiting_order
-from rollmuxd.core.steps.dispatch import absent, yields_to
+from rollmuxd.core.steps.lines import absent, yields_to
 from rollmuxd.core.steps.locality import bound_to, limited_to_locality, place
-from rollmuxd.core.steps.reclaim import must_be_cleaned, nodes_of
+from rollmuxd.core.steps.observe import must_be_cleaned
+from rollmuxd.core.steps.reclaim import nodes_of
 from rollmuxd.explain import fillers, forecast
 from rollmuxd.explain.forecast import estimate_samples, iteration_ms, position
 from rollmuxd.explain.what_if import WhatIf

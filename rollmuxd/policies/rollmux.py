@@ -186,7 +186,7 @@ class RollMux:
     def _promised_ms(self, state: State, summary: Summary, period: Millis, job: JobId = "") -> Millis:
         """What a rotation takes for those that were promised something, and for this job.
 
-        By credit the others yield (:func:`~rollmuxd.core.steps.dispatch.yields_to`): each is let in for an iteration
+        By credit the others yield (:func:`~rollmuxd.core.steps.lines.yields_to`): each is let in for an iteration
         in ten of its own at most.
         """
         yields = [name for name in summary.rates if name != job and gives_way(state.jobs[name])]

@@ -27,7 +27,7 @@ from rollmuxd.core.model import Job, JobState, OrderKind, Slot, SlotStatus, Stat
 from rollmuxd.core.policy import Move
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State, state_key
-from rollmuxd.core.steps import dispatch, drain, locality, reclaim
+from rollmuxd.core.steps import dispatch, drain, locality, observe, reclaim
 from rollmuxd.core.steps import move as moving
 from rollmuxd.core.timers import Timers
 from rollmuxd.sim.world import Process, Then
@@ -39,7 +39,7 @@ HISTORIES = 20
 
 def everywhere(patch: pytest.MonkeyPatch, name: str, instead: Callable[..., Any]) -> None:
     """Replace a function of the core in every room that calls it."""
-    for room in (clean, hosts, reclaim, jobs, orders, slots, dispatch, reconcile):
+    for room in (clean, hosts, observe, reclaim, jobs, orders, slots, dispatch, reconcile):
         if hasattr(room, name):
             patch.setattr(room, name, instead)
 
@@ -171,7 +171,7 @@ def drops_what_it_moved_while_it_is_nowhere_else(patch: pytest.MonkeyPatch) -> N
         here = [c.state.states.get(state_key(job.id, old.pool, name)) for name in job.pins.get(old.pool, ())]
         return old.run == job.run and not (here and all(kept is not None and kept.warm for kept in here))
 
-    for room in (reclaim, moving):
+    for room in (observe, moving):
         patch.setattr(room, "is_of_use", while_it_was_nowhere_else_yet)
 
 

@@ -28,19 +28,16 @@ from rollmuxd.core.model import (
     StateStatus,
 )
 from rollmuxd.core.steps.launch import is_ended_for_it, kill
-from rollmuxd.core.steps.reclaim import (
+from rollmuxd.core.steps.observe import (
     clean_limit_mb,
     discard_again,
-    drop_requests,
-    end_now,
     gpus_observed,
     observe_host,
-    park_own,
     record_due,
     record_unknown,
     resolve_unknown,
-    take_away,
 )
+from rollmuxd.core.steps.reclaim import drop_requests, end_now, park_own, take_away
 from rollmuxd.core.steps.residual_memory import judge
 
 #: what drains a node that was taken out of the configuration, and takes it back when it is in it again

@@ -11,14 +11,8 @@ from rollmuxd.core.model import Job, JobStatus, Session, SessionStatus, StateSta
 from rollmuxd.core.spec import OnLoss
 from rollmuxd.core.steps.admit import check_owner, check_spec
 from rollmuxd.core.steps.launch import end_process, is_relaunched, kill, lost_too_often, plan_relaunch, run_key
-from rollmuxd.core.steps.reclaim import (
-    abandon,
-    drop_requests,
-    end_now,
-    record_unknown,
-    revoke_held,
-    take_away,
-)
+from rollmuxd.core.steps.observe import record_unknown
+from rollmuxd.core.steps.reclaim import abandon, drop_requests, end_now, revoke_held, take_away
 
 
 def register(c: Context, ask: i.RegisterJob) -> Answer:

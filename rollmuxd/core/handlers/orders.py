@@ -13,13 +13,8 @@ from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.dispatch import issue
 from rollmuxd.core.steps.launch import kill
 from rollmuxd.core.steps.move import fall_back
-from rollmuxd.core.steps.reclaim import (
-    expect_clean,
-    gpus_observed,
-    park_own,
-    quarantine,
-    take_away,
-)
+from rollmuxd.core.steps.observe import expect_clean, gpus_observed
+from rollmuxd.core.steps.reclaim import park_own, quarantine, take_away
 from rollmuxd.core.steps.residual_memory import record_residual
 
 #: an order that was open at this many crashes of the daemon is not sent again: the daemon may crash because of it

@@ -25,7 +25,8 @@ from rollmuxd.core.model import (
     StateStatus,
     nodes_in,
 )
-from rollmuxd.core.steps.dispatch import engines_of, holds_on, is_waited_for, issue, needed, next_turn_on, request_of
+from rollmuxd.core.steps.dispatch import engines_of, holds_on, is_waited_for, issue, needed, request_of
+from rollmuxd.core.steps.lines import next_turn_on
 from rollmuxd.core.steps.reclaim import is_loading
 
 

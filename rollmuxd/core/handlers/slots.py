@@ -17,15 +17,8 @@ from rollmuxd.core.spec import IfUnmet, Park
 from rollmuxd.core.steps.admit import limits_of, moves_without_its_process
 from rollmuxd.core.steps.dispatch import take_place
 from rollmuxd.core.steps.guard import watch as watch_credit
-from rollmuxd.core.steps.reclaim import (
-    drop_requests,
-    end_now,
-    gpus_observed,
-    is_loading,
-    park_own,
-    revoke_held,
-    take_away,
-)
+from rollmuxd.core.steps.observe import gpus_observed
+from rollmuxd.core.steps.reclaim import drop_requests, end_now, is_loading, park_own, revoke_held, take_away
 from rollmuxd.core.steps.replan import measure
 from rollmuxd.core.steps.replan import watch as watch_times
 

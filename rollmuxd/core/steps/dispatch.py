@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core.context import SERVED, Context
-from rollmuxd.core.estimates import credit_ms, solo_ms
 from rollmuxd.core.ids import Fence, GpuId, Millis, NodeId, SlotId
 from rollmuxd.core.model import (
     Dispatch,
@@ -21,14 +20,12 @@ from rollmuxd.core.model import (
     StateStatus,
     nodes_in,
 )
-from rollmuxd.core.order import PROMISED_NOTHING, gives_way, overtakes_at
-from rollmuxd.core.spec import PhaseSpec, engines_on
+from rollmuxd.core.order import overtakes_at
+from rollmuxd.core.spec import engines_on
+from rollmuxd.core.steps.lines import next_phase, next_turn_on, waits_for_another, yields_to
 
 #: nodes on which nothing can be started, for an unknown time
 OUT = (NodeStatus.OCCUPIED, NodeStatus.DRAINING, NodeStatus.DRAINED, NodeStatus.QUARANTINED, NodeStatus.LOST)
-
-#: a job that has ended a phase asks for the next one within this time, where it has no time of its own in between
-ASKS_WITHIN_MS = 250
 
 
 def dispatch(c: Context) -> None:
@@ -115,87 +112,6 @@ def advance(c: Context, group: Group, job: Job, slot: Slot) -> bool:
         return False
     claim(c, job, slot, turn, gpus)
     return True
-
-
-def waits_for_another(c: Context, group: Group, slot: Slot, nodes: tuple[NodeId, ...]) -> bool:
-    """Whether a request waits for a moment, as another job is about to ask for a phase that goes before it.
-
-    Such a phase spans several pools, some of these nodes among them. It is only a call away: its job has just ended the
-    phase before it.
-    """
-    if c.rotation.goes_at_once(c.state, group, slot.job, slot.phase):
-        return False
-    for name in group.jobs:
-        job = c.state.jobs[name]
-        ended = job.progress.idle_from
-        if name == slot.job or job.slot is not None or job.queued is not None or job.status not in SERVED:
-            continue
-        if ended is None or c.now >= ended + ASKS_WITHIN_MS or not (phase := next_phase(c, job)) or phase.gap_ms:
-            continue
-        claims = c.rotation.nodes_of(c.state, group, name, phase.name)
-        if not set(claims).isdisjoint(nodes) and c.rotation.goes_at_once(c.state, group, name, phase.name):
-            c.timers.at(ended + ASKS_WITHIN_MS, "dispatch", group.id)
-            return True
-    return False
-
-
-def yields_to(c: Context, group: Group, slot: Slot) -> tuple[Job, Millis] | None:
-    """The job that a request for another iteration leaves the nodes to, and until when; None: it leaves them to none.
-
-    By credit a job without a promise begins no iteration beside a promised one that has less credit than an iteration
-    alone. It waits while the other is there, and for nine of its own iterations at most: so it is never starved.
-    """
-    job = c.state.jobs[slot.job]
-    takes = solo_ms(job)
-    if group.dispatch is not Dispatch.CREDIT or not gives_way(job) or takes is None:
-        return None
-    if slot.phase != job.spec.phases[0].name:
-        return None
-    until = slot.queued_at + round((PROMISED_NOTHING - 1) * takes)
-    mine = set(nodes_in(job.pins))
-    for other in c.state.members(group):
-        short = other.promised and (credit_ms(other) or 0) < (solo_ms(other) or 0)
-        if not short or mine.isdisjoint(nodes_in(other.pins)):
-            continue
-        there = min(until, there_until(c, other, until))
-        if c.now < there:
-            return other, there
-    return None
-
-
-def there_until(c: Context, job: Job, most: Millis) -> Millis:
-    """Until when a job is there if nothing else happens: at most then, where it runs or its request is attended."""
-    if job.status not in SERVED:
-        return c.now
-    if job.slot is not None or job.queued is not None:
-        return most if job.queued not in c.timers.awaited else c.now
-    idle, phase = job.progress.idle_from, next_phase(c, job)
-    return c.now if idle is None or phase is None else idle + phase.gap_ms + c.config.grace_ms
-
-
-def next_phase(c: Context, job: Job) -> PhaseSpec | None:
-    """The next phase of the job's cycle; None: it has not begun."""
-    phases = job.spec.phases
-    for name in reversed(c.state.slots_of[job.id]):
-        slot = c.state.slots[name]
-        if slot.run == job.run and slot.ended is SlotStatus.RELEASED and not slot.side:
-            at = next((at for at, phase in enumerate(phases, 1) if phase.name == slot.phase), 0)
-            return phases[at % len(phases)]
-    return None
-
-
-def next_turn_on(c: Context, group: Group, node: NodeId) -> int | None:
-    """The index of the turn that is next on a node; None: there is none."""
-    if group.dispatch is Dispatch.SCHEDULE:
-        return c.rotation.head(c.state, group, node)
-    line = c.rotation.line(c.state, group, node, absent(c, group), c.now)
-    return c.rotation.turn_of(c.state, group, line[0].job, line[0].phase) if line else None
-
-
-def absent(c: Context, group: Group) -> set[SlotId]:
-    """The group's requests that come before no other: those that no call attends, and those that yield."""
-    queued = (c.state.slots[job.queued] for job in c.state.members(group) if job.queued)
-    return {slot.id for slot in queued if slot.id in c.timers.awaited or yields_to(c, group, slot) is not None}
 
 
 def may_skip(c: Context, group: Group, index: int) -> bool:
@@ -354,8 +270,12 @@ def grant_if_loaded(c: Context, job: Job, slot: Slot) -> None:
     if slot.id in c.timers.detached:
         return
     if slot.status is SlotStatus.LOADING and all(kept.status is StateStatus.LOADED for kept in needed(c, job, slot)):
-        c.fact(f.SlotGranted(c.now, slot.id, Fence(c.state.incarnation, c.state.fence_number + 1)))
+        c.fact(f.SlotGranted(c.now, slot.id, next_fence(c)))
         c.timers.at(c.now + c.config.min_overrun_ms, "overrun", job.id)
+
+
+def next_fence(c: Context) -> Fence:
+    return Fence(c.state.incarnation, c.state.fence_number + 1)
 
 
 def issue(c: Context, kind: OrderKind, kept: JobState, slot: SlotId | None, gpus: tuple[GpuId, ...] = ()) -> None:

@@ -36,9 +36,10 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.state import allowed_residual_mb
-from rollmuxd.core.steps.dispatch import grant_if_loaded, issue, needed, next_phase
+from rollmuxd.core.steps.dispatch import grant_if_loaded, issue, needed
 from rollmuxd.core.steps.guard import debit_ms, reserve_ms
 from rollmuxd.core.steps.launch import launch
+from rollmuxd.core.steps.lines import next_phase
 from rollmuxd.core.steps.reclaim import revoke_held
 
 #: the times of a phase that tell when it ends: so many of the last, and that quantile of what is left

@@ -42,15 +42,8 @@ from rollmuxd.core.steps.admit import over_its_nodes
 from rollmuxd.core.steps.dispatch import OUT, at_boundary, issue, park_if_unheld, take_place
 from rollmuxd.core.steps.launch import end_process, launch, next_key
 from rollmuxd.core.steps.locality import locality_violation, place_elsewhere
-from rollmuxd.core.steps.reclaim import (
-    abandon,
-    close_session,
-    drop_requests,
-    expect_clean,
-    is_of_use,
-    record_unknown,
-    take_away,
-)
+from rollmuxd.core.steps.observe import expect_clean, is_of_use, record_unknown
+from rollmuxd.core.steps.reclaim import abandon, close_session, drop_requests, take_away
 
 #: the time between two steps of the search for moves, in which others are heard
 STEP_MS: Final = 1

@@ -18,11 +18,8 @@ from rollmuxd.core.context import Context
 from rollmuxd.core.model import Job, JobState, Node, StateStatus
 from rollmuxd.core.state import allowed_residual_mb
 from rollmuxd.core.steps.launch import is_ended_for_it, kill
-from rollmuxd.core.steps.reclaim import (
-    clean_limit_mb,
-    gpus_observed,
-    quarantine,
-)
+from rollmuxd.core.steps.observe import clean_limit_mb, gpus_observed
+from rollmuxd.core.steps.reclaim import quarantine
 
 #: a state that leaves more than this part of itself (a quarter) was not parked
 A_STATE_ITSELF = 4

@@ -1,0 +1,99 @@
+"""Which request is next on a node, where a group has no fixed order but a line: by age, or by credit."""
+
+from rollmuxd.core.context import SERVED, Context
+from rollmuxd.core.estimates import credit_ms, solo_ms
+from rollmuxd.core.ids import Millis, NodeId, SlotId
+from rollmuxd.core.model import (
+    Dispatch,
+    Group,
+    Job,
+    Slot,
+    SlotStatus,
+    nodes_in,
+)
+from rollmuxd.core.order import PROMISED_NOTHING, gives_way
+from rollmuxd.core.spec import PhaseSpec
+
+#: a job that has ended a phase asks for the next one within this time, where it has no time of its own in between
+ASKS_WITHIN_MS = 250
+
+
+def next_turn_on(c: Context, group: Group, node: NodeId) -> int | None:
+    """The index of the turn that is next on a node; None: there is none."""
+    if group.dispatch is Dispatch.SCHEDULE:
+        return c.rotation.head(c.state, group, node)
+    line = c.rotation.line(c.state, group, node, absent(c, group), c.now)
+    return c.rotation.turn_of(c.state, group, line[0].job, line[0].phase) if line else None
+
+
+def absent(c: Context, group: Group) -> set[SlotId]:
+    """The group's requests that come before no other: those that no call attends, and those that yield."""
+    queued = (c.state.slots[job.queued] for job in c.state.members(group) if job.queued)
+    return {slot.id for slot in queued if slot.id in c.timers.awaited or yields_to(c, group, slot) is not None}
+
+
+def waits_for_another(c: Context, group: Group, slot: Slot, nodes: tuple[NodeId, ...]) -> bool:
+    """Whether a request waits for a moment, as another job is about to ask for a phase that goes before it.
+
+    Such a phase spans several pools, some of these nodes among them. It is only a call away: its job has just ended the
+    phase before it.
+    """
+    if c.rotation.goes_at_once(c.state, group, slot.job, slot.phase):
+        return False
+    for name in group.jobs:
+        job = c.state.jobs[name]
+        ended = job.progress.idle_from
+        if name == slot.job or job.slot is not None or job.queued is not None or job.status not in SERVED:
+            continue
+        if ended is None or c.now >= ended + ASKS_WITHIN_MS or not (phase := next_phase(c, job)) or phase.gap_ms:
+            continue
+        claims = c.rotation.nodes_of(c.state, group, name, phase.name)
+        if not set(claims).isdisjoint(nodes) and c.rotation.goes_at_once(c.state, group, name, phase.name):
+            c.timers.at(ended + ASKS_WITHIN_MS, "dispatch", group.id)
+            return True
+    return False
+
+
+def yields_to(c: Context, group: Group, slot: Slot) -> tuple[Job, Millis] | None:
+    """The job that a request for another iteration leaves the nodes to, and until when; None: it leaves them to none.
+
+    By credit a job without a promise begins no iteration beside a promised one that has less credit than an iteration
+    alone. It waits while the other is there, and for nine of its own iterations at most: so it is never starved.
+    """
+    job = c.state.jobs[slot.job]
+    takes = solo_ms(job)
+    if group.dispatch is not Dispatch.CREDIT or not gives_way(job) or takes is None:
+        return None
+    if slot.phase != job.spec.phases[0].name:
+        return None
+    until = slot.queued_at + round((PROMISED_NOTHING - 1) * takes)
+    mine = set(nodes_in(job.pins))
+    for other in c.state.members(group):
+        short = other.promised and (credit_ms(other) or 0) < (solo_ms(other) or 0)
+        if not short or mine.isdisjoint(nodes_in(other.pins)):
+            continue
+        there = min(until, there_until(c, other, until))
+        if c.now < there:
+            return other, there
+    return None
+
+
+def there_until(c: Context, job: Job, most: Millis) -> Millis:
+    """Until when a job is there if nothing else happens: at most then, where it runs or its request is attended."""
+    if job.status not in SERVED:
+        return c.now
+    if job.slot is not None or job.queued is not None:
+        return most if job.queued not in c.timers.awaited else c.now
+    idle, phase = job.progress.idle_from, next_phase(c, job)
+    return c.now if idle is None or phase is None else idle + phase.gap_ms + c.config.grace_ms
+
+
+def next_phase(c: Context, job: Job) -> PhaseSpec | None:
+    """The next phase of the job's cycle; None: it has not begun."""
+    phases = job.spec.phases
+    for name in reversed(c.state.slots_of[job.id]):
+        slot = c.state.slots[name]
+        if slot.run == job.run and slot.ended is SlotStatus.RELEASED and not slot.side:
+            at = next((at for at, phase in enumerate(phases, 1) if phase.name == slot.phase), 0)
+            return phases[at % len(phases)]
+    return None
