@@ -380,8 +380,7 @@ class Driver:
                     await self._recover()
                 elif self._journal.tight:
                     await self._journal.make_reserve()
-                # So the next daemon knows how long it was away. Should it fail, the next append fails too.
-                self._journal.append(()).add_done_callback(lambda done: done.cancelled() or done.exception())
+                self._journal.touch()  # so the next daemon knows how long it was away
             if self._up:
                 await self._durable(self._seq)
                 self._snapshot()

@@ -5,6 +5,7 @@ Each scenario runs in a process of its own, in a mount namespace, where a tmpfs 
 kernel lets. Where it does not, SQLite's own limit on pages stands in.
 """
 
+import errno
 import json
 import os
 import resource
@@ -12,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
 import anyio
 import pytest
@@ -19,7 +21,7 @@ from patience import PATIENCE_S
 
 from rollmuxd.core.config import Config
 from rollmuxd.core.facts import HostAdded
-from rollmuxd.core.inputs import HostSpec, Start
+from rollmuxd.core.inputs import Audit, HostSpec, Start
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.journal import file
@@ -345,6 +347,34 @@ async def test_a_writer_that_cannot_read_its_journal_goes_on_trying(tmp_path, mo
             while not driver._up:
                 await anyio.sleep(0.05)
         assert len(tried) == 3
+        tasks.cancel_scope.cancel()
+    await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_what_an_idle_daemon_cannot_note_on_a_full_disk_costs_no_hand_over(tmp_path, monkeypatch):
+    # On a disk that never writes over what it has (btrfs, ZFS) even the mark needs room.
+    monkeypatch.setattr("rollmuxd.daemon.writer.LOOK_AFTER_S", 0.01)
+    journal = Journal.open(tmp_path)
+    driver = Driver(
+        lambda state: Scheduler(Config(), RollMux(), state), journal, SystemClock(), lambda _: None, Start((), ())
+    )
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(driver.run)
+        refused = []
+
+        def full(does, *given, **named):
+            if not refused:
+                refused.append(does)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return does(*given, **named)
+
+        monkeypatch.setattr(os, "pwrite", partial(full, os.pwrite))
+        monkeypatch.setattr(os, "utime", partial(full, os.utime))
+        with anyio.fail_after(PATIENCE_S):
+            while not refused:
+                await anyio.sleep(0.01)
+        await driver.submit(Audit(action="a hand-over", who="root", where="here", request_id="r1"))
         tasks.cancel_scope.cancel()
     await journal.close()
 

@@ -235,8 +235,7 @@ async def test_its_time_says_when_a_daemon_last_used_the_journal_and_a_mere_star
         await journal.close()
 
     journal = Journal.open(tmp_path)
-    await journal.append(())
-    assert journal.last_seq == 1
+    journal.touch()
     await journal.close()
 
     journal = Journal.open(tmp_path)

@@ -235,7 +235,6 @@ class Journal:
 
         No coroutine but a future, so that the facts are on their way when this returns, and in the order of the calls.
         ``then`` is called with it as soon as it is done: a turn of the loop before the future's own callbacks are.
-        No facts at all: the journal notes that it is used (:attr:`away_ms` of the next one).
 
         Raises:
             JournalFailed: (when awaited) they are not durable, or that is unknown.
@@ -336,6 +335,10 @@ class Journal:
     async def operate(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         """Run something in a transaction of the writer's: upkeep, in small pieces, since commits wait for it."""
         return cast("T", await self._put(_Write((), operation)))
+
+    def touch(self) -> None:
+        """Note that the journal is used (:attr:`away_ms` of the next one). Should that fail, nothing else does."""
+        self._reader_thread.submit(os.utime, self._mark)
 
     def begins_with(self, first: int) -> None:
         """From now on the facts before this one are gone."""
