@@ -10,9 +10,7 @@ commits: a daemon that is killed continues where it was.
 Today is never cut, so what was seen a moment ago is always there.
 """
 
-import asyncio
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -315,14 +313,11 @@ class RetentionTask:
             raise JournalFailed(f"{journal.path}: the disk is full: first there must be room again")
         now, durable = await self._settled()
 
-        # A thread cannot be cancelled: it has to look. To book many facts takes minutes, and a stopping daemon must not
-        # wait for it.
-        given_up = threading.Event()
-
         def pause() -> None:
+            # A thread cannot be cancelled: it has to look. To book many facts takes minutes, and a stopping daemon must
+            # not wait for it.
             anyio.from_thread.check_cancelled()
-            if given_up.wait(PAUSE_S):
-                raise asyncio.CancelledError
+            time.sleep(PAUSE_S)
 
         async def operate(operation: Callable[[sqlite3.Connection], T]) -> T:
             # What is on its way to the disk gets there: it must not arrive during the work of the task that follows.
@@ -334,10 +329,7 @@ class RetentionTask:
             return anyio.from_thread.run(operate, operation)
 
         retention = Retention(journal.path, self._keep, write, pause=pause, on_cut=journal.begins_with)
-        try:
-            done = await anyio.to_thread.run_sync(partial(retention.run_once, now, durable))
-        finally:
-            given_up.set()  # if this is cancelled as a task, and not by a scope, the thread would not notice
+        done = await anyio.to_thread.run_sync(partial(retention.run_once, now, durable))
         if done.booked or done.cut:
             log.info("journal_retention_done", **msgspec.structs.asdict(done))
         return done
