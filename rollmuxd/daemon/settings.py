@@ -3,8 +3,8 @@
 A file is looked for in ``./``, ``~/.config/rollmux/`` and ``/etc/rollmux/``; the first one found counts. Every key
 can be set from the environment: ``lease.lease_s`` as ``ROLLMUX_LEASE__LEASE_S``; lists (``hosts``) as JSON.
 
-Each key says below what it does, in which unit, and why its default is what it is. ``rollmux.toml`` in the repository
-is the sample, and is loaded by a test. Errors name file, key and remedy, all of them at once::
+What each key does, and in which unit, says ``rollmux.toml`` in the repository: the sample, which is loaded by a test.
+``docs/reference/configuration.md`` is made of it. Errors name file, key and remedy, all of them at once::
 
     rollmux.toml: hosts[0].nodes[0].gpu is not a setting; did you mean gpus?
 
@@ -69,36 +69,14 @@ def default_state_dir() -> Path:
 
 class DaemonTable(_Table):
     listen: str = "127.0.0.1:7878"
-    """TCP address of the HTTP interface, ``host:port``; port 0 takes any free one, an empty string listens on none.
-    Beyond loopback it is https, and asks for keys, unless ``access.insecure`` says that it need not."""
-
     socket: Path | None = None
-    """Unix socket of the HTTP interface. Default: ``rollmux.sock`` in the state directory, or
-    ``/run/rollmux/rollmux.sock`` where that is ``/var/lib/rollmux``: where clients look."""
-
     socket_mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "0600"
-    """Users that may connect to the Unix socket, as a file mode. Default: the daemon's own user (and root). ``0666``
-    lets every user of the machine in, each as itself. The directory must let them through, too; one in a home does not.
-    Set ``socket`` to a path such as ``/run/rollmux/rollmux.sock``."""
-
     state_dir: Path = Field(default_factory=default_state_dir)
-    """Where the journal lies. On a local disk: network file systems are refused. Default: ``/var/lib/rollmux`` for
-    root, else ``~/.local/state/rollmux``."""
-
     mode: Literal["share", "observe"] = "share"
-    """``share``: jobs share nodes. ``observe``: jobs only report when their phases begin and end. No job waits, nothing
-    is held, moved or ended, and ``rollmuxd report`` says what sharing would have gained."""
-
     policy: Name = "thrift"
-    """Which policy decides what shares which nodes, by the name of its entry point (``rollmuxd.policies``):
-    ``thrift``, or ``rollmux``, the paper's rule."""
-
+    # beside those that docs/how-to/run-a-job.md lists, which hold no secrets
     inherit: list[Annotated[str, Field(pattern=r"^[A-Za-z_*][A-Za-z0-9_*]*$")]] = []
-    """More variables of the daemon's environment that the processes have which it starts, such as ``["WANDB_*"]``.
-    Default: none but those that ``docs/how-to/run-a-job.md`` lists, which hold no secrets."""
-
     shutdown_s: Seconds = 10.0
-    """Seconds that calls may take to come to an end when the daemon stops; then they are cut off."""
 
     @field_validator("listen")
     @classmethod
@@ -131,33 +109,15 @@ class DaemonTable(_Table):
 
 
 class RollMuxTable(_Table):
-    max_group: Annotated[int, Field(ge=1, le=64)] = 5
-    """Jobs in a group at most. Default: 5, beyond which the paper saw no gain."""
-
+    max_group: Annotated[int, Field(ge=1, le=64)] = 5  # beyond which the paper saw no gain
     promise: Literal["measured", "certified"] = "certified"
-    """How promises are kept. ``certified``: by an order that is proven, as long as no phase takes longer than planned.
-    ``measured``: the job with the least credit goes first. A job that runs short of credit is served first, or has
-    nodes of its own until it has earned some."""
 
 
 class ThriftTable(_Table):
     objective: Literal["throughput", "cost", "work"] = "throughput"
-    """What is dear. ``throughput``: nodes that one owns cost nothing while enough of them idle, and their price when
-    they run short. ``cost``: dollars per hour, for nodes that one rents: a job that is ahead of its promise may be
-    slowed beyond it for a while. ``work``: the same, in dollars for the work that there is, since a slowed job stays
-    longer."""
-
     steady: bool = False
-    """Promises hold at every instant. Else they hold over a job's life. A job that is ahead of its promise may be
-    slowed beyond it until that is spent (objectives ``cost`` and ``work``)."""
-
     max_group: Annotated[int, Field(ge=1, le=64)] = 5
-    """Jobs in a group at most."""
-
-    promise: Literal["measured", "certified"] = "measured"
-    """As under ``[policy.rollmux]``. Default: ``measured``, because real phases take times that no plan knows.
-    ``certified`` fits phases that never take longer than stated: then a job may go round up to four times while another
-    goes round once."""
+    promise: Literal["measured", "certified"] = "measured"  # real phases take times that no plan knows
 
 
 class PolicyTable(BaseModel):
@@ -165,27 +125,14 @@ class PolicyTable(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     rollmux: RollMuxTable = RollMuxTable()
-    """Options of the policy ``rollmux``, the paper's rule."""
-
     thrift: ThriftTable = ThriftTable()
-    """Options of the policy ``thrift``. Other policies have tables of their own, ``[policy.NAME]``."""
 
 
 class LeaseTable(_Table):
-    lease_s: Seconds = 60.0
-    """Seconds without a heartbeat after which a session is lost. Default: a minute, so that a save or a debugger does
-    not cost a slot."""
-
-    heartbeat_s: Seconds = 15.0
-    """Seconds between heartbeats, told to clients. Default: a quarter of the lease, so that three may go missing."""
-
-    reattach_s: Seconds = 120.0
-    """Seconds that a waiting request keeps its place without a client that asks for it. The same holds for a registered
-    run without a session (or for ``lease_s``, where that is longer). Default: two minutes, so that neither a restarted
-    daemon nor a restarted proxy costs a place."""
-
+    lease_s: Seconds = 60.0  # a save or a debugger must not cost a slot.
+    heartbeat_s: Seconds = 15.0  # three may go missing.
+    reattach_s: Seconds = 120.0  # neither a restarted daemon nor a restarted proxy may cost a place.
     grace_s: Seconds = 5.0
-    """Seconds beyond its planned gap that a job's turn is awaited before it is skipped."""
 
     @model_validator(mode="after")
     def _heartbeats_fit(self) -> "LeaseTable":
@@ -199,45 +146,22 @@ class LeaseTable(_Table):
 
 class RelaunchTable(_Table):
     after_s: Seconds = 60.0
-    """Seconds after which a lost job with ``on_loss = "relaunch"`` is started again. Each further loss within an hour
-    doubles them. Default: a minute."""
-
     limit: Annotated[int, Field(ge=0, le=1000)] = 5
-    """Relaunches within an hour at most; then the job is quarantined until you reinstate it."""
 
 
 class MovesTable(_Table):
     enabled: Literal["auto", "on", "off"] = "auto"
-    """Whether jobs that allow it (``movable``) are moved to other nodes while they live, where the policy finds them
-    better placed. Default: where there is more than one host."""
-
     min_interval_h: Annotated[float, Field(ge=0, le=8760)] = 1.0
-    """Hours after which a job may be moved again. Default: one."""
-
     move_cost_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
-    """Seconds that a move takes from its job, as this cluster measures it. A move has to gain more, and credit has to
-    pay for it."""
 
 
 class EstimatesTable(_Table):
     drift: Annotated[float, Field(ge=0, le=10)] = 0.1
-    """A group is planned again when a phase's recent mean is off its plan by more than this share, and by more than
-    chance explains. 0: never; plans keep their times."""
-
+    # the guard keeps promises with it; plans with more cost more (docs/results.md)
     plan: Literal["mean", "p90", "worst"] = "mean"
-    """What of the times that were seen plans reckon with. Promises are about the mean in any case. Default: the mean,
-    since the guard keeps promises with it, and plans with more than that cost more (docs/results.md)."""
-
     window: Annotated[int, Field(ge=2, le=64)] = 20
-    """Iterations that this mean is of, at most."""
-
-    min_samples: Annotated[int, Field(ge=2, le=64)] = 8
-    """And at least, counted from when plans were made with the phase's times last: till then what a job states holds.
-    Default: eight, as the guard, which judges from there on too, should find them true."""
-
+    min_samples: Annotated[int, Field(ge=2, le=64)] = 8  # as the guard, which judges from there on too
     replan_every_s: Annotated[float, Field(ge=0, le=604_800)] = 900.0
-    """The least seconds between two plans that one job causes; a promise at risk is tried again as often. Default: a
-    quarter of an hour."""
 
     @model_validator(mode="after")
     def _samples_in_window(self) -> "EstimatesTable":
@@ -249,161 +173,67 @@ class EstimatesTable(_Table):
 
 
 class OverrunTable(_Table):
-    action: Literal["warn", "revoke"] = "warn"
-    """What follows when a slot runs for more than ten minutes and three times the p95 of its phase. ``warn`` says so
-    (log, metrics, ``slot list``, ``job explain``) and does nothing more. ``revoke`` ends the slot after a grace, if
-    another job waits for its GPUs. Default: on one box the owner decides."""
-
+    action: Literal["warn", "revoke"] = "warn"  # on one box the owner decides
     grace_s: Seconds = 300.0
-    """Seconds between the warning and the end, where ``action`` is ``revoke``."""
 
 
 class FillerTable(_Table):
     enabled: bool = True
-    """Whether idle nodes are lent to fillers."""
-
     max_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Share of its time alone by which loans may hold a job up, at most. A node is not lent where the longest wait that
-    a loan may cause would exceed it. Default: one per cent."""
-
     margin_s: Seconds = 0.5
-    """Seconds by which a node is back before a job is expected there."""
 
 
 class LimitsTable(_Table):
-    order_s: Seconds = 120.0
-    """Seconds that a load or a park may take at least; three times what it took so far, where that is more. Default: a
-    stuck engine is noticed, a slow one is not punished."""
-
+    order_s: Seconds = 120.0  # a stuck engine is noticed, a slow one is not punished
     clean_timeout_s: Seconds = 120.0
-    """Seconds that GPUs may take to become clean before their node is quarantined."""
-
-    clean_tolerance_gb: Annotated[float, Field(ge=0, le=1000)] = 0.3
-    """Gigabytes of used memory, beyond agreed residual memory, at which a GPU still counts as clean. Default: what a
-    driver keeps on an idle GPU."""
-
+    clean_tolerance_gb: Annotated[float, Field(ge=0, le=1000)] = 0.3  # what a driver keeps on an idle GPU
     observe_s: Seconds = 15.0
-    """Seconds between two looks at a host, where nothing else asks for one."""
-
     max_jobs: Annotated[int, Field(ge=1)] = 10_000
-    """Live jobs at most; more are answered with 429."""
-
     max_requests_waiting: Annotated[int, Field(ge=1)] = 20_000
-    """Waiting slot requests at most; more are answered with 429."""
-
-    max_facts_waiting: Annotated[int, Field(ge=1)] = 100
-    """At most so many calls of one owner wait for facts at the same time (each open dashboard is one, and each
-    ``rollmuxd facts --follow``). More are answered with 429. Heartbeats that wait for directives take half of these
-    places at most; more of them are answered at once. Default: more than a team looks at, and less than would cost
-    others something."""
-
+    max_facts_waiting: Annotated[int, Field(ge=1)] = 100  # more than a team looks at
     max_body_mb: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Megabytes that the body of a call may have; larger ones are answered with 413."""
-
     max_connections: Annotated[int, Field(ge=1)] = 20_000
-    """Open TCP connections at most, TLS handshakes among them; more are answered with 503, or with TLS hung up on.
-    Fewer where the process may have fewer files: some are left to the Unix socket, the journal and backends."""
-
     read_s: Seconds = 30.0
-    """Seconds in which a call must have arrived, from its first byte to its last. A new connection must bring one as
-    soon; a TLS handshake has 10 of them at most. Slower connections are closed, since open connections cost
-    something."""
-
-    calls_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2_000.0
-    """Calls a second that each API key, each user at the Unix socket and each address without a key may make. More are
-    answered with 429. 0: any number. Default: what one client needs that stands for thousands of jobs."""
-
+    calls_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2_000.0  # for a client of thousands of jobs
     calls_burst_s: Seconds = 5.0
-    """Size of a burst, in seconds of ``calls_per_s``, for a caller that has been idle."""
 
 
 class OwnerTable(_Table):
     share: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    """Its part, against other owners' parts: among waiting jobs of equal priority, the owner that used least relative
-    to its share goes first. Default: 1, the same for all."""
-
-    max_jobs: Annotated[int, Field(ge=0)] = 1_000
-    """Its live jobs at most; more are answered with 429. 0: no limit. Default: more than a team runs, and few enough
-    that one owner's jobs do not slow the others' down."""
-
+    max_jobs: Annotated[int, Field(ge=0)] = 1_000  # more than a team runs; more would slow others' jobs down
     max_nodes: Annotated[int, Field(ge=0)] = 0
-    """Nodes on which it has placements, at most (a node that it shares with others counts as one); its jobs wait for
-    more. Default: 0, no limit."""
-
     max_waiting: Annotated[int, Field(ge=0)] = 0
-    """Its waiting slot requests at most; more are answered with 429. Default: 0, no limit."""
-
     max_priority: int | None = None
-    """The highest priority that its jobs may ask for; more is refused. Default: any."""
 
 
 class DefaultsTable(_Table):
     owner: OwnerTable = OwnerTable()
-    """Share and limits where ``[owners.NAME]`` does not give them: for owners without a table, and for keys that a
-    table leaves out. Default: one share, 1,000 live jobs, and no other limit. Set it where several share."""
-
-    slo: Annotated[float, Field(ge=1, le=1000)] | None = None
-    """Bound on a job's slowdown where its registration gives none. Default: none, best effort: the first hour must just
-    work. Clusters set it."""
-
+    slo: Annotated[float, Field(ge=1, le=1000)] | None = None  # best effort: the first hour must just work
     on_loss: Literal["kill", "hold", "relaunch"] = "hold"
-    """What follows if a job's session is lost and its registration does not say. ``hold`` waits until its GPUs are
-    verified clean. ``kill`` ends its process, where the backend owns it. ``relaunch`` starts it again, where rollmuxd
-    has started it (others: ``hold``)."""
-
     residual_gb: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """Gigabytes that a parked state may leave on each GPU if its registration does not say (``residual_gb``). At most a
-    quarter of its ``gpu_gb``, where that is known. Default: nothing. Real processes keep a CUDA context and what
-    libraries take, half a gigabyte to one and a half: ``rollmuxd init`` writes 1."""
 
 
 class JournalTable(_Table):
-    keep_days: Annotated[int, Field(ge=1, le=36_500)] = 90
-    """Days for which every fact is kept. State, daily usage and the audit trail are kept longer. Default: a quarter of
-    a year, to look into what happened."""
-
-    keep_gb: Annotated[float, Field(ge=0.001, le=100_000)] = 10.0
-    """Gigabytes of journal above which the oldest days' facts go sooner; the last day's always stay. Default: what a
-    normal disk can spare, and months of a busy cluster."""
-
+    keep_days: Annotated[int, Field(ge=1, le=36_500)] = 90  # to look into what happened
+    keep_gb: Annotated[float, Field(ge=0.001, le=100_000)] = 10.0  # months of a busy cluster
     keep_audit_days: Annotated[int, Field(ge=1, le=36_500)] = 1_095
-    """Days for which is kept what operators and owners did. Default: three years."""
 
 
 class LogTable(_Table):
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least level that is written."""
-
     format: Literal["console", "json"] = "console"
-    """``console`` for people, ``json`` for collectors: one object a line. Both go to stderr."""
 
 
 class AccessTable(_Table):
     require_keys: bool = True
-    """Ask for API keys over TCP. (Over the Unix socket the kernel names the caller, and no key is needed.) Without,
-    every caller on the port is an operator."""
-
     insecure: bool = False
-    """Allow to listen beyond loopback without TLS, or without keys. Then keys and answers can be read on the way, or
-    every caller on the port is an operator. Use it behind a proxy, or in a network of your own."""
 
 
 class TlsTable(_Table):
     mode: Literal["auto", "on", "off"] = "auto"
-    """TLS at the TCP port. ``auto``: where other machines can reach it, unless ``access.insecure``; and where a
-    certificate is named. The Unix socket needs none."""
-
     certificate: Path | None = None
-    """PEM file with the certificate, and those between it and its authority. Default: one of the daemon's own, made at
-    its first start and signed by itself: ``tls/certificate.pem`` in the state directory."""
-
     key: Path | None = None
-    """PEM file with its private key, without a password."""
-
     names: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.:*-]+$", max_length=253)], ...] = ()
-    """Names and addresses under which clients reach the daemon, besides the machine's own: the certificate that it
-    makes is for these too. Where no key is asked for, it is heard under no other name, so that no page of another site
-    is."""
 
     @field_validator("certificate", "key")
     @classmethod
@@ -422,20 +252,10 @@ class TlsTable(_Table):
 
 class NodeTable(_Table):
     gpus: tuple[int, ...]
-    """GPUs of the host that are always shared as a unit: ``[0, 1, 2, 3]`` or ``"0-3"``."""
-
     pools: Annotated[tuple[Name, ...], Field(min_length=1)]
-    """Pools that the node is in. Their names are free; ``rollout`` and ``train`` are those that a job wants which names
-    none. Both in one homogeneous cluster."""
-
     gpu_type: str = ""
-    """Type of the GPUs, for people to read. Default: as the backend sees it."""
-
     gpu_gb: Annotated[float, Field(ge=0, le=10_000)] = 0.0
-    """Memory of each GPU in gigabytes. Default: as the backend sees it."""
-
     price_per_gpu_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """What a GPU costs in an hour, in any one currency: the policy takes the cheapest placement."""
 
     @field_validator("gpus", mode="before")
     @classmethod
@@ -456,19 +276,10 @@ class NodeTable(_Table):
 
 class HostTable(_Table):
     id: Name
-    """The host's name here; its GPUs are printed ``host1/gpu0``, its nodes ``host1/gpu0-3``."""
-
     backend: Name
-    """The backend that reaches it, by the name of its entry point (``rollmuxd.backends``)."""
-
     ram_gb: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
-    """Gigabytes of its RAM that parked states may take. Default: 70 % of what the backend sees."""
-
     options: dict[str, Any] = {}
-    """What the backend needs to know of this host; its own documentation says what."""
-
     nodes: Annotated[tuple[NodeTable, ...], Field(min_length=1)]
-    """Its nodes. GPUs that are in none are left alone."""
 
     @model_validator(mode="after")
     def _gpus_are_in_one_node(self) -> "HostTable":
@@ -482,17 +293,12 @@ class HostTable(_Table):
 
 
 class FabricTable(_Table):
+    """An optical switch, and which of its ports the cables of a node end at (``docs/how-to/optical-switch.md``)."""
+
     name: Name
-    """The switch's name here."""
-
     driver: Name
-    """What sets it, by the name of its entry point (``rollmuxd.fabric``): ``polatis``, or ``mock`` without hardware."""
-
     options: dict[str, Any] = {}
-    """What the driver needs to know of the switch; its own documentation says what."""
-
     ports: Annotated[dict[str, tuple[Annotated[int, Field(ge=1, le=100_000)], ...]], Field(min_length=1)]
-    """Ports of the switch that the cables of a node end at: ``"host1/gpu0-7" = [1, 2]``."""
 
     @model_validator(mode="after")
     def _a_cable_is_of_one_node(self) -> "FabricTable":
@@ -525,16 +331,10 @@ class Settings(BaseSettings):
     access: AccessTable = AccessTable()
     tls: TlsTable = TlsTable()
     owners: dict[Name, OwnerTable] = {}
-    """Shares and limits of owners: ``[owners.NAME]``. What a table leaves out, and all of an owner without one, is as
-    ``defaults.owner`` says."""
     hosts: tuple[HostTable, ...] = ()
-    """The machines: one ``[[hosts]]`` table each."""
     fabric: tuple[FabricTable, ...] = ()
-    """Optical switches between nodes: one ``[[fabric]]`` table each."""
     backends: dict[Name, dict[str, Any]] = {}
-    """Options of a backend for all its hosts: ``[backends.NAME]``; its own documentation says which."""
     residency: dict[Name, dict[str, Any]] = {}
-    """Options of a residency driver: ``[residency.NAME]``; its own documentation says which."""
 
     _file: Path | None = PrivateAttr(default=None)
 
