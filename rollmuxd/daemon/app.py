@@ -64,7 +64,6 @@ from rollmuxd.daemon.settings import (
     SYSTEM_SOCKET,
     BadSettings,
     Settings,
-    misspelt_pools,
     search_path,
     split_address,
 )
@@ -654,10 +653,6 @@ def announce(
     ready = publish(settings, sockets, tls)
     if not settings.hosts:
         log.warning("no_hosts", reason=without_hosts(settings), remedy="every job will be refused; add [[hosts]]")
-    for pool, meant in misspelt_pools(settings.hosts).items():
-        log.warning(
-            "pool_looks_misspelt", pool=pool, remedy=f"no node is in the pool {meant}, which jobs ask for: is it meant?"
-        )
     mode = settings.daemon.socket_mode
     if closed := closed_directory(settings.daemon.socket_path, int(mode, 8)):
         log.warning(

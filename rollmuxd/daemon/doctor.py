@@ -14,10 +14,10 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from rollmuxd.core.ids import HostId, NodeId
+from rollmuxd.core.ids import HostId
 from rollmuxd.daemon.hosts.circuits import Misconfigured, ports_of
 from rollmuxd.daemon.hosts.plugin_calls import ask, said
-from rollmuxd.daemon.settings import FabricTable, HostTable, Settings, gpu_id, misspelt_pools, node_id
+from rollmuxd.daemon.settings import FabricTable, HostTable, Settings, gpu_id
 from rollmuxd.spi import Backend, ChecksHosts, Finding, Inventory, Observation, PluginError, discovery
 
 #: a host takes no longer
@@ -76,9 +76,6 @@ async def examine(settings: Settings, only: Sequence[HostId] = ()) -> tuple[Exam
             await backend.close()
     for about, finding in _between(seen, wanted):
         found[about].append(finding)
-    doubtful = misspelt_pools(settings.hosts)
-    for host in wanted:
-        found[host.id] += [_misspelt(node, pool, doubtful[pool]) for node, pool in _pools(host) if pool in doubtful]
     switches = () if only else [await _switch(settings, number, one) for number, one in enumerate(settings.fabric)]
     return (*(Examined(host.id, host.backend, tuple(found[host.id])) for host in wanted), *switches)
 
@@ -180,15 +177,6 @@ def _configured(host: HostTable, inventory: Inventory) -> Iterator[Finding]:
             f"ram_gb is {host.ram_gb:g}, and the host has {inventory.ram_mb / 1000:.0f} GB",
             "parked states would be swapped out, or killed; leave ram_gb out for 70 % of what there is",
         )
-
-
-def _pools(host: HostTable) -> list[tuple[NodeId, str]]:
-    return [(node_id(host.id, node.gpus), pool) for node in host.nodes for pool in node.pools]
-
-
-def _misspelt(node: NodeId, pool: str, meant: str) -> Finding:
-    said = f"it is in the pool {pool}, and no node is in {meant}, which jobs ask for that name none"
-    return Finding(node, "warning", said, f'write pools = ["{meant}"], if that is meant')
 
 
 def _between(seen: Mapping[HostId, Seen], hosts: Sequence[HostTable]) -> Iterator[tuple[HostId, Finding]]:

@@ -498,17 +498,6 @@ class Settings(BaseSettings):
 # ---- names ---------------------------------------------------------------------------------------------------------
 
 
-def misspelt_pools(hosts: Sequence[HostTable]) -> Mapping[str, str]:
-    """Pools that look like ``rollout`` or ``train`` where there is no such pool, each with the one that was meant.
-
-    Their names are free, but a job that names none would wait for that one for ever.
-    """
-    pools = dict.fromkeys(pool for host in hosts for node in host.nodes for pool in node.pools)
-    missing = [name for name in ("rollout", "train") if name not in pools]
-    near = {pool: difflib.get_close_matches(pool.lower(), missing, 1, 0.8) for pool in pools}
-    return {pool: meant[0] for pool, meant in near.items() if meant}
-
-
 def gpu_id(host: str, gpu: int) -> GpuId:
     """``host1/gpu0``."""
     return f"{host}/gpu{gpu}"

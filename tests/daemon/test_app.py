@@ -27,7 +27,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.inputs import HostSpec, RegisterJob
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon import app, doctor, writer
+from rollmuxd.daemon import app, writer
 from rollmuxd.daemon.app import CannotStart, make_policy, serve
 from rollmuxd.daemon.journal import backup as journal_tools
 from rollmuxd.daemon.journal import retention
@@ -201,29 +201,6 @@ async def test_a_socket_that_its_directory_hides_from_whom_it_lets_in_is_warned_
     assert bool(warned) == closed
     for line in warned:
         assert (str(top) in line["reason"], "daemon.socket" in line["remedy"]) == (True, True)
-
-
-@pytest.mark.parametrize(("pools", "warned"), [
-    (["rollout", "trian"], [("trian", "train")]), (["rollout", "TRAIN"], [("TRAIN", "train")]),
-    (["rollout", "training"], []),
-    (["rollout", "train", "training"], []), (["eval", "h100"], []), (["rollout", "train", "trainer"], []),
-])  # fmt: skip
-async def test_a_pool_that_looks_misspelt_is_warned_about_and_names_of_ones_own_are_not(tmp_path, pools, warned):
-    nodes = [{"gpus": [number], "pools": [pool]} for number, pool in enumerate(pools)]
-    host = {"id": "box", "backend": "mock", "options": {"memory": ""}, "nodes": nodes}
-    chosen = Settings(daemon={"state_dir": tmp_path, "listen": ""}, hosts=[host])
-    with structlog.testing.capture_logs() as said:
-        app.announce(chosen, [])
-    lines = [line for line in said if line["event"] == "pool_looks_misspelt"]
-    assert [line["pool"] for line in lines] == [pool for pool, _ in warned]
-    assert [f"pool {meant}," in line["remedy"] for line, (_, meant) in zip(lines, warned, strict=True)] == [True] * len(
-        warned
-    )
-    (host,) = await doctor.examine(chosen)
-    found = [finding for finding in host.findings if "which jobs ask for" in finding.said]
-    assert [(finding.level, finding.said.split()[5], finding.remedy.split('"')[1]) for finding in found] == [
-        ("warning", f"{pool},", meant) for pool, meant in warned
-    ]
 
 
 async def test_a_directory_that_cannot_be_written_to_is_told_with_the_command_that_helps(settings, monkeypatch):
