@@ -23,10 +23,10 @@ What would surprise:
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from itertools import islice
-from typing import Final, Self, TypeAlias, TypeVar
+from typing import Final, Generic, Self, TypeAlias, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -60,6 +60,7 @@ from rollmuxd.daemon.clock import Clock
 from rollmuxd.daemon.journal.store import DISK_FULL, Journal, JournalFailed, Unreadable, until_large
 
 T = TypeVar("T")
+K = TypeVar("K")
 #: how often the writer looks whether a full disk has room again
 LOOK_AFTER_S: Final = 10.0
 #: durable facts that are kept in memory, so that a follower reads the journal for older ones only
@@ -93,12 +94,14 @@ class Unavailable(Exception):
         self.why, self.retry_after_s = why, retry_after_s
 
 
-class Waiter:
-    """A call that waits for news of one slot. Leave it (``with``) when done."""
+class Waiter(Generic[K]):
+    """A call that waits for news of something, by its keys. Leave it (``with``) when done."""
 
-    __slots__ = ("_draining", "_future", "_keys", "_news", "_waiters")
+    __slots__ = ("_draining", "_future", "_keys", "_news", "_waiters", "after")
 
-    def __init__(self, waiters: "dict[str, dict[Waiter, None]]", keys: tuple[str, ...], draining: anyio.Event) -> None:
+    def __init__(self, waiters: "dict[K, dict[Waiter[K], None]]", keys: Collection[K], draining: anyio.Event) -> None:
+        #: the number of the last fact before the first news; None: there was none
+        self.after: int | None = None
         self._waiters = waiters
         self._keys = keys
         self._draining = draining
@@ -121,8 +124,10 @@ class Waiter:
                 self._future = None
         self._news = False
 
-    def wake(self) -> None:
-        """There is news (the driver's to call)."""
+    def wake(self, after: int) -> None:
+        """There is news after this fact (the driver's to call)."""
+        if self.after is None:
+            self.after = after
         self._news = True
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
@@ -141,22 +146,6 @@ class Waiter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Follower:
-    """A call that waits for facts. There is news once the future is done; it sees only facts that it has to read."""
-
-    def __init__(self) -> None:
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        #: the number after which there is news
-        self.after: int | None = None
-
-    def wake(self, after: int) -> None:
-        # Noted besides: the future may be cancelled already, as the time to wait is over, and its owner not run yet.
-        if self.after is None:
-            self.after = after
-        if not self.future.done():
-            self.future.set_result(None)
 
 
 class Driver:
@@ -225,8 +214,8 @@ class Driver:
         self._answers: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._effects: deque[tuple[int, tuple[Effect, ...]]] = deque()
         self._results: deque[Input] = deque()
-        self._waiters: dict[str, dict[Waiter, None]] = {}
-        self._followers: dict[Topic, dict[_Follower, None]] = {}
+        self._waiters: dict[str, dict[Waiter[str], None]] = {}
+        self._followers: dict[Topic, dict[Waiter[Topic], None]] = {}
         self._recent: deque[tuple[int, Fact]] = deque(maxlen=RECENT)
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
@@ -293,13 +282,13 @@ class Driver:
             # Recorded where it was found; the reporter has nothing to do with it.
             log.debug("report_dropped", report=type(given).__name__, reason=str(error))
 
-    def subscribe(self, slot: SlotId) -> Waiter:
+    def subscribe(self, slot: SlotId) -> Waiter[str]:
         """Be told of news of a slot and of its job. Subscribe first, then look, then wait: no news is missed."""
         known = self.scheduler.state.slots.get(slot)
         keys = (slot,) if known is None else (slot, _job_key(known.job))
         return Waiter(self._waiters, keys, self.draining)
 
-    def subscribe_group(self, job: JobId) -> Waiter:
+    def subscribe_group(self, job: JobId) -> Waiter[str]:
         """Be told of news of a job, and of the jobs and nodes of its group: what decides what its slot is asked."""
         known = self.scheduler.state.jobs.get(job)
         keys = (_job_key(job),) if known is None or known.group is None else (_job_key(job), _group_key(known.group))
@@ -309,7 +298,7 @@ class Driver:
         """A request of the job is waited for again. No fact says so, and others may make room for it."""
         known = self.scheduler.state.jobs.get(job)
         if known is not None and known.group is not None:
-            self._wake(_group_key(known.group))
+            self._wake(_group_key(known.group), self.durable_seq)
 
     async def facts_after(
         self, seq: int, wait_ms: Millis, limit: int, topics: Collection[Topic] = (EVERYTHING,)
@@ -335,18 +324,10 @@ class Driver:
 
     async def _news_of(self, topics: Collection[Topic], seconds: float) -> int:
         """Wait for a fact of one of these topics, for at most so long; the number after which there may be one."""
-        follower = _Follower()
-        for topic in topics:
-            self._followers.setdefault(topic, {})[follower] = None
-        try:
+        with Waiter(self._followers, topics, self.draining) as follower:
             with anyio.move_on_after(seconds):
-                await follower.future
-        finally:
-            for topic in topics:
-                self._followers[topic].pop(follower)
-                if not self._followers[topic]:
-                    del self._followers[topic]
-        return self.durable_seq if follower.after is None else follower.after
+                await follower.changed()
+            return self.durable_seq if follower.after is None else follower.after
 
     def drain(self) -> None:
         """Let everybody know that the daemon is about to stop."""
@@ -440,7 +421,7 @@ class Driver:
             self._replaying(all_of_it, all_of_it)
         # Facts that the life before did not know to be durable are not among the recent ones, and woke no follower.
         self._recent.clear()
-        self._wake_followers(self._followers, self.durable_seq)
+        self._wake_all()
         self.durable_seq = self._snapshot_seq = self._seq
         return state
 
@@ -578,8 +559,9 @@ class Driver:
                 future.set_result(None)
         if self._followers:
             state = self.scheduler.state
-            topics = dict.fromkeys(topic for _, fact in facts for topic in self.belongs.topics(fact, state))
-            self._wake_followers(topics, facts[0][0] - 1)
+            for topic in dict.fromkeys(topic for _, fact in facts for topic in self.belongs.topics(fact, state)):
+                for follower in self._followers.get(topic, ()):
+                    follower.wake(facts[0][0] - 1)
         # Later and not soon: a hand-over goes round the loop a dozen times, and need not wait for a log line.
         if not self._untold:
             asyncio.get_running_loop().call_later(SINKS_AFTER_S, self.tell_sinks)
@@ -590,7 +572,7 @@ class Driver:
     def _wake_for(self, facts: Sequence[Numbered]) -> None:
         if not self._waiters:
             return
-        state = self.scheduler.state
+        state, before = self.scheduler.state, facts[0][0] - 1
         for _, fact in facts:
             slot: SlotId | None = getattr(fact, "slot", None)
             of = state.slots.get(slot or "") or state.sessions.get(getattr(fact, "session", ""))
@@ -598,22 +580,19 @@ class Driver:
             at = state.jobs.get(job or "") or state.nodes.get(getattr(fact, "node", ""))
             group: GroupId | None = getattr(fact, "group", None) or (None if at is None else at.group)
             for key in (slot, job and _job_key(job), group and _group_key(group)):
-                self._wake(key)
+                self._wake(key, before)
 
-    def _wake(self, key: str | None) -> None:
+    def _wake(self, key: str | None, before: int) -> None:
         for waiter in self._waiters.get(key or "", ()):
-            waiter.wake()
-
-    def _wake_followers(self, topics: Iterable[Topic], after: int) -> None:
-        for topic in topics:
-            for follower in self._followers.get(topic, ()):
-                follower.wake(after)
+            waiter.wake(before)
 
     def _wake_all(self) -> None:
-        self._wake_followers(self._followers, self.durable_seq)
-        for waiters in self._waiters.values():
-            for waiter in waiters:
-                waiter.wake()
+        for of_slots in self._waiters.values():
+            for waiter in of_slots:
+                waiter.wake(self.durable_seq)
+        for of_facts in self._followers.values():
+            for follower in of_facts:
+                follower.wake(self.durable_seq)
 
     def tell_sinks(self) -> None:
         """Give the sinks the facts that they do not have yet: soon after a commit, and whenever a call reads them."""
