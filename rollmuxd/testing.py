@@ -383,7 +383,7 @@ class FakeDaemon:
             view = self._jobs[job]
             if view.status == "quarantined":
                 told = dict(name=view.name, status=view.status, reason=view.reason)
-                raise _No(409, f"job {view.name} is quarantined: {view.reason}", **told)
+                raise _No(409, f"job {view.name} is quarantined ({view.reason})", **told)
             if any(slot.job == job and slot.status in {"running", "queued"} for slot in self._slots.values()):
                 raise _No(409, f"job {job} has a slot already")
             slot = _Slot(self._new("t"), job, phase, request_id, "queued", "", self._gpu_names())

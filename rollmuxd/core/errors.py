@@ -11,9 +11,15 @@ Rejected                 the input is refused, nothing has changed
 BrokenInvariant          our bug: the process stops; the journal has not seen it
 """
 
+from rollmuxd.core.causes import Cause
+
 
 class Rejected(Exception):
-    """The input is refused; nothing has changed."""
+    """The input is refused; nothing has changed. ``because`` is the cause behind it, if there is one."""
+
+    def __init__(self, text: str, because: Cause | None = None) -> None:
+        super().__init__(text)
+        self.because = because
 
 
 class UnknownThing(Rejected):
@@ -31,9 +37,9 @@ class Conflict(Rejected):
 class StaleFence(Conflict):
     """The fence is not the slot's: its holder is another by now, or the slot has ended."""
 
-    def __init__(self, slot: str, status: str, why: str) -> None:
-        super().__init__(f"slot {slot} is not yours any more: it is {status}{f' ({why})' if why else ''}")
-        self.slot, self.status, self.why = slot, status, why
+    def __init__(self, slot: str, status: str, because: Cause | None = None) -> None:
+        super().__init__(f"slot {slot} is not yours any more: it is {status}", because)
+        self.slot, self.status = slot, status
 
 
 class RunAlive(Conflict):
@@ -50,9 +56,9 @@ class RunAlive(Conflict):
 class TakesNoRequests(Conflict):
     """The job is over, or quarantined: its status says which."""
 
-    def __init__(self, name: str, status: str, reason: str) -> None:
-        super().__init__(f"job {name} is {status}: {reason}")
-        self.name, self.status, self.reason = name, status, reason
+    def __init__(self, name: str, status: str, because: Cause | None) -> None:
+        super().__init__(f"job {name} is {status}", because)
+        self.name, self.status = name, status
 
 
 class Impossible(Rejected):

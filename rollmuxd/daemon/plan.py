@@ -28,6 +28,7 @@ from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.least import Found, kinds, least
 from rollmuxd.daemon.question import Copy
+from rollmuxd.explain.causes import refusal
 from rollmuxd.explain.forecast import iteration_ms
 from rollmuxd.wire import answers as wire
 from rollmuxd.wire.plan import LeastNodes, LeastView, PlannedJob, PlannedPool, PlanPool, PlanView, Slowed
@@ -288,7 +289,7 @@ def _least_view(
 
 
 def _refused(name: str, why: Rejected) -> PlannedJob:
-    return PlannedJob(name=name, status="refused", reasons=[wire.Reason(type(why).__name__.lower(), str(why))])
+    return PlannedJob(name=name, status="refused", reasons=[wire.Reason(type(why).__name__.lower(), refusal(why))])
 
 
 def _planned(

@@ -25,6 +25,7 @@ from rollmuxd.core.ids import JobId, Millis, SlotId
 from rollmuxd.core.model import OrderKind
 from rollmuxd.core.state import State
 from rollmuxd.daemon.open_orders import OpenOrders
+from rollmuxd.explain.causes import sentence
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -176,7 +177,7 @@ class Spans:
 
     def _order_over(self, fact: f.OrderEnded | f.OrderFaulted | f.OrderContactLost) -> None:
         if span := self._orders.over(fact.order):
-            self._moved(span, fact.at, "" if isinstance(fact, f.OrderEnded) else str(fact.error))
+            self._moved(span, fact.at, "" if isinstance(fact, f.OrderEnded) else sentence(fact.error))
 
     def _seen(self, fact: f.StateObserved) -> None:
         if span := self._orders.seen(fact):

@@ -6,7 +6,7 @@ from itertools import islice
 from math import ceil
 from typing import Final, NamedTuple
 
-from rollmuxd.core.causes import Cause, sentence
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.clean import is_dirty_by, is_given_back, is_tails
 from rollmuxd.core.context import PLACED, Context
 from rollmuxd.core.decision import Reason
@@ -46,6 +46,7 @@ from rollmuxd.core.steps.locality import bound_to, limited_to_locality, place
 from rollmuxd.core.steps.observe import must_be_cleaned
 from rollmuxd.core.steps.reclaim import nodes_of
 from rollmuxd.explain import fillers, forecast
+from rollmuxd.explain.causes import sentence
 from rollmuxd.explain.forecast import estimate_samples, iteration_ms, position
 from rollmuxd.explain.what_if import WhatIf
 

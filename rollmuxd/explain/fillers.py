@@ -4,6 +4,7 @@ from rollmuxd.core.context import Context
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.model import Job, NodeStatus, Slot, nodes_in
 from rollmuxd.core.steps import lend
+from rollmuxd.explain.causes import sentence
 
 
 def why_no_home(c: Context, job: Job) -> list[Reason]:
@@ -14,7 +15,7 @@ def why_no_home(c: Context, job: Job) -> list[Reason]:
     if not fit:
         return [Reason("no_node", f"no node of pool {want.pool} that it may have is up")]
     found = ((it.id, why) for it in fit if (why := lend.no_room(c, job, it)) is not None)
-    return [Reason("no_room", str(why), {"node": node}) for node, why in found][:1]
+    return [Reason("no_room", sentence(why), {"node": node}) for node, why in found][:1]
 
 
 def why_not_lent(c: Context, filler: Job) -> list[Reason]:

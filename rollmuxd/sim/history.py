@@ -16,10 +16,11 @@ import msgspec
 from msgspec import Struct
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.causes import Cause, sentence
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.facts import Fact as Fact  # noqa: PLC0414 handed on: the command line knows facts by us
 from rollmuxd.core.ids import Fence, GpuId, GroupId, HostId, JobId, Millis, NodeId, OrderId, PoolName, SlotId
 from rollmuxd.core.model import JobStatus
+from rollmuxd.explain.causes import sentence
 
 HOUR: Final = 3_600_000
 
@@ -542,10 +543,10 @@ class History:
         self._order_over(fact.order, fact.at, "done", found)
 
     def _order_faulted(self, fact: f.OrderFaulted, found: list[Item]) -> None:
-        self._order_over(fact.order, fact.at, f"failed: {fact.error}", found)
+        self._order_over(fact.order, fact.at, f"failed: {self._words(fact.error)}", found)
 
     def _contact_lost(self, fact: f.OrderContactLost, found: list[Item]) -> None:
-        self._order_over(fact.order, fact.at, f"contact lost: {fact.error}", found)
+        self._order_over(fact.order, fact.at, f"contact lost: {self._words(fact.error)}", found)
 
     def _state_observed(self, fact: Any, found: list[Item]) -> None:
         """Nothing is left to be learnt of an order that was to move this state."""

@@ -26,6 +26,7 @@ from rollmuxd.core.model import OrderKind, Slot, SlotStatus, nodes_in
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import Movable, PhaseSpec, StateSpec
 from rollmuxd.core.state import State, state_key
+from rollmuxd.explain.causes import sentence
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.sim.execution import INIT, NEVER, Begun, Execution, Executions
 from rollmuxd.sim.executions.durations import Durations
@@ -286,7 +287,7 @@ class World:
     def _stuck(self) -> None:
         names = [made.name for made in self.outcome.jobs if made.ended_ms is None]
         states = ", ".join(
-            f"{job.id} is {job.status} ({job.reason})" for job in self.core.state.jobs.values() if job.live
+            f"{job.id} is {job.status} ({sentence(job.reason)})" for job in self.core.state.jobs.values() if job.live
         )
         raise BrokenInvariant(f"every_job_ends: {', '.join(names[:5])} never ended; {states}")
 

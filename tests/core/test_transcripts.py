@@ -28,7 +28,7 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.apply import apply
-from rollmuxd.core.causes import Cause, said, sentence
+from rollmuxd.core.causes import Cause, said
 from rollmuxd.core.config import Config, DriverTraits, OwnerLimits
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.estimates import phase_ms, slowdown
@@ -50,6 +50,7 @@ from rollmuxd.core.spec import (
     Want,
 )
 from rollmuxd.core.state import State
+from rollmuxd.explain.causes import refusal, sentence
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.explain.forecast import position
 from rollmuxd.policies.rollmux import RollMux
@@ -239,7 +240,7 @@ class Play:
         except Rejected as no:
             assert msgspec.json.encode(self.core.state) == before, "a refusal changed something"
             assert self.core.deadline() == due, "a refusal changed what is waited for"
-            return [f"rejected: {no}"]
+            return [f"rejected: {refusal(no)}"]
         for fact in decision.facts:
             row = f.encode(fact)
             self.journal.append(row)

@@ -20,6 +20,7 @@ from rollmuxd.core.model import NodeStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.core.state import State
+from rollmuxd.explain.causes import sentence
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux
 
@@ -49,7 +50,7 @@ def test_its_node_is_lost_with_the_reason_once_and_the_other_goes_on():
 
     facts = [see(made, now, "box/gpu0", none="", lost="the GPU is lost").facts for now in (2, 3)]
     assert statuses(made) == [NodeStatus.UP, NodeStatus.LOST]
-    assert [str(getattr(fact, "reason", "")) for fact in facts[0]] == ["box/gpu1: the GPU is lost"]
+    assert [sentence(getattr(fact, "reason", None)) for fact in facts[0]] == ["box/gpu1: the GPU is lost"]
     assert list(facts[1]) == []
 
     see(made, 4, *GPUS)

@@ -31,6 +31,7 @@ from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.plugin_calls import STOPS_S, STUCK_AT_MOST, NoAnswer, ask
+from rollmuxd.explain.causes import sentence
 from rollmuxd.spi import ContactLost, DriverTraits, NotDone, Observation, Probed
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -577,7 +578,7 @@ async def test_a_sight_that_is_none_is_believed_by_nobody_and_ends_nothing(obser
         assert await actuator.observe("box", ("box/gpu0", "box/gpu1")) == ()
         await anyio.sleep(1)
         assert [type(report) for report in posted] == [HostUnreachable]
-        assert "cannot be used" in str(posted[0].reason)
+        assert "cannot be used" in sentence(posted[0].reason)
         actuator.perform([Perform("o1")])
         await anyio.sleep(1)
         assert posted[1:] == [OrderDone("o1", ())]
@@ -595,8 +596,8 @@ async def test_what_a_plugin_says_is_text_that_can_be_journalled_and_read():
 
         first, second = posted
         assert first == OrderFailed("o1", said("no file 'x\\udcff'"))
-        assert len(str(second.error)) < 5_000
-        assert str(second.error).endswith("xxx [...]")
+        assert len(sentence(second.error)) < 5_000
+        assert sentence(second.error).endswith("xxx [...]")
 
 
 async def test_the_time_limit_of_an_order_is_for_all_its_tries_together():
@@ -809,7 +810,7 @@ async def test_looks_that_cannot_be_stopped_become_no_more_than_eight_and_when_o
             actuator.perform([Observe("box")])
             await anyio.sleep(16)
         assert len(backend.looks) == 8
-        assert [str(report.reason).split(":")[0] for report in posted[7:9]] == [
+        assert [sentence(report.reason).split(":")[0] for report in posted[7:9]] == [
             "no answer within 10 s, and it does not let itself be stopped",
             "not asked",
         ]

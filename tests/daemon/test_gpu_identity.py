@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from rollmuxd.core import model as m
-from rollmuxd.core.causes import sentence
 from rollmuxd.core.effects import Observe
 from rollmuxd.core.inputs import GpuObservation, HostObserved, HostUnreachable
 from rollmuxd.core.state import State
 from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.gpu_identity import GpuIdentities
+from rollmuxd.explain.causes import sentence
 from rollmuxd.spi import ContactLost, Observation
 
 

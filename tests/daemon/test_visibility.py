@@ -8,20 +8,21 @@ from string import Formatter
 
 import pytest
 
-from rollmuxd.core.causes import SENTENCES, Cause, said
+from rollmuxd.core.causes import Cause, said
 from rollmuxd.core.config import Config
 from rollmuxd.core.model import Job
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.visibility import OwnersOfJobs, Visibility
+from rollmuxd.explain.causes import SENTENCES
 from rollmuxd.policies.observe import Watch
 
 CORE = Path(__file__).parents[2] / "rollmuxd" / "core"
 #: where the names of jobs are in answers to a caller that acts on a job of its own
 LEFT_OUT = {"handlers/jobs.py"}
 #: how often the other files of the core have a job's name: it is the caller's own, or a key, or said only now
-WRITTEN = {"apply/jobs.py": 2, "handlers/resize.py": 2, "handlers/slots.py": 2, "steps/move.py": 1}
+WRITTEN = {"apply/jobs.py": 2, "handlers/slots.py": 2, "steps/move.py": 1}
 
 
 def told(*jobs):

@@ -6,16 +6,18 @@ import pytest
 import structlog
 
 from rollmuxd.core import errors
+from rollmuxd.core.causes import said
 from rollmuxd.core.model import JobStatus
 from rollmuxd.daemon.http.problems import KINDS, problem_of
 from rollmuxd.daemon.writer import Unavailable
+from rollmuxd.explain.causes import refusal
 
 #: The statuses, written down a second time.
 STATUSES = {
     errors.UnknownThing("job", "j1"): 404,
     errors.Conflict("no"): 409,
-    errors.StaleFence("s1", "released", "its lease ran out"): 409,
-    errors.TakesNoRequests("math", "lost", "a node is away"): 409,
+    errors.StaleFence("s1", "released", said("its lease ran out")): 409,
+    errors.TakesNoRequests("math", "lost", said("a node is away")): 409,
     errors.RunAlive("math", 1, 4711, "h1"): 409,
     errors.Impossible("never"): 422,
     errors.TooMany("full"): 429,
@@ -38,15 +40,15 @@ def test_an_error_becomes_its_status_with_its_sentence(error, status):
     assert problem.request_id == "r1"
     assert problem.type.startswith("urn:rollmux:problem:")
     if status != 500:
-        assert problem.detail == str(error)
+        assert problem.detail == refusal(error)
 
 
 def test_the_parts_of_a_refusal_are_data():
     problem, _ = problem_of(errors.RunAlive("math", 1, 4711, "h1"), "r1")
     assert problem.data == {"name": "math", "run": 1, "pid": 4711, "host": "h1"}
-    problem, _ = problem_of(errors.TakesNoRequests("math", JobStatus.QUARANTINED, "no sleep"), "r1")
+    problem, _ = problem_of(errors.TakesNoRequests("math", JobStatus.QUARANTINED, said("no sleep")), "r1")
     assert problem.data == {"name": "math", "status": "quarantined", "reason": "no sleep"}
-    assert problem.detail == "job math is quarantined: no sleep"
+    assert problem.detail == "job math is quarantined (no sleep)"
 
 
 def test_a_bug_says_nothing_of_what_is_inside():

@@ -19,6 +19,7 @@ from faulty_mock import FaultyResidency as MockResidency
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.causes import said
+from rollmuxd.explain.causes import sentence
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.spi import NotDone
 
@@ -63,7 +64,7 @@ async def test_sglang_a_release_that_answers_200_and_frees_nothing_lets_nobody_i
 
         await world.wait_for(lambda: world.node("r").status == "quarantined")
         assert world.state.slots[b].status == "queued"
-        assert "not verified clean" in str(world.node("r").reason)
+        assert "not verified clean" in sentence(world.node("r").reason)
         world.backend.give_back("a", "r/gpu0")
         world.backend.give_back("a", "r/gpu1")
         await world.until(b, "running")
@@ -157,7 +158,7 @@ async def test_a_restore_that_sticks_for_ever_costs_its_own_time_limit_and_its_o
         assert 10.0 <= waited <= 10.0 + 2.0
         assert world.state.slots[a].granted_at is None
         assert world.job("a").status == "quarantined"
-        assert "no answer within 10 s" in str(world.job("a").reason)
+        assert "no answer within 10 s" in sentence(world.job("a").reason)
         assert world.job("b").status in {"probing", "admitted"}
 
 
@@ -269,7 +270,7 @@ async def test_rlix_an_error_that_nobody_foresaw_stops_one_job_and_nobody_else(s
                 await world.release(await world.hold(name))
                 await world.release(await world.hold(name, "train"))
         assert world.job("a").status == "quarantined"
-        assert "RuntimeError" in str(world.job("a").reason)
+        assert "RuntimeError" in sentence(world.job("a").reason)
 
 
 @asynchronous

@@ -8,7 +8,7 @@ import msgspec
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.causes import Cause, said, sentence
+from rollmuxd.core.causes import Cause, said
 from rollmuxd.core.context import HOLDS, NOTHING, Context
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict
@@ -67,9 +67,7 @@ def drain(c: Context, ask: i.DrainNode) -> Answer:
     node = c.state.node(ask.node)
     if node.status not in (NodeStatus.DRAINING, NodeStatus.DRAINED):
         if node.status in (NodeStatus.QUARANTINED, NodeStatus.LOST):
-            raise Conflict(
-                f"node {node.id} is {node.status} ({sentence(node.reason)}): nothing is started on it anyway"
-            )
+            raise Conflict(f"node {node.id} is {node.status}: nothing is started on it anyway", node.reason)
         c.fact(f.NodeDraining(c.now, node.id, ask.by))
     if ask.evict:
         for name in list(node.pinned):

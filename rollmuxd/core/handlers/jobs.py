@@ -2,7 +2,7 @@
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.causes import Cause, said, sentence
+from rollmuxd.core.causes import Cause, said
 from rollmuxd.core.context import NOTHING, PLACED, Context
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict, RunAlive, TooMany
@@ -166,7 +166,7 @@ def open_session(c: Context, ask: i.OpenSession) -> Answer:
     """A client process is there. A newer session of a run fences the older, which loses what it held or waited for."""
     job = c.state.job(ask.job)
     if not job.live:
-        raise Conflict(f"job {job.spec.name} is {job.status} ({sentence(job.reason)}); register it again for a new run")
+        raise Conflict(f"job {job.spec.name} is {job.status}; register it again for a new run", job.reason)
     if ask.idempotency_key != job.idempotency_key:
         raise Conflict(f"run {job.run} of job {job.spec.name} was registered by another process")
     if job.spec.launch is not None and (job.launch is None or job.launch.over):

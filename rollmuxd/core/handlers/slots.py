@@ -5,7 +5,7 @@ from typing import Final
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.causes import Cause, said, sentence
+from rollmuxd.core.causes import Cause, said
 from rollmuxd.core.context import HOLDS, NOTHING, Context
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict, Impossible, Rejected, StaleFence, TakesNoRequests, TooMany
@@ -44,9 +44,9 @@ def request(c: Context, ask: i.RequestSlot) -> Answer:
         raise Conflict(f"session {ask.session} is of another job")
     why = refusal(c, job, ask.phase)
     if why is not None and why.code == "takes_no_requests":
-        raise TakesNoRequests(job.spec.name, job.status, sentence(job.reason))
+        raise TakesNoRequests(job.spec.name, job.status, job.reason)
     if why is not None:
-        raise REFUSALS.get(why.code, Conflict)(sentence(why, lambda id_: state.jobs[id_].spec.name))
+        raise REFUSALS.get(why.code, Conflict)(f"job {job.spec.name} cannot ask for phase {ask.phase}", why)
     return Answer(job=job.id, slot=queue(c, job, ask.session, ask.phase, ask.request_id))
 
 
@@ -66,10 +66,10 @@ def reattach(c: Context, job: Job, slot: Slot, ask: i.RequestSlot) -> Answer:
 def refusal(c: Context, job: Job, phase: str) -> Cause | None:
     """Why a job cannot ask for a phase now; None: it can."""
     if not job.live or job.status is JobStatus.QUARANTINED:
-        return Cause("takes_no_requests", {"job": job.id, "status": str(job.status)}, job.reason)
+        return Cause("takes_no_requests", {"status": str(job.status)}, job.reason)
     if job.spec.phase(phase) is None:
         known = [known.name for known in (*job.spec.side, *job.spec.phases)]
-        return Cause("no_phase", {"job": job.id, "phase": phase, "phases": known})
+        return Cause("no_phase", {"phase": phase, "phases": known})
     if job.queued is not None:
         return Cause("waits_already", {"slot": job.queued, "phase": c.state.slots[job.queued].phase})
     if c.timers.waiting >= c.config.max_requests_waiting:
@@ -174,9 +174,9 @@ def give_back(c: Context, ask: i.GiveBack) -> Answer:
 
 def check_holder(c: Context, slot: Slot, fence: Fence) -> None:
     if slot.status not in (SlotStatus.RUNNING, SlotStatus.TAIL):
-        raise StaleFence(slot.id, slot.status, sentence(slot.reason))
+        raise StaleFence(slot.id, slot.status, slot.reason)
     if slot.fence != fence:
-        raise StaleFence(slot.id, "held under another fence", "")
+        raise StaleFence(slot.id, "held under another fence")
 
 
 def next_request(c: Context, job: Job, slot: Slot, ask: i.ReleaseSlot) -> tuple[SlotId | None, Cause | None]:

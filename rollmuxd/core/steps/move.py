@@ -16,7 +16,7 @@ from typing import Final
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply.pins import follow as who_follows
-from rollmuxd.core.causes import Cause, sentence
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.clean import is_dirty_by
 from rollmuxd.core.config import Moves
 from rollmuxd.core.context import PLACED, Context
@@ -28,6 +28,7 @@ from rollmuxd.core.model import (
     JobMove,
     JobState,
     JobStatus,
+    Node,
     NodeStatus,
     Order,
     OrderKind,
@@ -136,13 +137,10 @@ def leaving(job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> list[NodeId]:
     return list(dict.fromkeys(name for name in nodes_in(job.pins) if name not in there))
 
 
-def cannot_leave(c: Context, job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> Cause | None:
-    """Why nothing can be parked on a node that the job would leave for those; None: it can."""
-    for name in leaving(job, pins):
-        node = c.state.nodes[name]
-        if node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED):
-            return Cause("source_out", {"node": name, "status": str(node.status)})
-    return None
+def cannot_leave(c: Context, job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> Node | None:
+    """A node that the job would leave for those, and on which nothing can be parked."""
+    nodes = (c.state.nodes[name] for name in leaving(job, pins))
+    return next((node for node in nodes if node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED)), None)
 
 
 def void(c: Context, job: Job, move: JobMove) -> Cause | None:
@@ -155,7 +153,7 @@ def void(c: Context, job: Job, move: JobMove) -> Cause | None:
             return Cause("target_outdated", {"node": name})
     stays = cannot_leave(c, job, move.pins)
     if stays is not None:
-        return stays
+        return Cause("source_out", {"node": stays.id, "status": str(stays.status)})
     if move.off and move.began_at is None and not any(c.state.nodes[name].drain for name in move.off):
         return Cause("drain_ended", {"nodes": move.off})
     if move.schedule is not None:
@@ -339,7 +337,7 @@ def refused(c: Context, move: Move, *, guarded: bool = False) -> str:
     why = (
         _busy(c, job, placed)
         or _no_place(c, job, move)
-        or sentence(cannot_leave(c, job, placed.pins))
+        or ("" if (out := cannot_leave(c, job, placed.pins)) is None else f"node {out.id} is {out.status}")
         or _other_schedule(c, job, placed)
         or locality_violation(c, job, placed.pins)
         or over_its_nodes(c, job, placed)

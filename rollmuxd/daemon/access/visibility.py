@@ -12,13 +12,14 @@ from typing import TypeVar, cast
 
 from msgspec.structs import replace
 
-from rollmuxd.core.causes import Cause, sentence
+from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import Context
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.ids import JobId, Millis, NodeId, SessionId, SlotId
 from rollmuxd.core.model import Job, Session
 from rollmuxd.core.policy import Refusal
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.explain.causes import sentence
 from rollmuxd.explain.explainer import Explainer, Story
 from rollmuxd.wire import answers as wire
 

@@ -44,6 +44,7 @@ from rollmuxd.core.state import State, state_key
 from rollmuxd.daemon.hosts.cuda_env import visible
 from rollmuxd.daemon.hosts.gpu_identity import GpuIdentities
 from rollmuxd.daemon.hosts.plugin_calls import STOPS_S, ask, checked, said, text
+from rollmuxd.explain.causes import sentence
 from rollmuxd.spi import (
     Backend,
     ContactLost,
@@ -542,7 +543,7 @@ class Actuator:
             return
         log.info("killed", **told)
         before = f"pid {session.pid} on {host} ({session.id})"
-        why = causes.sentence(job.reason)
+        why = sentence(job.reason)
         self._post(Audit("kill_process", "rollmuxd", about=job.id, before=before, after="killed", reason=why))
 
     def _also_of(self, session: Session) -> JobId | None:

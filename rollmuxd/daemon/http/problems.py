@@ -11,6 +11,7 @@ from rollmuxd.core import errors
 from rollmuxd.daemon.access.gate import Forbidden, NotKnown
 from rollmuxd.daemon.journal.file import JournalFailed
 from rollmuxd.daemon.writer import Unavailable
+from rollmuxd.explain.causes import refusal, sentence
 from rollmuxd.wire.answers import Problem
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -90,7 +91,7 @@ def problem_of(error: Exception, request_id: str) -> tuple[Problem, tuple[tuple[
         kind, detail, data, headers = error.kind, error.detail, error.data, error.headers
     else:
         kind = next((KINDS[cls] for cls in type(error).__mro__ if cls in KINDS), INTERNAL)
-        detail = _INTERNAL_DETAIL if kind is INTERNAL else str(error)
+        detail = _INTERNAL_DETAIL if kind is INTERNAL else refusal(error)
         data = {} if kind is INTERNAL else _parts(error)
     if kind.status == 401:
         headers += (("www-authenticate", 'Bearer realm="rollmux"'),)
@@ -110,4 +111,6 @@ def problem_of(error: Exception, request_id: str) -> tuple[Problem, tuple[tuple[
 
 def _parts(error: Exception) -> dict[str, Any]:
     plain = (str, int, float, bool, list, tuple, dict)
-    return {name: value for name, value in vars(error).items() if not name.startswith("_") and isinstance(value, plain)}
+    parts = {name: it for name, it in vars(error).items() if not name.startswith("_") and isinstance(it, plain)}
+    because = sentence(getattr(error, "because", None))
+    return {**parts, "reason": because} if because else parts

@@ -44,6 +44,7 @@ from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon import files
+from rollmuxd.explain.causes import sentence
 
 log = structlog.get_logger("rollmuxd.journal")
 
@@ -405,7 +406,7 @@ def begin(connection: sqlite3.Connection, path: Path) -> Millis:
     connection.execute("BEGIN IMMEDIATE")
     if why is not None:
         note_lost(connection, incarnation, why)
-        log.error("journal_lost_its_end", path=str(path), reason=str(why), result="all runs are lost")
+        log.error("journal_lost_its_end", path=str(path), reason=sentence(why), result="all runs are lost")
     set_meta(connection, "incarnation", str(incarnation))
     connection.execute("COMMIT")
     used = mark_of(path).stat() if mark is not None else None

@@ -288,7 +288,7 @@ async def grow_slot(call: Call, slot: str, body: GrowBody) -> SlotView:
     if await call.read(loads):
         raise Refusal(problems.DRAINING, "the daemon is being stopped or restarted; the load continues: ask again")
     if job.status is JobStatus.QUARANTINED:
-        raise Conflict(f"slot {slot} has not grown: {job.reason}; it continues on the GPUs that it had before")
+        raise Conflict(f"slot {slot} has not grown: it continues on the GPUs that it had before", job.reason)
     return await _show(call, slot)
 
 
