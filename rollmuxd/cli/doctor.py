@@ -35,7 +35,10 @@ def _look(settings: Settings, only: tuple[str, ...], *, as_json: bool) -> None:
 
     there = [host.id for host in settings.hosts]
     if not there:
-        raise Failed(f"{settings.source} names no hosts; `rollmuxd init` writes a file with the GPUs of this machine")
+        raise Failed(
+            f"{settings.source} names no hosts; `rollmuxd init` writes a file with the GPUs of this machine, and "
+            "`rollmuxd init --mock` one with pretended GPUs"
+        )
     if unknown := [host for host in only if host not in there]:
         raise Failed(f"there is no host {unknown[0]!r} in {settings.source}; there are {', '.join(there)}")
     examined = looking.as_data(anyio.run(looking.examine, settings, only))

@@ -19,7 +19,7 @@ def node() -> None:
 @click.option("--pool", help="Only those of this pool.")
 @talks
 def list_(call: Call, pool: str | None) -> None:
-    """All nodes, and which jobs hold their GPUs."""
+    """All nodes, which jobs are placed there, and which slots hold their GPUs."""
     nodes = list(call.items("/v1/nodes", pool=pool))
 
     columns: Columns = {
@@ -28,6 +28,7 @@ def list_(call: Call, pool: str | None) -> None:
         "STATUS": "status",
         "GROUP": "group",
         "GPUS": lambda view: f"{len(view['gpus'])} {view['gpu_type']}".strip(),
+        "JOBS": pinned,
         "HELD BY": lambda view: sorted({gpu["holder"] for gpu in view["gpus"] if gpu["holder"]}),
         "STATES": "states",
         "REASON": "reason",

@@ -99,7 +99,9 @@ def read(path: Path) -> dict[str, Any]:
         raise Failed(f"{path}: {error}") from error
     stray = sorted(said.keys() - {"jobs", "pools", "on"})
     if stray:
-        raise Failed(f"{path}: {stray[0]} is not a key; there are jobs, pools and on")
+        raise Failed(
+            f"{path}: {stray[0]} is not a key beside jobs, pools and on; put each job into a table of its own, [[jobs]]"
+        )
     given = said.get("jobs", [])
     if not isinstance(given, list) or not given or not all(isinstance(job, dict) for job in given):
         raise Failed(f"{path}: there are no jobs in it; each is a table [[jobs]] with a name")

@@ -33,7 +33,7 @@ def list_(call: Call, job: str | None, pool: str | None, status: str | None, eve
 
     columns: Columns = {
         "SLOT": "slot",
-        "JOB": "job",
+        "JOB": "job_name",
         "PHASE": "phase",
         "STATUS": "status",
         "GPUS": "gpus",

@@ -35,8 +35,9 @@ MEMORY: Final = 1_000_000_000
 ANSWER: Final = 8_000_000
 #: the exit status where the memory was not enough, or the answer is too large
 TOO_LARGE: Final = 3
-#: how much less than the daemon, which sets it, the process gets of a busy processor (see ``man nice``)
-NICE: Final = 15
+#: how much less than the daemon, which sets it, the process gets of a busy processor (see ``man nice``): a third. With
+#: 15 an answer of a third of a second took most of a minute beside ten busy programs on two cores
+NICE: Final = 5
 #: where memory is short, the kernel ends this process before the daemon and its jobs (see ``man 5 proc``)
 OOM_SCORE: Final = 1000
 

@@ -195,6 +195,7 @@ class SlotView(Answer, frozen=True):
     phase: str
     status: str
     request_id: str
+    job_name: str = ""
     #: told to its holder only
     fence: str | None = None
     gpus: list[str] = []

@@ -41,7 +41,7 @@ GROUP = {
     "cost_per_hour": 5.0,
     "reason": "",
 }
-SLOT = {"slot": "s4", "job": "j1", "phase": "rollout", "status": "queued", "request_id": "r", "position": 1}
+SLOT = {"slot": "s4", "job": "j1", "job_name": "math-7b", "phase": "rollout", "status": "queued", "position": 1}
 
 
 def rows(ran):
@@ -281,9 +281,11 @@ def test_waiting_gives_up_after_its_time_and_says_how_things_stand(rollmuxd, dae
 
 
 def test_nodes_are_listed_with_who_holds_them(rollmuxd, daemon):
-    daemon["GET /v1/nodes"] = {"items": [NODE], "next": None}
+    node = {**NODE, "jobs": [{"job": "j1", "name": "math-7b"}]}
+    daemon["GET /v1/nodes"] = {"items": [node], "next": None}
 
-    assert stripped(rollmuxd("node list"))[1] == ["box/gpu0", "rollout", "up", "g1", "1 H100", "s4", "j1: loaded", "-"]
+    row = ["box/gpu0", "rollout", "up", "g1", "1 H100", "math-7b (j1)", "s4", "j1: loaded", "-"]
+    assert stripped(rollmuxd("node list"))[1] == row
 
 
 def test_a_nodes_slash_stays_within_one_part_of_the_path(rollmuxd, daemon):
@@ -393,7 +395,7 @@ def test_slots_are_listed_and_revoked(rollmuxd, daemon):
     daemon["GET /v1/slots"] = {"items": [SLOT], "next": None}
     daemon["POST /v1/slots/s4/revoke"] = {**SLOT, "status": "revoked"}
 
-    assert stripped(rollmuxd("slot list"))[1][:4] == ["s4", "j1", "rollout", "queued"]
+    assert stripped(rollmuxd("slot list"))[1][:4] == ["s4", "math-7b", "rollout", "queued"]
     assert rollmuxd("slot revoke s4 --reason stuck").out == "s4: revoked\n"
     assert daemon.asked[-1] == ("POST", "/v1/slots/s4/revoke", {"reason": "stuck"})
 

@@ -168,7 +168,7 @@ def test_an_empty_inventory_and_one_that_is_made_up_are_passed_on(rollmuxd, daem
     [
         ("", "there are no jobs in it"),
         ("[[jobs]]\nslo = 2", "job 1 has no name"),
-        ("[[job]]\nname = 'a'", "job is not a key"),
+        ("[[job]]\nname = 'a'", "put each job into a table of its own, [[jobs]]"),
         (
             "[[jobs]]\nname = 'a'\nrollout = {noodles = 1}",
             "job a: rollout=: 'noodles' is not a key; did you mean nodes?",

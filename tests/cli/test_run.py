@@ -2,9 +2,11 @@
 
 import contextlib
 import math
+import re
 
 import pytest
 
+from rollmuxd.cli.common import Failed
 from rollmuxd.cli.run import command as run_command
 from rollmuxd.cli.run import job_file
 from rollmuxd.client import sync
@@ -257,3 +259,19 @@ def test_a_run_that_is_interrupted_says_so_by_its_exit_status_however_often_it_i
 
     assert run.to_its_end(None, 10.0, None) == 130
     assert clock.now - 1000 <= 10
+
+
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        ('command = " "', "command is empty; say what the role runs"),
+        ("command = []", "command is empty; say what the role runs"),
+        ('command = "python x.py"\npool = "nope"', "pool is 'nope', and the job has rollout, train"),
+    ],
+)
+def test_a_role_that_cannot_be_started_is_named_with_what_it_needs(tmp_path, role, said):
+    path = tmp_path / "job.toml"
+    path.write_text(f'name = "math"\n[roles.trainer]\n{role}\n')
+
+    with pytest.raises(Failed, match=re.escape(f"role trainer: {said}")):
+        job_file.read(path, ())

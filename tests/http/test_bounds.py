@@ -541,7 +541,7 @@ async def test_the_process_that_answers_a_question_gives_way_before_it_imports_a
         with anyio.fail_after(PATIENCE_S):
             await held_questions.have_begun(1)
             (pid,) = held_questions.pids
-            expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 15)
+            expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICE)
             while os.getpriority(os.PRIO_PROCESS, pid) != expected:
                 await anyio.sleep(0.01)
         assert os.getsid(pid) == pid, "Linux shares a processor between sessions: in the daemon's it takes its share"

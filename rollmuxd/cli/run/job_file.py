@@ -7,10 +7,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from rollmuxd.cli.common import Failed
 from rollmuxd.cli.run.private_ray import RayTable
@@ -42,7 +42,7 @@ class Role:
 class RoleTable(Struct, forbid_unknown_fields=True):
     """What ``[roles.NAME]`` says: a line, or a list of strings; a pool, or several."""
 
-    command: Annotated[str, Meta(pattern=r"\S")] | Annotated[list[str], Meta(min_length=1)]
+    command: str | list[str]
     pool: str | list[str] = []
     env: dict[str, str] = {}
     cwd: str = ""
@@ -105,6 +105,8 @@ def _role(path: Path, name: str, given: Any, pools: Sequence[str]) -> Role:
         argv = shlex.split(table.command) if isinstance(table.command, str) else table.command
     except ValueError as error:  # a quotation without an end
         raise Failed(f"{where}: command = {table.command!r}: {error}") from error
+    if not argv:
+        raise Failed(f"{where}: command is empty; say what the role runs")
     mine = [table.pool] if isinstance(table.pool, str) else table.pool
     if any(pool not in pools for pool in mine):
         raise Failed(f"{where}: pool is {table.pool!r}, and the job has {', '.join(pools)}")

@@ -252,6 +252,7 @@ def slot_view(
     return wire.SlotView(
         slot=slot.id,
         job=slot.job,
+        job_name=job.spec.name,
         phase=slot.phase,
         status=str(slot.status),
         request_id=slot.request_id,
