@@ -64,7 +64,7 @@ def test_asynchronous_jobs_share_their_trainer_and_no_weights_change(tmp_path):
 
 
 def test_over_ssh_it_is_the_same():
-    testing = pytest.importorskip("rollmuxd_backend_ssh.testing")
+    testing = pytest.importorskip("ssh_servers")
     if testing.SSHD is None:
         pytest.skip("there is no sshd here; install openssh-server")
     ran = demo("--backend", "ssh")
@@ -93,7 +93,7 @@ def test_over_ray_it_is_the_same():
 
 
 def test_over_slurm_it_is_the_same():
-    testing = pytest.importorskip("rollmuxd_backend_slurm.testing")
+    testing = pytest.importorskip("slurm_cluster")
     if absent := testing.missing():
         pytest.skip(f"there is no {absent[0]} here; apt-get install {testing.PACKAGES}")
     ran = demo("--backend", "slurm")

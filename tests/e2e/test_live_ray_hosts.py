@@ -50,7 +50,7 @@ def cluster(tmp_path_factory):
     """A cluster with the nodes ``h1`` and ``h2``, for all tests here."""
     if find_spec("ray") is None:
         pytest.skip("there is no Ray here; pip install ray")
-    if not pytest.importorskip("rollmuxd_backend_local.testing").namespaces_can_be_made():
+    if not pytest.importorskip("networks").namespaces_can_be_made():
         pytest.skip("network namespaces cannot be made here; that needs root, and ip (iproute2)")
     from ray_cluster import ClusterProcess
 

@@ -86,7 +86,7 @@ class Hosts:
 
 @pytest.fixture
 def hosts(tmp_path):
-    testing = pytest.importorskip("rollmuxd_backend_ssh.testing")
+    testing = pytest.importorskip("ssh_servers")
     if testing.SSHD is None:
         pytest.skip("there is no sshd here; install openssh-server")
     if not testing.namespaces_can_be_made():

@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from networks import free_port
 from patience import PATIENCE_S
-
-from rollmuxd_backend_local.testing import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 if importlib.util.find_spec("trl") is None or importlib.util.find_spec("torch") is None:

@@ -8,9 +8,9 @@ import time
 
 import forked
 import httpx
+from networks import free_port
 from patience import PATIENCE_S
 
-from rollmuxd_backend_local.testing import free_port
 from rollmuxd_demo.children import Children, environment
 
 

@@ -1,6 +1,6 @@
 """A Ray cluster that tests break: ``python ray_server.py FOLDER [--apart] NODE...``.
 
-It starts as :mod:`rollmuxd_backend_ray.testing` does. Each line of its standard input is a command, which it answers
+It starts as :mod:`ray_nodes` does. Each line of its standard input is a command, which it answers
 with a line: ``kill NODE`` (as a machine that is switched off), ``start NODE``, ``restart NODE...`` (another cluster at
 the same address, with these nodes).
 
@@ -18,10 +18,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from networks import Namespace
 from patience import PATIENCE_S
-
-from rollmuxd_backend_local.testing import Namespace
-from rollmuxd_backend_ray.testing import CPUS, GPUS, OBJECTS, SOON, Cluster, kill, pids, serving
+from ray_nodes import CPUS, GPUS, OBJECTS, SOON, Cluster, kill, pids, serving
 
 LOOK_S = 0.5
 

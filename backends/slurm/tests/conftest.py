@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from slurm_cluster import PACKAGES, Cluster, missing, short_folder
 
 from rollmuxd_backend_local import asking
-from rollmuxd_backend_slurm.testing import PACKAGES, Cluster, missing, short_folder
 
 GPUS = [{"uuid": f"GPU-{number}", "name": "NVIDIA H20", "total_mb": 80_000} for number in range(2)]
 

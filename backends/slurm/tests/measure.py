@@ -12,9 +12,12 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "shared"))
+
+from slurm_cluster import Cluster, short_folder
+
 from rollmuxd.spi import HostConfig
 from rollmuxd_backend_slurm import SlurmBackend, controller
-from rollmuxd_backend_slurm.testing import Cluster, short_folder
 
 ROUNDS = 30
 GPUS = [{"uuid": f"GPU-{number}", "name": "NVIDIA H20", "total_mb": 80_000} for number in range(8)]

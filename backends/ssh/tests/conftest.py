@@ -8,10 +8,10 @@ import signal
 
 import asyncssh
 import pytest
+from networks import free_port
+from ssh_servers import SSHD, Keys, OpenSshd
 
 from rollmuxd_backend_local import asking
-from rollmuxd_backend_local.testing import free_port
-from rollmuxd_backend_ssh.testing import SSHD, Keys, OpenSshd
 
 GPUS = [{"uuid": f"GPU-{number}", "name": "NVIDIA H20", "total_mb": 80_000} for number in range(2)]
 

@@ -13,13 +13,15 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "shared"))
 sys.path.insert(0, str(Path(__file__).parent))
+
+from ssh_servers import SSHD, Keys, OpenSshd
 
 from conftest import GPUS, OwnServer
 from rollmuxd.spi import HostConfig
 from rollmuxd_backend_local import payload
 from rollmuxd_backend_ssh import SshBackend
-from rollmuxd_backend_ssh.testing import SSHD, Keys, OpenSshd
 
 ROUNDS = 60
 

@@ -20,6 +20,8 @@ from typing import Any, Protocol
 from rollmuxd.cli.common import Failed
 from rollmuxd_demo.children import Children, environment, tail
 
+#: what runs the servers and clusters, a program for each backend, as in the project's own tests
+SERVERS = Path(__file__).parents[3] / "tests" / "shared"
 NODES = """
 [[hosts.nodes]]
 gpus = [0]
@@ -80,14 +82,21 @@ memory = {json.dumps(str(folder / "memory.json"))}
 class Elsewhere(ABC):
     """A host behind something of the demo's own, that runs for as long as the demo does."""
 
-    #: the backend, what has to be installed for it, and how
+    #: the backend, the program that serves it, what has to be installed for it, and how
     name: str
+    program: str
     packages: tuple[str, ...]
     remedy: str
     where: str
     longer = 1.0
 
     def __init__(self, folder: Path, children: Children) -> None:
+        program = SERVERS / self.program
+        if not program.is_file():
+            raise Failed(
+                f"there is no {program}: the demo over {self.name} starts a server from the project's tests; run it in "
+                "a checkout, or in the unpacked source archive, after `make setup`"
+            )
         missing = [package for package in self.packages if find_spec(package) is None]
         if missing:
             raise Failed(f"the demo over {self.name} needs {' and '.join(missing)}; {self.remedy}")
@@ -96,7 +105,7 @@ class Elsewhere(ABC):
         log = folder / "servers.log"
         with log.open("w") as stderr:
             server = children.start(
-                [sys.executable, "-m", f"rollmuxd_backend_{self.name}.testing", folder, "box"],
+                [sys.executable, program, folder, "box"],
                 env=environment(),
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -143,7 +152,7 @@ python = {json.dumps(sys.executable)}
 class Ssh(Elsewhere):
     """A host behind a server."""
 
-    name, packages = "ssh", ("asyncssh",)
+    name, program, packages = "ssh", "ssh_servers.py", ("asyncssh",)
     remedy = "it comes with the extra ssh: pip install 'rollmuxd[ssh]'"
 
     def told(self, what: dict[str, Any]) -> None:
@@ -159,7 +168,7 @@ class Ssh(Elsewhere):
 class Ray(Elsewhere):
     """A node of a cluster."""
 
-    name, packages = "ray", ("ray",)
+    name, program, packages = "ray", "ray_nodes.py", ("ray",)
     remedy = "pip install ray"
 
     def told(self, what: dict[str, Any]) -> None:
@@ -175,7 +184,7 @@ class Ray(Elsewhere):
 class Slurm(Elsewhere):
     """A node of an allocation."""
 
-    name, packages = "slurm", ()
+    name, program, packages = "slurm", "slurm_cluster.py", ()
     remedy = ""
     longer = 3.0  # each look, and each command of a driver, is a step
 

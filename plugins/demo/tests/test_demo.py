@@ -75,6 +75,14 @@ def test_the_demos_configuration_is_one_that_the_daemon_takes(tmp_path):
     assert [(node.gpus, node.pools) for node in settings.hosts[0].nodes] == [((0,), ("rollout",)), ((1,), ("train",))]
 
 
+def test_without_the_projects_tests_a_server_is_not_looked_for_and_a_checkout_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(reached, "SERVERS", tmp_path / "tests")
+
+    with pytest.raises(Failed, match=r"there is no .*ssh_servers.py.*in a checkout"):
+        reached.reach("ssh", tmp_path / "run", Children())
+    assert not (tmp_path / "run").exists()
+
+
 def test_children_have_one_numeric_thread_and_none_of_the_users_rollmuxd(monkeypatch):
     monkeypatch.setenv("ROLLMUX_URL", "http://production:7878")
     monkeypatch.setenv("ROLLMUX_API_KEY", "rmx_secret")

@@ -20,8 +20,11 @@ import torch.distributed as dist
 
 import rollmuxd
 import rollmuxd.client.transport
-from rollmuxd_backend_local.testing import free_port
 from rollmuxd_channel.torch_state import TorchState
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "shared"))
+
+from networks import free_port
 
 WIDTH = 64
 

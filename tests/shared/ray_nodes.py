@@ -1,6 +1,6 @@
 """A Ray cluster for the demo and for tests: all of its nodes on this machine, each with GPUs that Ray takes for real.
 
-    python -m rollmuxd_backend_ray.testing FOLDER NODE...
+    python tests/shared/ray_nodes.py FOLDER NODE...
 
 starts a head and these nodes. It writes ``{"address": "127.0.0.1:41234"}`` in one line when they are there, and serves
 until it is ended, or its parent is gone. Needs Ray.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rollmuxd_backend_local.testing import descendants, free_port
+from networks import descendants, free_port
 
 #: what a node has: of its object store little is needed, and Ray makes none that is smaller
 OBJECTS: Final = 80 * 2**20

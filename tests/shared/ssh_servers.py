@@ -1,6 +1,6 @@
 """Hosts for tests and for the demo: OpenSSH servers of one's own, each in a network namespace with its own address.
 
-    python -m rollmuxd_backend_ssh.testing FOLDER HOST...
+    python tests/shared/ssh_servers.py FOLDER HOST...
 
 starts one for each host, and prints ``{"config": ..., "where": {...}}`` in one line when all of them listen. It serves
 until it is ended, or the process that started it is gone. Namespaces need root and ``ip`` (iproute2); without, hosts
@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Final
 
 import asyncssh
-
-from rollmuxd_backend_local.testing import Namespace, descendants, free_port, namespaces_can_be_made
+from networks import Namespace, descendants, free_port, namespaces_can_be_made
 
 #: where it is, which is not on everybody's path
 SSHD: Final = shutil.which("sshd") or next((path for path in ("/usr/sbin/sshd",) if Path(path).exists()), None)

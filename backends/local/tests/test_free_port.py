@@ -3,8 +3,7 @@
 import socket
 
 import pytest
-
-from rollmuxd_backend_local.testing import free_port
+from networks import free_port
 
 
 def test_a_free_port_is_given_to_nothing_else_and_a_server_can_take_it():

@@ -1,6 +1,6 @@
 """A Slurm cluster for tests and for the demo: a controller and nodes of this machine, in a folder of their own.
 
-    python -m rollmuxd_backend_slurm.testing FOLDER NODE...
+    python tests/shared/slurm_cluster.py FOLDER NODE...
 
 starts the cluster with an allocation of these nodes, writes
 ``{"config": ..., "allocation": ..., "nodes": ..., "up_s": ...}`` in one line, and serves until SIGTERM, or until its
