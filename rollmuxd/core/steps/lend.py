@@ -19,7 +19,7 @@ from rollmuxd.core.clean import is_dirty_by
 from rollmuxd.core.context import HOLDS, SERVED, Context
 from rollmuxd.core.estimates import credit_ms, pace_ms, phase_ms
 from rollmuxd.core.feasible import needed_mb
-from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
+from rollmuxd.core.ids import JobId, Millis, NodeId
 from rollmuxd.core.model import (
     Dispatch,
     Group,
@@ -79,25 +79,12 @@ class Search:
     def __init__(self, c: Context) -> None:
         self.c = c
         #: fillers of each node that do not leave it
-        self.crowds = {node.id: crowd(c, node) for node in c.state.nodes.values()}
+        jobs = c.state.jobs
+        self.crowds = {it.id: sum(jobs[name].has_place for name in it.fillers) for it in c.state.nodes.values()}
         #: whether some are on their way: where they come to is not known yet
-        self.moving = any(c.state.jobs[it].pins and not c.state.jobs[it].has_place for it in c.state.fillers)
+        self.moving = any(jobs[it].pins and not jobs[it].has_place for it in c.state.fillers)
         #: what was searched for in vain, on nodes with fewer fillers than so many
         self._in_vain: dict[tuple[object, ...], int] = {}
-        #: by pool, how many fillers its emptiest node has
-        self._fewest: dict[PoolName, int] = {}
-
-    def fewest(self, pool: PoolName) -> int:
-        """How many fillers the pool's emptiest node has."""
-        if pool not in self._fewest:
-            nodes = (it for it in self.c.state.nodes.values() if pool in it.pools and it.status is NodeStatus.UP)
-            self._fewest[pool] = min((self.crowds[it.id] for it in nodes), default=PER_NODE)
-        return self._fewest[pool]
-
-    def counts(self, node: NodeId, more: int) -> None:
-        """So many fillers come to a node, or leave it."""
-        self.crowds[node] += more
-        self._fewest.clear()
 
     def emptiest(self, job: Job, below: int) -> Node | None:
         """The node on which the filler can be that fewest others have, fewer than so many; None: it has no room."""
@@ -106,7 +93,7 @@ class Search:
         host = None if job.launch is None or job.launch.over else job.launch.host
         states = ((it.ram_mb, it.gpu_mb, it.residual_mb) for it in job.spec.states)
         asks = (want.pool, want.gpus, want.named, host, *states)
-        if max(self.fewest(want.pool), self._in_vain.get(asks, 0)) >= below:
+        if self._in_vain.get(asks, 0) >= below:
             return None
         self.c.spent += 1
         nodes = [
@@ -161,7 +148,7 @@ def find_home(c: Context, job: Job, search: Search, *, spread: bool) -> None:
         home = search.emptiest(job, PER_NODE)
         if home is not None:
             c.spent += MOVE
-            search.counts(home.id, 1)
+            search.crowds[home.id] += 1
             c.fact(f.FillerPlaced(c.now, job.id, job.spec.wants[0].pool, home.id))
             launch(c, job)
             c.dirty.lend[home.id] = None  # it may have asked before
@@ -170,14 +157,9 @@ def find_home(c: Context, job: Job, search: Search, *, spread: bool) -> None:
         home = search.emptiest(job, search.crowds[name] - 1)
         if home is not None:
             c.spent += MOVE
-            search.counts(name, -1)
-            search.counts(home.id, 1)
+            search.crowds[name] -= 1
+            search.crowds[home.id] += 1
             c.fact(f.JobUnplaced(c.now, job.id, Cause("emptier_node", {"node": home.id})))
-
-
-def crowd(c: Context, node: Node) -> int:
-    """How many fillers a node has that do not leave it."""
-    return sum(c.state.jobs[name].has_place for name in node.fillers)
 
 
 def no_room(c: Context, job: Job, node: Node) -> Cause | None:
