@@ -476,8 +476,6 @@ class Job(Struct):
     guard_credit_ms: Millis = 0
     #: when plans began to reckon with other times of its phases
     drifted_at: Millis | None = None
-    #: with the times that are known now its group's plan has no room for its promise
-    at_risk: bool = False
     #: the planned period of its group when it was placed, or when the group was planned last
     planned_period_ms: Millis | None = None
     admission: str = ""

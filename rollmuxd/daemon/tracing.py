@@ -163,7 +163,7 @@ class Spans:
         if how in ("faulted", "lost", "revoked"):
             from opentelemetry.trace import Status, StatusCode
 
-            phase.span.set_status(Status(StatusCode.ERROR, f"{how}: {getattr(fact, 'reason', '')}"))
+            phase.span.set_status(Status(StatusCode.ERROR, f"{how}: {sentence(getattr(fact, 'reason', None))}"))
         phase.part.end(_ns(fact.at))
         phase.span.end(_ns(fact.at))
 

@@ -232,7 +232,7 @@ class Explainer:
         group = self._c.state.groups.get(job.group or "")
         if job.spec.slo is None or group is None or job.status is JobStatus.PROBING or len(group.jobs) < 2:
             return ""
-        if not job.pins or (job.promised and not job.at_risk):
+        if not job.pins or (job.promised and job.id not in self._c.state.at_risk):
             return ""
         has = "its promise is at risk" if job.promised else "it is promised nothing"
         helps = ["more nodes"]
@@ -292,7 +292,7 @@ class Explainer:
             ahead = f"{_span(ahead_ms(job, job.spec.slo, now))} ahead of its promise of {job.spec.slo:g}"
             slower = f"It runs {took / solo:.2g} times slower than alone until about {clock} UTC"
             return [*said, f"{slower}, because it is {ahead}."]
-        if took > bound and not job.at_risk and group.dispatch is Dispatch.CREDIT:
+        if took > bound and job.id not in self._c.state.at_risk and group.dispatch is Dispatch.CREDIT:
             yields = "jobs that were promised nothing leave it the nodes where it is short of that"
             return [*said, f"It is promised {job.spec.slo:g} times, {_s(bound)} s: {yields}."]
         spare = f"{_s(abs(bound - took))} s {'to spare' if bound >= took else 'too little'}"

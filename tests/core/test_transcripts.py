@@ -371,7 +371,7 @@ class Play:
         elif is_ == "left":
             found = f"left {' '.join(state.jobs[self._job(what)].left) or 'nothing'}"
         elif is_ in ("safe", "at_risk"):
-            found = "at_risk" if state.jobs[self._job(what)].at_risk else "safe"
+            found = "at_risk" if self._job(what) in state.at_risk else "safe"
         elif is_ == "reckoned":  # what plans reckon with, by phase
             job = state.jobs[self._job(what)]
             found = " ".join(

@@ -184,8 +184,8 @@ def a_lost_or_ended_job_waits_for_nothing_and_runs_nothing(state: State) -> Iter
 def who_is_at_risk_is_placed_and_listed(state: State) -> Iterator[str]:
     """A promise is at risk by the plan of a group: a job that leaves the group leaves that behind."""
     for job in state.jobs.values():
-        if job.at_risk != (job.id in state.at_risk) or (job.at_risk and (job.group is None or not job.promised)):
-            yield f"job {job.id} is {job.status} in {job.group}, at risk: {job.at_risk}, promised: {job.promised}"
+        if job.id in state.at_risk and (job.group is None or not job.promised):
+            yield f"job {job.id} is {job.status} in {job.group}, and at risk; promised: {job.promised}"
 
 
 def a_granted_slot_has_a_fence_of_its_own(state: State) -> Iterator[str]:

@@ -22,19 +22,11 @@ def forget_empty(state: State, group: Group) -> None:
 
 
 def leave_schedule(state: State, job: Job) -> None:
-    set_risk(state, job, risky=False)
+    state.at_risk.pop(job.id, None)
     group = state.group_of(job)
     if group is not None and any(turn.job == job.id for turn in group.schedule):
         group.schedule = [turn for turn in group.schedule if turn.job != job.id]
         group.version += 1
-
-
-def set_risk(state: State, job: Job, *, risky: bool) -> None:
-    job.at_risk = risky
-    if risky:
-        state.at_risk[job.id] = None
-    else:
-        state.at_risk.pop(job.id, None)
 
 
 def group_replanned(state: State, fact: f.GroupReplanned) -> None:
@@ -47,7 +39,10 @@ def group_replanned(state: State, fact: f.GroupReplanned) -> None:
     for name in group.jobs:
         job = state.jobs[name]
         job.planned_period_ms = fact.period_ms
-        set_risk(state, job, risky=name in fact.at_risk)
+        if name in fact.at_risk:
+            state.at_risk[name] = None
+        else:
+            state.at_risk.pop(name, None)
 
 
 def turn_added(state: State, fact: f.TurnAdded) -> None:

@@ -2,7 +2,7 @@
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
-from rollmuxd.core.apply.groups import forget_empty, group_named, merged, rewound, set_risk
+from rollmuxd.core.apply.groups import forget_empty, group_named, merged, rewound
 from rollmuxd.core.apply.jobs import set_job
 from rollmuxd.core.apply.measures import start_fresh_times
 from rollmuxd.core.apply.pins import follow, nothing_left_on, owner_of, pin, unpin
@@ -65,7 +65,7 @@ def move_ended(state: State, fact: f.MoveEnded) -> None:
     job.admission, job.promised, job.planned_period_ms = move.admission, move.promised, move.period_ms
     job.move, job.moved_at, job.fell_back = None, fact.at, False
     start_fresh_times(job)
-    set_risk(state, job, risky=False)
+    state.at_risk.pop(job.id, None)
     if fact.run:
         job.run, job.idempotency_key = fact.run, fact.idempotency_key
         for key in job.states:

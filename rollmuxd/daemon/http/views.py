@@ -127,7 +127,7 @@ def job_view(
         admission=job.admission,
         slo=job.spec.slo,
         promised=job.promised,
-        at_risk=job.at_risk,
+        at_risk=job.id in core.state.at_risk,
         unmet=visibility.unmet(job.id),
         priority=job.spec.priority,
         iterations=job.progress.finished,
