@@ -10,7 +10,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from rollmuxd.cli.common import Call, Failed, cell, needs_numpy, table, talks
+from rollmuxd.cli.common import Call, Failed, cell, table, talks
+from rollmuxd.cli.other_gpus import computed
 from rollmuxd.cli.run.job_file import registration_of
 from rollmuxd.cli.sim.accounting import Accounting, from_accounting, show_saving
 
@@ -73,13 +74,7 @@ def plan(
     assert jobs is not None
     body = read(jobs)
     if measured_on:
-        types = dict(_type_of(it) for it in measured_on)
-        there = _types(call, body, jobs)
-        for pool, name in types.items():
-            if there.get(pool) == "":
-                where = f"{jobs}, [pools.{pool}]" if body.get("pools") else f"the daemon's nodes of pool {pool}"
-                raise Failed(f"{where}: gpu_type is missing, which --measured-on {pool}={name} needs")
-        for line in elsewhere(body["jobs"], types, there, model_name):
+        for line in computed(call, body, jobs, measured_on, model_name):
             click.echo(line, err=True)
     if empty:
         body["on"] = "empty"
@@ -122,61 +117,6 @@ def _bodies(path: Path, number: int, job: Mapping[str, Any]) -> list[Any]:
     names = [name] if count == 1 else [f"{name}-{copy}" for copy in range(1, count + 1)]
     bodies = [registration_of(f"{path}: job {name}", table, one) for one in names]
     return [msgspec.to_builtins(body) for body in bodies]
-
-
-def _type_of(word: str) -> tuple[str, str]:
-    pool, equals, name = word.partition("=")
-    if not pool or not equals or not name:
-        raise click.UsageError(f"--measured-on is {word!r}, and POOL=GPU is needed: rollout=H20")
-    return pool, name
-
-
-def _types(call: Call, body: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """The GPU type of each pool: of those in the file, or of the daemon's nodes. Raises Failed for a pool of two."""
-    if body.get("pools"):
-        of = [(name, str(pool.get("gpu_type", ""))) for name, pool in body["pools"].items() if isinstance(pool, dict)]
-    else:
-        of = [(pool, node["gpu_type"]) for node in call.items("/v1/nodes") for pool in node["pools"]]
-    found: dict[str, str] = {}
-    for pool, name in of:
-        if found.setdefault(pool, name) != name:
-            raise Failed(f"{path}: pool {pool} has GPUs of types {found[pool]} and {name}; --measured-on needs one")
-    return found
-
-
-def elsewhere(
-    jobs: Iterable[Mapping[str, Any]], measured_on: Mapping[str, str], there: Mapping[str, str], model_name: str
-) -> list[str]:
-    """Change the seconds of each job's phases to what they take on the GPUs that there are. Says by how much, per pool.
-
-    The first phase generates; later ones over one pool train. Raises Failed, naming the pool.
-    """
-    needs_numpy()
-    from rollmuxd.rollout.elsewhere import generation, training
-    from rollmuxd.rollout.hardware import gpu
-    from rollmuxd.rollout.models import model
-
-    factors: dict[tuple[str, bool], float] = {}
-    for pool, name in measured_on.items():
-        if pool not in there:
-            raise Failed(f"--measured-on {pool}={name}: there is no pool {pool} (there are {', '.join(there)})")
-        try:
-            old, new = gpu(name), gpu(there[pool])
-            factors[pool, True], factors[pool, False] = generation(old, new, model(model_name)), training(old, new)
-        except ValueError as error:
-            raise Failed(f"--measured-on {pool}={name}: {error}") from error
-    used = {}
-    for job in jobs:
-        for at, phase in enumerate(job["phases"]):
-            (pool, *others), seconds = phase["pools"], phase.get("seconds")
-            if pool in measured_on and not others and seconds:
-                phase["seconds"] = seconds * factors[pool, at == 0]
-                used[pool, at == 0] = factors[pool, at == 0]
-    return [
-        f"{pool}: {'generating' if first else 'training'} takes {factor:.2f} times as long on {there[pool]} as on "
-        f"{measured_on[pool]} (computed)"
-        for (pool, first), factor in used.items()
-    ]
 
 
 def show(view: Mapping[str, Any]) -> None:

@@ -32,6 +32,7 @@ LATER: Final = (
     *("rollmuxd/spi/fabric.py", "rollmuxd/spi/fake_fabric.py", "rollmuxd/spi/contract/fabric.py"),
     *("rollmuxd/sim/report/page.py", "rollmuxd/sim/report/pictures.py", "rollmuxd/sim/report/colours.py"),
     *("backends/slurm", "rollmuxd/daemon/hosts/endings.py", "rollmuxd/sim/sacct.py", "rollmuxd/cli/sim/accounting.py"),
+    *("rollmuxd/cli/other_gpus.py", "plugins/evaluation/rollmuxd_evaluation/workloads/across_racks.py"),
     *("rollmuxd/cli/fabric.py", "rollmuxd/daemon/hosts/circuits.py", "rollmuxd/daemon/http/routes/fabric.py"),
 )
 LONG: Final = 60
