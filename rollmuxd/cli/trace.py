@@ -39,7 +39,7 @@ def trace() -> None:
 def export(call: Call, *, lines: Any, since: str | None, until: str | None, out: Path) -> None:
     """Write OUT, a trace in Chrome's JSON format (gzipped if it ends in .gz): open it on https://ui.perfetto.dev.
 
-    Pools, nodes, jobs and groups are tracks. The history is the running daemon's, as far as your API key may see it.
+    Pools, nodes and jobs are tracks. The history is the running daemon's, as far as your API key may see it.
     """
     from rollmuxd.sim import history, perfetto
 

@@ -90,15 +90,6 @@ class JobSpan(Span, kw_only=True):
     admission: str
 
 
-class MemberSpan(Span, kw_only=True):
-    """A job in a group, on its nodes."""
-
-    who: Who
-    group: GroupId
-    pins: dict[PoolName, tuple[NodeId, ...]]
-    admission: str
-
-
 class NodeSpan(Span, kw_only=True):
     """A node that was not simply there: ``occupied``, ``lost``, ``quarantined``, ``draining``, ``drained``."""
 
@@ -115,27 +106,16 @@ class Moment(Struct, kw_only=True):
     who: Who | None = None
 
 
-class Level(Struct, kw_only=True):
-    """From now on so many nodes of a pool are in groups, and all groups cost so much per hour."""
-
-    at: Millis
-    pool: PoolName
-    nodes: int
-    dollars_per_hour: float
-
-
 class NodeInfo(Struct, frozen=True):
     """A node as it was added. ``pool`` joins its pools' names where it has several."""
 
     id: NodeId
     pool: PoolName
     gpu_type: str = ""
-    gpus: int = 0
-    dollars_per_hour: float = 0.0
 
 
 #: a :class:`NodeInfo` comes before anything on that node does
-Item: TypeAlias = SlotSpan | OrderSpan | JobSpan | MemberSpan | NodeSpan | Moment | Level | NodeInfo
+Item: TypeAlias = SlotSpan | OrderSpan | JobSpan | NodeSpan | Moment | NodeInfo
 
 
 def fact_of(source: bytes | str | Mapping[str, Any]) -> Fact:
@@ -159,31 +139,24 @@ def items(facts: Iterable[f.Fact], since: Millis | None = None, until: Millis | 
     Facts from before the window are needed, too, as they say what was going on when it began.
     """
     history = History()
-    #: what a window begins with
-    levels: dict[PoolName, Level] = {}
-    end = None
     for fact in facts:
         if until is not None and fact.at >= until:
-            end = until
+            found = history.close(until)
             break
-        if since is not None and fact.at >= since:
-            yield from levels.values()
-            levels = {}
-        for item in history.see(fact):
-            if isinstance(item, Level) and since is not None and item.at < since:
-                levels[item.pool] = msgspec.structs.replace(item, at=since)
-            elif (shown := _cut(item, since)) is not None:
-                yield shown
-    yield from levels.values()
-    for item in history.close(end):
-        if (shown := _cut(item, since)) is not None:
-            yield shown
+        yield from _within(since, history.see(fact))
+    else:
+        found = history.close()
+    yield from _within(since, found)
+
+
+def _within(since: Millis | None, found: Iterable[Item]) -> Iterator[Item]:
+    return (shown for item in found if (shown := _cut(item, since)) is not None)
 
 
 def _cut(item: Item, since: Millis | None) -> Item | None:
     if since is None or isinstance(item, NodeInfo):
         return item
-    if isinstance(item, Moment | Level):
+    if isinstance(item, Moment):
         return item if item.at >= since else None
     if item.end < since or item.end == since > item.start:
         return None
@@ -213,10 +186,8 @@ class _Job(Struct):
     since: Millis
     reason: str = ""
     resume_to: JobStatus | None = JobStatus.WAITING
-    #: its placement, and since when
+    #: its placement
     group: GroupId | None = None
-    member_since: Millis = 0
-    pins: dict[PoolName, tuple[NodeId, ...]] = {}
     admission: str = ""
 
 
@@ -238,10 +209,6 @@ class History:
         self._jobs: dict[JobId, _Job] = {}
         self._slots: dict[SlotId, _Slot] = {}
         self._orders: dict[OrderId, tuple[f.OrderIssued, Who]] = {}
-        #: jobs pinned to each node, and the nodes in groups per pool
-        self._pinned: dict[NodeId, dict[JobId, None]] = {}
-        self._in_groups: dict[PoolName, int] = {}
-        self._dollars: float = 0.0
 
     def see(self, fact: f.Fact) -> list[Item]:
         """What this fact brings to an end."""
@@ -260,7 +227,6 @@ class History:
             self._order_part(order, who, at, "", found)
         for job in self._jobs.values():
             self._status_part(job, at, found)
-            self._member_part(job, at, found)
         for node in list(self._not_up):
             self._node_part(node, at, found)
         self._slots, self._orders, self._jobs, self._not_up = {}, {}, {}, {}
@@ -287,19 +253,10 @@ class History:
 
     def _node_added(self, fact: f.NodeAdded, found: list[Item]) -> None:
         spec = fact.node
-        info = NodeInfo(
-            id=spec.id,
-            pool="+".join(spec.pools),
-            gpu_type=spec.gpu_type,
-            gpus=len(spec.gpus),
-            dollars_per_hour=len(spec.gpus) * spec.price_per_gpu_hour,
-        )
+        info = NodeInfo(id=spec.id, pool="+".join(spec.pools), gpu_type=spec.gpu_type)
         self._nodes[spec.id] = info
         self._node_of.update(dict.fromkeys(spec.gpus, spec.id))
         found.append(info)
-        if info.pool not in self._in_groups:
-            self._in_groups[info.pool] = 0
-            self._level(info.pool, fact.at, found)
 
     def _node_removed(self, fact: f.NodeRemoved, found: list[Item]) -> None:
         self._node_part(fact.node, fact.at, found)
@@ -326,11 +283,6 @@ class History:
             self._nodes[node] = NodeInfo(node, "?")
             found.append(self._nodes[node])
 
-    def _level(self, pool: PoolName, at: Millis, found: list[Item]) -> None:
-        found.append(
-            Level(at=at, pool=pool, nodes=self._in_groups[pool], dollars_per_hour=abs(round(self._dollars, 6)))
-        )
-
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
     def _job(self, job: JobId, at: Millis) -> _Job:
@@ -349,20 +301,9 @@ class History:
     def _placed(self, fact: f.JobPlaced, found: list[Item]) -> None:
         job = self._job(fact.job, fact.at)
         self._turn(job, fact.status, fact.at, found)
-        self._leave(job, fact.at, found)
-        job.group, job.member_since, job.pins, job.admission = fact.group, fact.at, fact.pins, fact.admission
-        joined: dict[PoolName, None] = {}
-        for node in _nodes(fact.pins):
+        job.group, job.admission = fact.group, fact.admission
+        for node in dict.fromkeys(node for of in fact.pins.values() for node in of):
             self._known(node, found)
-            jobs = self._pinned.setdefault(node, {})
-            if not jobs:
-                info = self._nodes[node]
-                self._in_groups[info.pool] = self._in_groups.get(info.pool, 0) + 1
-                self._dollars += info.dollars_per_hour
-                joined[info.pool] = None
-            jobs[fact.job] = None
-        for pool in joined:
-            self._level(pool, fact.at, found)
 
     def _admitted(self, fact: f.JobPromised | f.FillerPlaced, found: list[Item]) -> None:
         self._turn(self._job(fact.job, fact.at), JobStatus.ADMITTED, fact.at, found)
@@ -400,7 +341,7 @@ class History:
 
     def _placement_ended(self, fact: f.PlacementEnded, found: list[Item]) -> None:
         job = self._job(fact.job, fact.at)
-        self._leave(job, fact.at, found)
+        job.group = None
         self._forget(job)
 
     def _words(self, cause: Cause | None) -> str:
@@ -428,35 +369,6 @@ class History:
                     reason=job.reason,
                     group=job.group if placed else None,
                     admission=job.admission if placed else "",
-                )
-            )
-
-    def _leave(self, job: _Job, at: Millis, found: list[Item]) -> None:
-        self._member_part(job, at, found)
-        left: dict[PoolName, None] = {}
-        for node in _nodes(job.pins):
-            jobs = self._pinned.get(node, {})
-            jobs.pop(job.who.job, None)
-            if not jobs and self._pinned.pop(node, None) is not None:
-                # The node may have left the configuration meanwhile; its group cannot have outlived it.
-                info = self._nodes.get(node, NodeInfo(node, "?"))
-                self._in_groups[info.pool] = self._in_groups.get(info.pool, 0) - 1
-                self._dollars -= info.dollars_per_hour
-                left[info.pool] = None
-        job.group, job.pins = None, {}
-        for pool in left:
-            self._level(pool, at, found)
-
-    def _member_part(self, job: _Job, at: Millis, found: list[Item]) -> None:
-        if job.group is not None and at > job.member_since:
-            found.append(
-                MemberSpan(
-                    start=job.member_since,
-                    end=at,
-                    who=job.who,
-                    group=job.group,
-                    pins=job.pins,
-                    admission=job.admission,
                 )
             )
 
@@ -578,10 +490,6 @@ class History:
                 outcome=outcome,
             )
         )
-
-
-def _nodes(pins: Mapping[PoolName, tuple[NodeId, ...]]) -> tuple[NodeId, ...]:
-    return tuple(dict.fromkeys(node for of in pins.values() for node in of))
 
 
 _NOT_UP: Final[dict[type[f.Fact], str]] = {

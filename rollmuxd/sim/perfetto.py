@@ -1,21 +1,16 @@
 """A history as a trace that Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
 
-The format is Chrome's trace events, as JSON. It has complete events (``X``) for spans, counters (``C``), instants
-(``i``), and metadata (``M``) that names and sorts the tracks. Times are microseconds. Three of its rules shape what is
-here:
+The format is Chrome's trace events, as JSON. It has complete events (``X``) for spans, instants (``i``), and metadata
+(``M``) that names and sorts the tracks. Times are microseconds. Three of its rules shape what is here:
 
 - Slices on one track must nest, and which of two that begin together is the outer one is decided by chance. So slices
   on a track of ours never overlap at all; what would is put on a further track of the same name (``r1 +1``).
 - Perfetto names threads by their id, whatever process they are in: no two tracks share one.
 - Complete events may come in any order. So each is written when its span is over, and nothing is kept.
 
-Where a node changes its job, a flow points from the old phase to the new (``s`` and ``f`` of one name, category and
-id). Its ends are bound to the slices that enclose them (``bp``: ``e``), so it starts a microsecond before the first of
-them is over.
-
 The screen has a process per pool, with three tracks per node: what runs there, what is moved there, and when it was not
-up. One process is for jobs, each with its phases and its status, and one for groups with their members. One is the
-daemon itself, with the dollars per hour. A simulated network adds one of circuits, with a track per pair of racks.
+up. One process is for jobs, each with its phases and its status (and the group that it is in). One is the daemon
+itself. A simulated network adds one of circuits, with a track per pair of racks.
 """
 
 import gzip
@@ -28,12 +23,10 @@ from typing import IO, Any, Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 
-from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
+from rollmuxd.core.ids import Millis, NodeId, PoolName
 from rollmuxd.sim.history import (
     Item,
     JobSpan,
-    Level,
-    MemberSpan,
     Moment,
     NodeInfo,
     NodeSpan,
@@ -43,7 +36,7 @@ from rollmuxd.sim.history import (
     Who,
 )
 
-_DAEMON, _JOBS, _GROUPS, _CIRCUITS, _FIRST_POOL = 1, 2, 3, 4, 10
+_DAEMON, _JOBS, _CIRCUITS, _FIRST_POOL = 1, 2, 4, 10
 #: above all process ids, as a thread with its process's id would be taken for the main one
 _FIRST_THREAD: Final = 1_000
 #: tracks of one node or job, before its neighbour's begin
@@ -106,16 +99,6 @@ class _Track(NamedTuple):
     name: str
 
 
-class _Ran(NamedTuple):
-    """A phase on a node, or its tail."""
-
-    job: JobId
-    start: Millis
-    end: Millis
-    pid: int
-    tid: int
-
-
 class _Writer:
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -127,9 +110,6 @@ class _Writer:
         self._pools: dict[PoolName, int] = {}
         self._nodes: dict[NodeId, tuple[int, int]] = {}
         self._places: dict[tuple[int, str], int] = {}
-        #: what each node ran last, and the tail of that
-        self._ran: dict[NodeId, list[_Ran]] = {}
-        self._flows = 0
         #: per track its threads: id, and when the last slice on it ended
         self._lanes: dict[tuple[int, int], list[tuple[int, Millis]]] = {}
 
@@ -137,7 +117,6 @@ class _Writer:
         self._out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         self._process(_DAEMON, "daemon", 0)
         self._process(_JOBS, "jobs", 1_000_000)
-        self._process(_GROUPS, "groups", 2_000_000)
         for item in items:
             self._item(item)
         self._out.write(b"\n]}\n")
@@ -156,11 +135,6 @@ class _Writer:
                 name = f"{item.kind} in {item.group}" if item.group else item.kind
                 args = {"run": item.run, "reason": item.reason, "group": item.group, "admission": item.admission}
                 self._slice(self._of_job(item.who, 1, "status"), item, name, item.kind, _job(item.who) | args)
-            case MemberSpan():
-                track = self._track(_GROUPS, item.group, 0, item.group)
-                args = {f"nodes {pool}": ", ".join(nodes) for pool, nodes in item.pins.items()}
-                args["admission"] = item.admission
-                self._slice(track, item, item.who.name, "member", _job(item.who) | args)
             case CircuitSpan():
                 a, b = item.racks
                 if (_CIRCUITS, "") not in self._places:
@@ -175,9 +149,6 @@ class _Writer:
                 tid = self._lane(at, item.at, item.at)
                 self._event("i", item.at, at.pid, tid, item.what, {"s": "t"})
                 self._span_of_time(item.at, item.at)
-            case Level():
-                self._counter(item.at, self._pool(item.pool), "in groups", {"nodes": item.nodes})
-                self._counter(item.at, _DAEMON, "cost of nodes in groups", {"$/h": item.dollars_per_hour})
             case NodeInfo():
                 self._nodes[item.id] = self._pool(item.pool, item.gpu_type), self._place(self._pool(item.pool), item.id)
 
@@ -198,25 +169,7 @@ class _Writer:
         self._slice(self._of_job(item.who, 0), item, doing, item.kind, args)
         for node, gpus in item.nodes.items():
             track = self._node(node, 0)
-            tid = self._slice(track, item, f"{item.who.name} {doing}", item.kind, args | {"GPUs here": gpus})
-            now = _Ran(item.who.job, item.start, item.end, track.pid, tid)
-            before = self._ran.get(node, [])
-            if item.kind == "running":
-                self._handed_on(before, now)
-                self._ran[node] = [now]
-            elif item.kind == "tail" and before and before[0].job == now.job:
-                before.append(now)
-
-    def _handed_on(self, before: list[_Ran], now: _Ran) -> None:
-        """An arrow from one job's phase (from its tail, if no job continued beside that) to the next's."""
-        over = [part for part in before if part.start < part.end <= now.start]
-        if not over or over[-1].job == now.job or now.start == now.end:
-            return  # a phase that took no time encloses nothing
-        last = over[-1]
-        self._flows += 1
-        flow: _Args = {"cat": "hand-over", "id": self._flows}
-        self._event("s", last.end, last.pid, last.tid, "hand-over", flow, before_us=1)
-        self._event("f", now.start, now.pid, now.tid, "hand-over", flow | {"bp": "e"})
+            self._slice(track, item, f"{item.who.name} {doing}", item.kind, args | {"GPUs here": gpus})
 
     # ---- tracks ------------------------------------------------------------------------------------------------------
 
@@ -269,8 +222,7 @@ class _Writer:
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
-    def _slice(self, track: _Track, item: Any, name: str, category: str, args: _Args) -> int:
-        """Its thread."""
+    def _slice(self, track: _Track, item: Any, name: str, category: str, args: _Args) -> None:
         tid = self._lane(track, item.start, item.end)
         shown = {key: value for key, value in args.items() if value not in (None, "")}
         if item.open:
@@ -279,22 +231,16 @@ class _Writer:
         self._event("X", item.start, track.pid, tid, name, more)
         self._slices += 1
         self._span_of_time(item.start, item.end)
-        return tid
-
-    def _counter(self, at: Millis, pid: int, name: str, values: dict[str, float]) -> None:
-        self._event("C", at, pid, None, name, {"args": values})
 
     def _metadata(self, pid: int, tid: int | None, name: str, args: _Args) -> None:
         self._event("M", None, pid, tid, name, {"args": args})
 
-    def _event(
-        self, phase: str, at: Millis | None, pid: int, tid: int | None, name: str, more: _Args, *, before_us: int = 0
-    ) -> None:
+    def _event(self, phase: str, at: Millis | None, pid: int, tid: int | None, name: str, more: _Args) -> None:
         event: _Args = {"ph": phase, "pid": pid}
         if tid is not None:
             event["tid"] = tid
         if at is not None:
-            event["ts"] = at * 1000 - before_us
+            event["ts"] = at * 1000
         event["name"] = name
         event |= more
         self._out.write(b"" if self._first else b",\n")

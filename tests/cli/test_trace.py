@@ -51,7 +51,7 @@ def somewhere_else(monkeypatch):
     time.tzset()
 
 
-WHOLE = [("admitted in g1", 0, 7200), ("math-7b", 0, 7200), ("math-7b rollout", 0, 7200), ("rollout", 0, 7200)]
+WHOLE = [("admitted in g1", 0, 7200), ("math-7b rollout", 0, 7200), ("rollout", 0, 7200)]
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def feed(facts=FACTS):
 def test_facts_from_a_file_become_a_trace(rollmuxd, lines, tmp_path, shown):
     ran = rollmuxd(f"trace export --facts {lines} {tmp_path}/out.json")
     assert ran.code == 0
-    assert ran.out == (f"{tmp_path}/out.json: 4 slices of 2.00 h, 0.0 MB; open it on https://ui.perfetto.dev\n")
+    assert ran.out == (f"{tmp_path}/out.json: 3 slices of 2.00 h, 0.0 MB; open it on https://ui.perfetto.dev\n")
     assert shown() == WHOLE
     assert '"pool rollout (H100)"' in (tmp_path / "out.json").read_text()
 
@@ -107,7 +107,7 @@ def test_programs_are_told_what_was_written(rollmuxd, lines, tmp_path):
     assert ran.json == {
         "path": f"{tmp_path}/out.json.gz",
         "bytes": size,
-        "slices": 4,
+        "slices": 3,
         "start_ms": START,
         "end_ms": START + 7_200_000,
     }

@@ -1,6 +1,6 @@
 """What is told of a history is what happened: no more, no less, and all of it at the right time.
 
-- Node-time in running phases and in groups is what the simulator's own meter counted.
+- Node-time in running phases is what the simulator's own meter counted.
 - Parts of a slot's life follow each other without a gap; on one GPU nobody overlaps anybody.
 - A slot that is lost, revoked or taken over, a restart, a second run: each shows.
 - A part of a story (what one owner may see, what is left after a compaction) is told as far as it goes.
@@ -18,7 +18,7 @@ from rollmuxd.core.inputs import NodeSpec
 from rollmuxd.core.model import JobStatus, OrderKind, StateStatus
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import history
-from rollmuxd.sim.history import History, JobSpan, Level, MemberSpan, Moment, NodeInfo, NodeSpan, OrderSpan, SlotSpan
+from rollmuxd.sim.history import History, JobSpan, Moment, NodeInfo, NodeSpan, OrderSpan, SlotSpan
 from rollmuxd.sim.policies import policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload
 
@@ -96,17 +96,6 @@ def busy_time_is_metered(facts, outcome):
         assert busy > 0
 
 
-def test_node_time_in_groups_is_what_was_paid_for(simulated):
-    facts, outcome = simulated
-    for pool in outcome.pools:
-        levels = spans(facts, Level, pool=pool.name)
-        # a simulation stops when the last job has ended, before its nodes have left its group
-        levels.append(Level(at=facts[-1].at, pool=pool.name, nodes=0, dollars_per_hour=0.0))
-        assert sum((after.at - level.at) * level.nodes for level, after in pairwise(levels)) == pool.bought_node_ms
-        assert max(level.nodes for level in levels) * 8 == pool.peak_gpus
-    assert max(level.dollars_per_hour for level in spans(facts, Level)) == pytest.approx(8 * (1.76 + 5.28))
-
-
 def test_parts_of_a_slots_life_follow_each_other(simulated):
     facts, _ = simulated
     lives = {}
@@ -159,7 +148,7 @@ def test_only_what_is_open_is_kept(simulated):
         folding.see(fact)
     # a simulation may stop when the last job has ended, before its nodes have left its group
     assert len(folding._jobs) <= 1
-    assert [item for item in folding.close() if not isinstance(item, MemberSpan)] == []
+    assert list(folding.close()) == []
 
 
 def test_a_window_shows_what_the_whole_does_cut_to_it(simulated):
@@ -173,11 +162,6 @@ def test_a_window_shows_what_the_whole_does_cut_to_it(simulated):
     ]
     assert sorted((span.slot, span.kind, span.start, span.end) for span in window) == sorted(whole)
     assert any(span.open for span in window)
-    levels = [item for item in history.items(facts, since, until) if isinstance(item, Level)]
-    assert [(level.at, level.pool, level.nodes) for level in levels][:2] == [
-        (since, "rollout", 1),
-        (since, "train", 1),
-    ]
 
 
 def test_a_window_that_ends_after_all_is_not_filled_with_what_nobody_saw():
@@ -306,14 +290,7 @@ def test_what_has_not_ended_is_open_and_reaches_to_the_last_fact():
     assert [(type(item).__name__, item.start, item.end) for item in ongoing] == [
         ("SlotSpan", 30, 80),
         ("JobSpan", 15, 80),
-        ("MemberSpan", 15, 80),
     ]
-
-
-def test_a_job_that_has_ended_is_in_its_group_until_its_nodes_are_clean():
-    facts = story(f.JobEnded(60, "j1", said("done")), f.LoopStalled(80, 100))
-    ongoing = [type(item) for item in history.items(facts) if isinstance(item, history.Span) and item.open]
-    assert ongoing == [SlotSpan, MemberSpan]
 
 
 def test_a_job_is_told_by_its_status_and_its_group_over_two_runs():
@@ -344,16 +321,10 @@ def test_a_job_is_told_by_its_status_and_its_group_over_two_runs():
         ("lost", 90, 95, "g2", 1),
         ("waiting", 110, 120, None, 2),
     ]
-    assert [(span.group, span.start, span.end, span.admission) for span in spans(facts, MemberSpan)] == [
-        ("g1", 15, 60, "isolated"),
-        ("g2", 70, 96, "packing"),
-    ]
     assert [(moment.at, moment.what) for moment in spans(facts, Moment) if moment.who] == [
         (95, "ended: nothing is left of it"),
         (120, "ended: done"),
     ]
-    levels = [(level.at, level.nodes, level.dollars_per_hour) for level in spans(facts, Level)]
-    assert levels == [(0, 0, 0.0), (15, 1, 10.0), (60, 0, 0.0), (70, 1, 10.0), (96, 0, 0.0)]
 
 
 def test_a_paused_job_that_lost_its_place_waits_when_it_is_resumed():

@@ -12,7 +12,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from msgspec.structs import replace
 from patience import PATIENCE_S
 from simkit import checked
 
@@ -42,7 +41,7 @@ class Read:
         assert set(trace) == {"displayTimeUnit", "traceEvents"}
         assert trace["displayTimeUnit"] == "ms"
         self.processes, self.threads, self.order = {}, {}, {}
-        self.slices, self.counters, self.instants, self.flows = [], [], [], {}
+        self.slices, self.instants = [], []
         for event in trace["traceEvents"]:
             assert isinstance(event["pid"], int)
             assert isinstance(event["name"], str)
@@ -50,7 +49,6 @@ class Read:
             getattr(self, f"_{event['ph']}")(event)
         self._named()
         self._flat()
-        self._bound()
 
     def _M(self, event):
         (value,) = event["args"].items()
@@ -72,43 +70,11 @@ class Read:
         assert all(isinstance(value, str | int | float) for value in event["args"].values())
         self.slices.append(event)
 
-    def _C(self, event):
-        assert isinstance(event["ts"], int)
-        assert event["args"]
-        assert all(isinstance(value, int | float) for value in event["args"].values())
-        self.counters.append(event)
-
     def _i(self, event):
         assert isinstance(event["tid"], int)
         assert isinstance(event["ts"], int)
         assert event["s"] in ("g", "p", "t")
         self.instants.append(event)
-
-    def _s(self, event):
-        assert set(event) == {"ph", "pid", "tid", "ts", "name", "cat", "id"}
-        assert event["id"] not in self.flows
-        self.flows[event["id"]] = [event]
-
-    def _f(self, event):
-        assert event["bp"] == "e", "else it is bound to whatever begins next"
-        (begun,) = self.flows[event["id"]]
-        assert (event["name"], event["cat"]) == (begun["name"], begun["cat"]), "these make the flow's identity"
-        self.flows[event["id"]].append(event)
-
-    def _bound(self):
-        """Each end of a flow is in one slice, and points forward in time."""
-        self.arrows = []
-        on = {}
-        for it in self.slices:
-            on.setdefault(it["tid"], []).append(it)
-        for ends in self.flows.values():
-            assert len(ends) == 2
-            pair = []
-            for end in ends:
-                (found,) = [it for it in on[end["tid"]] if it["ts"] <= end["ts"] < it["ts"] + it["dur"]]
-                pair.append(found)
-            assert pair[0]["ts"] + pair[0]["dur"] <= pair[1]["ts"]
-            self.arrows.append((pair[0]["name"], pair[1]["name"]))
 
     def _named(self):
         process_of = {}
@@ -117,7 +83,7 @@ class Read:
             # Perfetto knows a thread by its id alone, and takes one with its process's id for the main one
             assert process_of.setdefault(event["tid"], event["pid"]) == event["pid"], "a thread in two processes"
             assert event["tid"] not in self.processes
-        assert {event["pid"] for event in [*self.slices, *self.counters, *self.instants]} <= set(self.processes)
+        assert {event["pid"] for event in [*self.slices, *self.instants]} <= set(self.processes)
 
     def _flat(self):
         """No slice reaches into another: which of them would be the outer one is not said."""
@@ -161,7 +127,7 @@ STORY = [
 ]
 
 
-def test_a_story_is_on_the_tracks_of_its_node_its_job_and_its_group(tmp_path):
+def test_a_story_is_on_the_tracks_of_its_node_and_its_job(tmp_path):
     trace = written(tmp_path / "t.json", STORY)
     assert trace.on("pool rollout (H100)", NODE) == [
         ("math-7b loading", 20, 10),
@@ -179,7 +145,6 @@ def test_a_story_is_on_the_tracks_of_its_node_its_job_and_its_group(tmp_path):
         ("released", 50, 5),
     ]
     assert trace.on("jobs", "math-7b (j1) status") == [("waiting", 10, 5), ("admitted in g1", 15, 55)]
-    assert trace.on("groups", "g1") == [("math-7b", 15, 65)]
     assert [(trace.track(event), event["name"]) for event in trace.instants] == [
         (("daemon", "events"), "daemon started (incarnation 1)"),
         (("jobs", "math-7b (j1) status"), "ended: done"),
@@ -206,19 +171,10 @@ def test_a_slice_tells_its_slot_fence_and_order(tmp_path):
     assert args["load math-7b"]["outcome"] == "done"
 
 
-def test_counters_tell_the_nodes_in_groups_and_what_they_cost(tmp_path):
-    trace = written(tmp_path / "t.json", STORY)
-    found = [(trace.processes[event["pid"]], event["ts"] // 1000, event["args"]) for event in trace.counters]
-    assert [(at, args["nodes"]) for pool, at, args in found if pool == "pool rollout (H100)"] == [
-        *((0, 0), (15, 1), (80, 0)),
-    ]
-    assert [(at, args["$/h"]) for process, at, args in found if process == "daemon"] == [(0, 0), (15, 10), (80, 0)]
-
-
 def test_what_had_not_ended_says_so(tmp_path):
     trace = written(tmp_path / "t.json", STORY[:9])
     assert {event["name"] for event in trace.slices if "open" in event["args"]} == {
-        *("math-7b rollout", "rollout", "admitted in g1", "math-7b"),
+        *("math-7b rollout", "rollout", "admitted in g1"),
     }
 
 
@@ -238,7 +194,6 @@ def test_what_overlaps_on_a_node_goes_on_a_further_track(tmp_path):
     ]
     trace = written(tmp_path / "t.json", facts)
     assert trace.on("pool rollout (H100)", f"{NODE} +1") == [("math-7b rollout, tail", 40, 10)]
-    assert trace.on("groups", "g1 +1") == [("code-7b", 40, 10)]
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +229,7 @@ def test_a_simulation_of_four_jobs_reads_strictly_and_nothing_of_it_is_missing(t
     assert any(span.kind == "tail" for span in running)
     assert shown["jobs"] == len(running)
     assert shown["pool rollout (H20)"] + shown["pool train (H800)"] == sum(len(span.nodes) for span in running)
-    assert set(trace.processes.values()) == {"daemon", "jobs", "groups", "pool rollout (H20)", "pool train (H800)"}
+    assert set(trace.processes.values()) == {"daemon", "jobs", "pool rollout (H20)", "pool train (H800)"}
 
 
 def test_tracks_are_sorted_nodes_as_they_came_and_a_nodes_own_together(tmp_path, simulated):
@@ -289,7 +244,7 @@ def test_tracks_are_sorted_nodes_as_they_came_and_a_nodes_own_together(tmp_path,
 
 def test_a_window_reads_strictly_too_and_nothing_is_outside_of_it(tmp_path, simulated):
     trace = written(tmp_path / "t.json", simulated, 300_000, 700_000)
-    events = [*trace.slices, *trace.counters, *trace.instants]
+    events = [*trace.slices, *trace.instants]
     assert min(event["ts"] for event in events) == 300_000_000
     assert max(event["ts"] + event.get("dur", 0) for event in events) == 700_000_000
 
@@ -324,38 +279,6 @@ def test_memory_does_not_grow_with_the_history(tmp_path):
     assert peaks[1] < peaks[0] * 1.5
 
 
-def test_arrows_show_a_node_going_from_job_to_job(tmp_path):
-    facts = [
-        *STORY[:2],
-        *(f.JobRegistered(10, job, "team", "ann", 1, replace(SPEC, name=job)) for job in ("A", "B")),
-    ]
-    for number, (job, start, end) in enumerate(
-        (("A", 20, 40), ("A", 40, 50), ("B", 60, 70), ("A", 70, 70), ("B", 80, 90))
-    ):
-        name = f"s{number}"
-        facts += [
-            f.SlotQueued(start, name, job, 1, "x1", "rollout", name),
-            f.SlotClaimed(start, name, GPUS, 0),
-            f.SlotGranted(start, name, Fence(1, number)),
-            f.SlotReleased(end, name),
-            f.SlotOver(end, name),
-        ]
-    trace = written(tmp_path / "t.json", sorted(facts, key=lambda fact: fact.at))
-    assert trace.arrows == [("A rollout", "B rollout")], "not to itself, and from and to nothing that took no time"
-
-
-def test_every_hand_over_of_a_simulation_has_its_arrow(tmp_path, simulated):
-    trace = written(tmp_path / "t.json", simulated)
-    ran = {}
-    expected = 0
-    for span in history.items(simulated):
-        if isinstance(span, history.SlotSpan) and span.kind == "running" and span.end > span.start:
-            for node in span.nodes:
-                expected += node in ran and ran[node] != span.who.job
-                ran[node] = span.who.job
-    assert len(trace.arrows) == expected > 30
-
-
 def test_a_pipe_is_written_to_and_a_link_is_followed(tmp_path):
     """A trace that is written to a device must not take its place: for root /dev/null would be a file then."""
     pipe, link = tmp_path / "pipe", tmp_path / "link"
@@ -385,5 +308,5 @@ def test_a_writing_that_fails_leaves_what_was_there(tmp_path):
 
 
 def test_it_says_how_much_was_written_and_of_what_time(tmp_path):
-    assert perfetto.write(tmp_path / "t.json", history.items(STORY)) == (14, 0, 80)
+    assert perfetto.write(tmp_path / "t.json", history.items(STORY)) == (13, 0, 80)
     assert perfetto.write(tmp_path / "t.json", []) == (0, 0, 0)
