@@ -20,6 +20,7 @@ from rollmuxd.daemon import files
 from rollmuxd.daemon.journal import file as journal_file
 from rollmuxd.daemon.journal.backup import backup, check
 from rollmuxd.daemon.journal.store import Journal, JournalRefused
+from rollmuxd.explain.causes import sentence
 
 pytestmark = pytest.mark.asyncio
 #: a start has so many steps; it breaks off before one of them, or not
@@ -33,7 +34,7 @@ async def start(folder, facts=1):
     journal = Journal.open(folder)
     try:
         await write(journal, facts)
-        return str(journal.lost.why) if journal.lost.incarnation == journal.incarnation else ""
+        return sentence(journal.lost.why) if journal.lost.incarnation == journal.incarnation else ""
     finally:
         await journal.close()
 
@@ -124,7 +125,7 @@ async def test_what_was_found_lost_is_known_until_the_core_has_heard_of_it(tmp_p
         lost.append(journal.lost)
         await journal.close()
     assert lost[0] == lost[1]
-    assert "lost its end" in str(lost[0].why)
+    assert "lost its end" in sentence(lost[0].why)
 
 
 async def test_a_journal_that_lost_the_start_of_its_incarnation_has_lost_its_end(tmp_path):

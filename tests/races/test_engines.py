@@ -28,6 +28,7 @@ from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.hosts import actuator as acting
 from rollmuxd.daemon.writer import Driver
+from rollmuxd.explain.causes import sentence
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import Ran
 from rollmuxd_sglang import SglangResidency
@@ -189,7 +190,7 @@ async def test_an_engine_that_cannot_be_parked_costs_its_own_job_and_the_next_go
         await it.until(lambda: it.slot(b) == "running")
         assert it.job("a").status is m.JobStatus.QUARANTINED
         (told,) = await it.facts(f.JobQuarantined)
-        assert re.search(reason, str(told.reason)), told.reason
+        assert re.search(reason, sentence(told.reason)), told.reason
         assert it.node.status is m.NodeStatus.UP
         assert not it.engines["a"].running, "it was ended"
         assert it.engines["b"].generate() == "file"
@@ -223,7 +224,7 @@ async def test_an_engine_that_cannot_be_ended_costs_its_node_too_until_somebody_
         await it.until(lambda: it.node.status is m.NodeStatus.QUARANTINED)
         assert it.job("a").status is m.JobStatus.QUARANTINED
         assert it.slot(b) == "queued"
-        assert "box/gpu0 has 17.5 GB, of which 1.8 GB would be clean" in str(it.node.reason)
+        assert "box/gpu0 has 17.5 GB, of which 1.8 GB would be clean" in sentence(it.node.reason)
         await it.engines["a"].stop()
         await it.until(lambda: it.slot(b) == "running")
         assert it.node.status is m.NodeStatus.UP
@@ -251,7 +252,7 @@ async def test_an_engine_that_dies_while_it_sleeps_is_found_out_at_its_next_load
         await it.ask("a")
         await it.release(b)
         await it.until(lambda: it.job("a").status is m.JobStatus.QUARANTINED)
-        assert "it has died since: start the job again" in str(it.job("a").reason)
+        assert "it has died since: start the job again" in sentence(it.job("a").reason)
 
 
 async def test_an_engine_whose_residual_memory_grows_goes_on_where_both_fit_and_people_are_told():
@@ -281,7 +282,7 @@ async def test_so_does_sglang(spoil, reason):
         b = await after_a_rollout_of_a(it, spoil)
         await it.until(lambda: it.slot(b) == "running")
         (told,) = await it.facts(f.JobQuarantined)
-        assert reason in str(told.reason)
+        assert reason in sentence(told.reason)
         assert it.engines["b"].generate() == "file"
 
 

@@ -31,6 +31,7 @@ from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.journal import file as journal_file
 from rollmuxd.daemon.journal.file import JournalDamaged, JournalFailed, JournalRefused, base_of, connect
 from rollmuxd.daemon.journal.retention import date_of
+from rollmuxd.explain.causes import sentence
 
 #: what SQLite says of its own pages, at most so many lines of it
 SAID_AT_MOST: Final = 20
@@ -115,7 +116,9 @@ def check(path: Path, tell: Tell = lambda done, total: None) -> Checked:
                 wrong.append(error.what)
             found["remedy"] = REMEDY if wrong else ""
             if marked and (why := journal_file.why_lost(journal_file.mark_now(connection), mark)):
-                (notes if mark is None else wrong).append(f"{why}; a daemon that starts on it declares every run lost")
+                (notes if mark is None else wrong).append(
+                    f"{sentence(why)}; a daemon that starts on it declares every run lost"
+                )
     except JournalRefused as error:
         wrong.append(str(error).removeprefix(f"{path}: "))
     except OSError as error:
@@ -237,7 +240,7 @@ def backup(path: Path, to: Path, tell: Tell = lambda done, total: None) -> Check
             connection.execute("VACUUM INTO ?", (str(part),))
         with closing(connect(part, readonly=True)) as connection:
             if mark is not None and (why := journal_file.why_lost(journal_file.mark_now(connection), mark)):
-                raise JournalRefused(f"{path}: {why}; no backup was made: start the daemon on it first")
+                raise JournalRefused(f"{path}: {sentence(why)}; no backup was made: start the daemon on it first")
         checked = check(part, tell)
         if not checked.good:
             raise JournalRefused(
