@@ -90,7 +90,7 @@ log = structlog.get_logger("rollmuxd.daemon")
 CANNOT, NOT_NOW = 2, 75
 #: each report of a replay's progress extends the service manager's time limit for the start by this
 REPLAY_GOES_ON_S: Final = 60
-#: the service manager may have no room for a message just now: what it must know is sent again after this
+#: the service manager may have no room for a message just now: that the daemon is ready is sent again after this
 TOLD_AGAIN_S: Final = 1.0
 #: for how long the journal's threads may keep the interpreter while the loop waits for it: Python's own 5 ms exceed a
 #: hand-over
@@ -194,7 +194,7 @@ async def serve(
             journal,
             clock,
             actuator.perform if settings.daemon.mode == "share" else partial(touching_no_process, actuator.perform),
-            await fill_in(settings.to_start(), backends, settings.daemon.state_dir / "inventories.json"),
+            await fill_in(settings.to_start(), backends),
             sinks=(
                 logs.fact_logger(lambda: driver.scheduler.state),
                 metrics.sink,
@@ -895,10 +895,7 @@ def notify(what: str) -> bool:
 
 
 async def tell_systemd(*, task_status: TaskStatus[None]) -> None:
-    """Let systemd know that the daemon is ready; and then, twice in the time that it has set, that its loop lives.
-
-    Systemd ends a service that is silent, so a message for which it had no room is sent again.
-    """
+    """Let systemd know that the daemon is ready; and then, twice in the time that it has set, that its loop lives."""
     heard = notify("READY=1")
     task_status.started()
     while not heard:
@@ -907,7 +904,6 @@ async def tell_systemd(*, task_status: TaskStatus[None]) -> None:
     wanted_us = int(os.environ.get("WATCHDOG_USEC") or 0)
     if not wanted_us or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return
-    every_s = wanted_us / 2_000_000
     while True:
-        heard = notify("WATCHDOG=1")
-        await anyio.sleep(every_s if heard else min(every_s, TOLD_AGAIN_S))
+        notify("WATCHDOG=1")
+        await anyio.sleep(wanted_us / 2_000_000)

@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal, TextIO, cast
 
 import msgspec
@@ -45,8 +46,7 @@ WARNINGS: Final[tuple[type[Fact], ...]] = (
 
 def set_up(level: str = "info", format: Literal["console", "json"] = "console", stream: TextIO | None = None) -> None:
     """Write logs to stderr (or ``stream``), those of the standard library too: uvicorn, plugins."""
-    note = _json_note if format == "json" else _text_note
-    out = Unfailing(stream if stream is not None else sys.stderr, note)
+    out = Unfailing(stream if stream is not None else sys.stderr)
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -118,48 +118,29 @@ class Seldom(logging.Filter):
 
 
 class Unfailing:
-    """A stream that loses lines rather than fail, and says so once it can (``note`` makes that line).
+    """A stream that loses lines rather than fail.
 
     The disk that the log lies on may be full, or the log's reader gone. That must not keep the daemon from anything.
     Above all not when it has to log that the journal, on the same disk, cannot be written.
     """
 
-    def __init__(self, stream: TextIO, note: Callable[[int], str]) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._note = note
-        self._missed = 0
 
     def write(self, text: str) -> int:
         """Write, if that is possible."""
-        try:
-            self._stream.write(f"{text}{self._note(self._missed)}\n" if self._missed else text)
-        except (OSError, ValueError):  # ValueError: it was closed
-            self._missed += 1
-        else:
-            self._missed = 0
+        with suppress(OSError, ValueError):  # ValueError: it was closed
+            self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Have what was written leave the process, if that is possible."""
-        try:
+        with suppress(OSError, ValueError):
             self._stream.flush()
-        except (OSError, ValueError):
-            self._missed += 1
 
     def isatty(self) -> bool:
         """Whether a person reads along."""
         return self._stream.isatty()
-
-
-def _json_note(missed: int) -> str:
-    return msgspec.json.encode({"event": _NOTE, "level": "warning", "times": missed}).decode()
-
-
-def _text_note(missed: int) -> str:
-    return f"[warning  ] {_NOTE} times={missed}"
-
-
-_NOTE: Final = "log_could_not_be_written"
 
 
 def event_of(fact: Fact, state: State) -> tuple[str, dict[str, Any]]:

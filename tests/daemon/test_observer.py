@@ -4,13 +4,15 @@ import asyncio
 import random
 
 import anyio
-import msgspec
 import pytest
 
+from rollmuxd.core.config import Config
 from rollmuxd.core.effects import Observe
 from rollmuxd.core.facts import DaemonStarted, LoopStalled
 from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
+from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.hosts.observer import Observer, fill_in
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import ContactLost, GpuInfo, Inventory
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -65,7 +67,7 @@ async def test_what_the_settings_leave_out_comes_from_the_hosts_and_what_they_sa
     assert [(node.gpu_type, node.gpu_mb) for node in filled.nodes] == [("H20", 96_000), ("H800", 7), ("", 0)]
 
 
-async def test_a_host_that_is_away_has_what_it_had_last_time(tmp_path):
+async def test_a_host_that_is_away_has_what_it_had_last_time():
     class Backend:
         away = False
 
@@ -74,21 +76,16 @@ async def test_a_host_that_is_away_has_what_it_had_last_time(tmp_path):
                 raise ContactLost("no route to host")
             return Inventory((GpuInfo("a/gpu0", "H20", 96_000),), 1_000_000)
 
-    backend = Backend()
+    backend, core = Backend(), Scheduler(Config(), RollMux())
     start = Start(hosts=(HostSpec("a", "x", 0),), nodes=(NodeSpec("a/gpu0", "a", ("a/gpu0",), ("rollout",)),))
-    kept = tmp_path / "inventories.json"
-    filled = await fill_in(start, {"x": backend}, kept)
-    backend.away = True
-
-    assert await fill_in(start, {"x": backend}, kept) == filled
-    assert filled.hosts[0].ram_mb == 700_000
-    assert (await fill_in(start, {"x": backend}, tmp_path / "none.json")).hosts[0].ram_mb == 0
-    kept.write_text("{")
-    assert (await fill_in(start, {"x": backend}, kept)).hosts[0].ram_mb == 0
+    for now, backend.away in ((0, False), (1_000, True)):
+        core.handle(await fill_in(start, {"x": backend}), now)
+        node = core.state.nodes["a/gpu0"]
+        assert (core.state.hosts["a"].ram_mb, node.gpu_type, node.gpu_mb) == (700_000, "H20", 96_000)
 
 
 @pytest.mark.parametrize("answer", [None, Inventory(None, 7), Inventory((), 0.5), asyncio.CancelledError()])
-async def test_an_inventory_that_is_none_is_one_that_was_not_given(tmp_path, answer):
+async def test_an_inventory_that_is_none_is_one_that_was_not_given(answer):
     class Backend:
         async def inventory(self, host):
             if isinstance(answer, BaseException) and host == "a":
@@ -96,14 +93,5 @@ async def test_an_inventory_that_is_none_is_one_that_was_not_given(tmp_path, ans
             return answer if host == "a" else Inventory((GpuInfo("b/gpu0", "H20", 96_000),), 1_000_000)
 
     start = Start(hosts=(HostSpec("a", "x", 0), HostSpec("b", "x", 0)), nodes=())
-    kept = tmp_path / "inventories.json"
 
-    assert [host.ram_mb for host in (await fill_in(start, {"x": Backend()}, kept)).hosts] == [0, 700_000]
-    assert list(msgspec.json.decode(kept.read_bytes())) == ["b"]
-
-
-async def test_a_disk_on_which_no_inventory_can_be_kept_keeps_no_daemon_from_starting(tmp_path):
-    start = Start(hosts=(HostSpec("a", "x", 0),), nodes=())
-    filled = await fill_in(start, {"x": Inventories()}, tmp_path / "not there" / "inventories.json")
-
-    assert filled.hosts[0].ram_mb == 700_000
+    assert [host.ram_mb for host in (await fill_in(start, {"x": Backend()})).hosts] == [0, 700_000]

@@ -191,7 +191,7 @@ def configure(c: Context, given: i.Start) -> None:
             host = i.HostSpec(host.id, host.backend, known.ram_mb)
         if known is None or (known.backend, known.ram_mb) != (host.backend, host.ram_mb):
             c.fact(f.HostAdded(c.now, host))
-    wanted = {node.id: node for node in given.nodes}
+    wanted = {node.id: with_known(node, c.state.nodes.get(node.id)) for node in given.nodes}
     for name, node in list(c.state.nodes.items()):
         used = bool(node.pinned or node.states or node.fillers or not node.empty)
         spec = wanted.get(name)
@@ -212,6 +212,13 @@ def configure(c: Context, given: i.Start) -> None:
     configured = {host.id for host in given.hosts}
     for name in [host.id for host in c.state.hosts.values() if not host.nodes and host.id not in configured]:
         c.fact(f.HostRemoved(c.now, name))
+
+
+def with_known(spec: i.NodeSpec, node: Node | None) -> i.NodeSpec:
+    """The node as it is configured. What neither says nor its host, which may be away, it has as before."""
+    if node is None:
+        return spec
+    return msgspec.structs.replace(spec, gpu_type=spec.gpu_type or node.gpu_type, gpu_mb=spec.gpu_mb or node.gpu_mb)
 
 
 def spec_of(node: Node) -> i.NodeSpec:

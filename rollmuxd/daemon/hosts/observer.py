@@ -5,7 +5,6 @@ It decides nothing: it orders looks, and the core makes of them what it does.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import anyio
@@ -16,7 +15,6 @@ from rollmuxd.core.effects import Effect, Observe
 from rollmuxd.core.facts import DaemonStarted
 from rollmuxd.core.ids import HostId
 from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
-from rollmuxd.daemon import files
 from rollmuxd.daemon.hosts.plugin_calls import ask, checked, said
 from rollmuxd.daemon.writer import Numbered
 from rollmuxd.spi import Backend, Inventory
@@ -63,13 +61,12 @@ class Observer:
             await anyio.sleep(self._every_s * self._rng.uniform(0.9, 1.1))
 
 
-async def fill_in(start: Start, backends: Mapping[str, Backend], kept: Path | None = None) -> Start:
+async def fill_in(start: Start, backends: Mapping[str, Backend]) -> Start:
     """The start, with what the configuration leaves out (RAM, GPU type and memory) as the hosts' inventories have it.
 
-    A host that cannot be reached has what it had last time (``kept``: a file for it). One that never was reached keeps
-    its gaps: nothing can be parked where no RAM is known.
+    A host that cannot be reached keeps its gaps, and has what it had at the last start. Nothing can be parked where no
+    RAM is known.
     """
-    before = _read(kept)
     inventories: dict[HostId, Inventory] = {}
 
     async def take_stock(host: HostSpec) -> None:
@@ -77,26 +74,17 @@ async def fill_in(start: Start, backends: Mapping[str, Backend], kept: Path | No
             answer = await ask(INVENTORY_S, backends[host.backend].inventory(host.id))
             inventories[host.id] = checked(answer, Inventory, "the inventory")
         except Exception as error:
-            reason = said(error)
-            if host.id in before:
-                inventories[host.id] = before[host.id]
-                log.warning("inventory_of_before", host=host.id, reason=reason)
-            else:
-                remedy = (
-                    "nothing can be placed there before a restart, unless ram_gb, gpu_type and gpu_gb are configured"
-                )
-                log.warning("no_inventory", host=host.id, reason=reason, remedy=remedy)
+            remedy = (
+                "it has what it had at the last start; at its first, nothing can be placed there before a restart, "
+                "unless ram_gb, gpu_type and gpu_gb are configured"
+            )
+            log.warning("no_inventory", host=host.id, reason=said(error), remedy=remedy)
 
     lacking = {node.host for node in start.nodes if not node.gpu_mb or not node.gpu_type}
     async with anyio.create_task_group() as tasks:
         for host in start.hosts:
             if not host.ram_mb or host.id in lacking:
                 tasks.start_soon(take_stock, host)
-    if kept is not None and inventories:
-        try:
-            files.write(kept, msgspec.json.encode({**before, **inventories}))
-        except OSError as error:  # a full disk must not keep a daemon from starting: it is only a help
-            log.warning("inventories_not_kept", file=str(kept), reason=said(error))
 
     def filled_host(host: HostSpec) -> HostSpec:
         found = inventories.get(host.id)
@@ -120,11 +108,3 @@ async def fill_in(start: Start, backends: Mapping[str, Backend], kept: Path | No
         nodes=tuple(filled_node(node) for node in start.nodes),
         incarnation=start.incarnation,
     )
-
-
-def _read(kept: Path | None) -> dict[HostId, Inventory]:
-    """What hosts had last time. A file that cannot be understood is none: it is only a help."""
-    try:
-        return msgspec.json.decode(kept.read_bytes(), type=dict[str, Inventory]) if kept is not None else {}
-    except (OSError, msgspec.MsgspecError):
-        return {}
