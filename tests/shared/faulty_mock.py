@@ -18,11 +18,12 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import anyio
 import msgspec
+from made_up_mock import MadeUpResidency
 from msgspec import Meta, Struct, structs
 
 import rollmuxd_backend_mock
 from rollmuxd.spi import ContactLost, GpuObservation, NotDone, Observation, Probed, Process, StateOrder
-from rollmuxd_backend_mock import MockBackend, MockResidency
+from rollmuxd_backend_mock import MockBackend
 from rollmuxd_backend_mock.residency import mock_of
 
 Do: TypeAlias = Literal["fail", "lose", "lose_after", "hang", "lie", "delay"]
@@ -301,7 +302,7 @@ class FaultyMock(MockBackend):
         return await super().alive(host, launch)
 
 
-class FaultyResidency(MockResidency):
+class FaultyResidency(MadeUpResidency):
     """The mock's driver, each order of which may meet a fault of its backend."""
 
     async def probe(self, order):

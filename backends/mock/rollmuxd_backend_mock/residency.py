@@ -8,7 +8,6 @@ import anyio
 from rollmuxd.spi import Backend, Channel, DriverTraits, NotDone, Probed, StateOrder
 from rollmuxd.spi.options import Options
 from rollmuxd_backend_mock.backend import MockBackend, MockHost
-from rollmuxd_backend_mock.elsewhere import Elsewhere
 from rollmuxd_backend_mock.machine import StateBytes
 
 #: no clock of a loop tells less
@@ -21,31 +20,15 @@ class MockResidency:
     A copy takes (MB on each GPU x GPUs) / bandwidth, and copies on one host take turns. A cold start (nothing is
     parked on the host) takes ``cold_s`` and no turn. A call that is cancelled leaves the bytes on the GPUs, and can be
     repeated. Loading what is loaded, parking what is parked and discarding what is not there are done at once.
-
-    With other backends it moves the bytes of made-up GPUs, if it gets their file (``made_up_gpus``, with ``copy_gbps``,
-    ``record`` and ``python``). See :mod:`rollmuxd_backend_mock.elsewhere`.
     """
 
     traits = DriverTraits(idempotent=True, probes=True, copies=True)
 
-    def __init__(self, elsewhere: Elsewhere | None = None) -> None:
-        self._elsewhere = elsewhere
-
     @classmethod
     async def open(cls, channel: Channel, options: Mapping[str, Any]) -> Self:
         """It needs no channel. Raises ValueError for an option that it does not know."""
-        given = Options("residency driver mock", options, ("made_up_gpus", "copy_gbps", "record", "python"))
-        file = given.text("made_up_gpus", "")
-        if not file:
-            return cls()
-        return cls(
-            Elsewhere(
-                file,
-                copy_gbps=given.seconds("copy_gbps", 20.0) or 20.0,
-                record=given.text("record", ""),
-                python=given.text("python", "python3"),
-            )
-        )
+        Options("residency driver mock", options, ())
+        return cls()
 
     async def load(self, order: StateOrder) -> None:
         """Bytes from host RAM, or a cold start. Raises NotDone (DoubleHold)."""
@@ -61,8 +44,6 @@ class MockResidency:
 
     async def probe(self, order: StateOrder) -> Probed:
         """The mock always knows, but for an order that is being carried out at the moment."""
-        if self._elsewhere is not None and mock_of(order) is None:
-            return await self._elsewhere.probe(order)
         _, mock = _reach(order)
         if order.order in mock.busy:
             return Probed(known=False)
@@ -79,9 +60,6 @@ class MockResidency:
     async def _perform(
         self, method: str, order: StateOrder, do: Callable[[StateOrder, MockBackend, MockHost], Awaitable[None]]
     ) -> None:
-        if self._elsewhere is not None and mock_of(order) is None:
-            await self._elsewhere.perform(method, order)
-            return
         backend, mock = _reach(order)
         mock.machine.accept(order)
         mock.busy.add(order.order)

@@ -4,15 +4,16 @@ import json
 import subprocess
 import sys
 
+import made_up_moves
 import msgspec
 import pytest
+from made_up_mock import MadeUpResidency
 
 from rollmuxd.core.ids import Fence
 from rollmuxd.spi import HostConfig, NotDone, OrderKind, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
 from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_backend_local import LocalBackend
-from rollmuxd_backend_mock import MockResidency, on_host
 
 GPUS = ("box/gpu0", "box/gpu1")
 STATE = StateSpec(pool="rollout", gpu_mb=4_000, residual_mb=500, ram_mb=8_000, driver="mock")
@@ -31,11 +32,11 @@ class TestOnAHostOfTheLocalBackend(ResidencyContract):
     async def make(self):
         backend = await LocalBackend.open([HostConfig(id="box", gpus=GPUS)], {"made_up_gpus": str(self.file)})
         options = {"made_up_gpus": str(self.file), "record": str(self.record), "copy_gbps": 1_000.0}
-        residency = await MockResidency.open(FakeChannel(), options)
+        residency = await MadeUpResidency.open(FakeChannel(), options)
         return Rig(residency=residency, backend=backend, host="box", gpus=GPUS, state=STATE)
 
     async def open_with(self, options):
-        return await MockResidency.open(FakeChannel(), options)
+        return await MadeUpResidency.open(FakeChannel(), options)
 
     @pytest.mark.asyncio
     async def test_two_jobs_on_one_gpu_are_refused_and_told_to_the_witness(self):
@@ -90,14 +91,14 @@ def test_a_move_that_ends_between_its_two_files_is_not_called_done(tmp_path):
 
     def do(what, order):
         more = {"do": what, "order": order, "order_key": order}
-        argv = [sys.executable, on_host.__file__, json.dumps({**told, **more})]
+        argv = [sys.executable, made_up_moves.__file__, json.dumps({**told, **more})]
         return subprocess.run(argv, capture_output=True, check=False).returncode
 
-    assert do("load", "o1") == on_host.DONE
+    assert do("load", "o1") == made_up_moves.DONE
     in_the_way.mkdir()
-    assert do("discard", "o2") == on_host.NOT_DONE
+    assert do("discard", "o2") == made_up_moves.NOT_DONE
     in_the_way.rmdir()
 
-    assert do("probe", "o2") != on_host.DONE
-    assert do("discard", "o2") == on_host.DONE
+    assert do("probe", "o2") != made_up_moves.DONE
+    assert do("discard", "o2") == made_up_moves.DONE
     assert json.loads(box.read_text()) == {"gpus": [{"processes": []}]}

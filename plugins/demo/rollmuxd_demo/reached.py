@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,6 +41,8 @@ class Reached(Protocol):
     where: str
     #: a switch here takes so many times as long as the mock's, or less; and so do phases and the whole demo
     longer: float
+    #: how Python runs a ``rollmuxd`` that can move bytes there
+    rollmuxd: Sequence[str]
 
     def tables(self, folder: Path) -> str:
         """The tables of the run whose files are in ``folder``; its witness writes ``witness.jsonl`` there."""
@@ -62,6 +65,7 @@ class Mock:
 
     where = ""
     longer = 1.0
+    rollmuxd: Sequence[str] = ("-m", "rollmuxd")
 
     def tables(self, folder: Path) -> str:
         """Its GPUs are in a file, so that they outlive the daemon."""
@@ -89,6 +93,7 @@ class Elsewhere(ABC):
     remedy: str
     where: str
     longer = 1.0
+    rollmuxd: Sequence[str] = (str(SERVERS / "made_up_mock.py"),)
 
     def __init__(self, folder: Path, children: Children) -> None:
         program = SERVERS / self.program

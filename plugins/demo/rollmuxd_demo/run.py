@@ -196,7 +196,7 @@ class DaemonProcess:
         config.write_text(configuration(self.folder, self.socket, self.reached.tables(self.folder), self._listen))
         with self.log.open("a") as log:
             self._process = self.children.start(
-                [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", config],
+                [sys.executable, *self.reached.rollmuxd, "daemon", "run", "--config", config],
                 env=environment(),
                 stdout=log,
                 stderr=log,

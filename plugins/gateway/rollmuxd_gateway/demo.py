@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from rollmuxd.cli.common import Failed
 from rollmuxd_demo.children import Children, environment, tail
+from rollmuxd_demo.reached import Mock
 from rollmuxd_demo.run import DaemonProcess, violations
 
 JOBS: Final = ("first", "second")
@@ -46,10 +47,8 @@ class Shape(Struct, frozen=True):
     train_s: float = 0.5
 
 
-class Host:
+class Host(Mock):
     """A host of made-up GPUs: four in the rollout pool, one in the train pool."""
-
-    where, longer = "", 1.0
 
     def tables(self, folder: Path) -> str:
         """As ``rollmux.toml`` has it."""

@@ -1,21 +1,59 @@
-"""Made-up bytes on hosts that other backends reach: what the mock's residency driver does there.
+"""The mock's residency driver, which moves made-up bytes on hosts that other backends reach, too.
 
 With it the demo, and tests of a backend, run on real hosts without GPUs. Their backend reads made-up GPUs from a file
 of the host (option ``made_up_gpus`` of local and ssh). To move bytes in it, the backend runs
-:mod:`rollmuxd_backend_mock.on_host` there.
+:mod:`made_up_moves` there.
+
+As a program, ``made_up_mock.py daemon run ...`` is ``rollmuxd daemon run`` with this in place of the mock's driver.
+``[residency.mock]`` has the file (``made_up_gpus``), and ``copy_gbps``, ``record`` and ``python``.
 """
 
 import json
-from importlib.resources import files
-from typing import Final
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
 
-from rollmuxd.spi import ContactLost, NotDone, Probed, Ran, StateOrder, runs_commands
-from rollmuxd.spi.options import filled
-from rollmuxd_backend_mock import on_host
+import made_up_moves
 
-_SCRIPT: Final = (files("rollmuxd_backend_mock") / "on_host.py").read_bytes()
+import rollmuxd_backend_mock
+from rollmuxd.spi import Channel, ContactLost, NotDone, Probed, Ran, StateOrder, runs_commands
+from rollmuxd.spi.options import Options, filled
+from rollmuxd_backend_mock import MockResidency
+from rollmuxd_backend_mock.residency import mock_of
+
+_SCRIPT: Final = Path(made_up_moves.__file__).read_bytes()
 _LIMIT_S: Final = 3_600.0
 _PROBE_S: Final = 10.0
+
+
+class MadeUpResidency(MockResidency):
+    """The mock's driver where an order's host is a mock, and elsewhere one that moves bytes by commands."""
+
+    elsewhere: "Elsewhere | None" = None
+
+    @classmethod
+    async def open(cls, channel: Channel, options: Mapping[str, Any]) -> Self:
+        given = Options("residency driver mock", options, ("made_up_gpus", "copy_gbps", "record", "python"))
+        driver = await super().open(channel, {})
+        if file := given.text("made_up_gpus", ""):
+            driver.elsewhere = Elsewhere(
+                file,
+                copy_gbps=given.seconds("copy_gbps", 20.0) or 20.0,
+                record=given.text("record", ""),
+                python=given.text("python", "python3"),
+            )
+        return driver
+
+    async def probe(self, order: StateOrder) -> Probed:
+        if self.elsewhere is not None and mock_of(order) is None:
+            return await self.elsewhere.probe(order)
+        return await super().probe(order)
+
+    async def _perform(self, method: str, order: StateOrder, do: Any) -> None:
+        if self.elsewhere is not None and mock_of(order) is None:
+            await self.elsewhere.perform(method, order)
+            return
+        await super()._perform(method, order, do)
 
 
 class Elsewhere:
@@ -30,9 +68,9 @@ class Elsewhere:
     async def perform(self, method: str, order: StateOrder) -> None:
         """Load, park or discard."""
         ran = await self._run(method, order, _LIMIT_S)
-        if ran.exit_code != on_host.DONE:
+        if ran.exit_code != made_up_moves.DONE:
             said = ran.stderr.decode(errors="replace").strip() or f"exit code {ran.exit_code}"
-            if ran.exit_code != on_host.NOT_DONE or "Traceback" in said:
+            if ran.exit_code != made_up_moves.NOT_DONE or "Traceback" in said:
                 raise ContactLost(f"{method} on {order.host}: {said}")
             raise NotDone(f"{method} of job {order.name!r} on {order.host}: {said}")
 
@@ -43,11 +81,11 @@ class Elsewhere:
         except (NotDone, ContactLost) as error:
             return Probed(known=False, error=str(error))
         match ran.exit_code:
-            case on_host.DONE:
+            case made_up_moves.DONE:
                 return Probed(known=True, done=True)
-            case on_host.NOT_DONE:
+            case made_up_moves.NOT_DONE:
                 return Probed(known=True, error="it was begun and not finished")
-            case on_host.NOT_BEGUN:
+            case made_up_moves.NOT_BEGUN:
                 return Probed(known=True, error="it was not begun", begun=False)
         return Probed(known=False)
 
@@ -78,3 +116,10 @@ class Elsewhere:
         }
         argv = (self._python, "-", json.dumps(told))
         return await runs_commands(order.backend).run(order.host, argv, stdin=_SCRIPT, timeout_s=limit_s)
+
+
+if __name__ == "__main__":
+    from rollmuxd.cli.main import main
+
+    rollmuxd_backend_mock.MockResidency = MadeUpResidency
+    main()
