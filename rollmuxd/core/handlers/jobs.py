@@ -60,29 +60,29 @@ def opens_by(c: Context, job: Job) -> Millis:
 
     It may have been told of that just before the daemon stopped, and tries again less often than a short lease is long.
     """
-    return max(begun_at(job), c.timers.renewed_at) + opening_ms(c, job)
+    return max(begun_at(job) or 0, c.timers.renewed_at) + opening_ms(c, job)
 
 
 def opening_ms(c: Context, job: Job) -> Millis:
     return max(c.config.lease_ms, c.config.reattach_ms) if job.spec.launch is None else c.config.launch_ms
 
 
-def begun_at(job: Job) -> Millis:
-    """Since when the process is awaited."""
-    return job.registered_at if job.spec.launch is None or job.launch is None else job.launch.at
+def begun_at(job: Job) -> Millis | None:
+    """Since when the process is awaited; None: it is still to be started."""
+    if job.spec.launch is None:
+        return job.registered_at
+    return None if job.launch is None or job.launch.over else job.launch.at
 
 
 def never_opened(c: Context, name: JobId) -> None:
     """A run's deadline: one whose process opened no session in time is lost, so that it keeps no place."""
     job = c.state.jobs.get(name)
-    if job is None or not job.live:
+    since = begun_at(job) if job is not None and job.live else None
+    if job is None or since is None:
         return
-    if job.spec.launch is not None and (job.launch is None or job.launch.over):
-        return  # its process is still to be started
     session = c.state.sessions.get(job.session or "")
-    if session is not None and session.run == job.run and session.opened_at >= begun_at(job):
-        return
-    if c.is_past(opens_by(c, job), "opened", name):
+    opened = session is not None and session.opened_at >= since
+    if not opened and c.is_past(opens_by(c, job), "opened", name):
         job_lost(c, job, Cause("never_opened", {"limit_s": opening_ms(c, job) // 1000}))
 
 
