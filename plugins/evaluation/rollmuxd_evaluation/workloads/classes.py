@@ -9,8 +9,7 @@ Where the paper is silent, or what it used was not found:
 - The paper's arrivals and durations are of a segment of Philly that is not identified (300 jobs, 580 h, mean 14.4 h,
   longest 142.9 h). Durations here are log-normal (from the fit to Philly jobs of an hour and longer). Each draw is
   stretched and scaled so that mean and longest are the paper's.
-- ``arrivals=uniform`` is the default, so that figures compare with our earlier studies. ``arrivals=weibull`` has gaps
-  of Weibull shape 0.4, as bursty as Philly's, 2.8 times faster by day than by night.
+- Arrivals are uniform over the span.
 - Models are not named: all are taken as 7B, the most frequent of production (``model=14`` for another, in billions of
   parameters). It decides RAM and starts only.
 - Every job is one node wide on each pool. No co-located times are published for these: there are none.
@@ -18,7 +17,6 @@ Where the paper is silent, or what it used was not found:
 
 import math
 import random
-from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from rollmuxd.sim.workload import Durations, Options, Workload
@@ -45,10 +43,6 @@ MEAN_H: Final = 14.4
 LONGEST_H: Final = 142.9
 #: of ln seconds, fitted to Philly jobs of one hour and longer; shorter ones are drawn again
 LN_MEAN, LN_SD, SHORTEST_S = 9.40, 1.19, 3600.0
-WEIBULL_SHAPE: Final = 0.4
-#: of the daily wave: (1 + it) / (1 - it) = 2.8
-WAVE: Final = 0.474
-DAY_H: Final = 24.0
 
 
 def classes_of(name: str) -> list[str]:
@@ -76,7 +70,11 @@ def durations_h(count: int, draw: random.Random) -> list[float]:
     def mean_of(stretch: float) -> float:
         return LONGEST_H * math.fsum(math.pow(it / longest, stretch) for it in drawn) / count
 
-    stretch = solve(mean_of, MEAN_H, 0.05, 20.0, falling=True)
+    low, high = 0.05, 20.0
+    for _ in range(60):  # the mean falls as the stretch grows
+        stretch = (low + high) / 2
+        low, high = (stretch, high) if mean_of(stretch) >= MEAN_H else (low, stretch)
+    stretch = (low + high) / 2
     return [LONGEST_H * math.pow(it / longest, stretch) for it in drawn]
 
 
@@ -85,49 +83,18 @@ def uniform_h(count: int, draw: random.Random) -> list[float]:
     return sorted(draw.uniform(0, SPAN_H) for _ in range(count))
 
 
-def weibull_h(count: int, draw: random.Random) -> list[float]:
-    """Hours of arrival, from 0: bursty, and by day more than by night. With the last gap they fill the span."""
-    gaps = [draw.weibullvariate(1.0, WEIBULL_SHAPE) for _ in range(count)]
-    whole, reached = sum(gaps), 0.0
-    come = []
-    for gap in gaps:
-        come.append(solve(_come_by, reached / whole * _come_by(SPAN_H), 0.0, SPAN_H))
-        reached += gap
-    return come
-
-
-def _come_by(hour: float) -> float:
-    """How much of the arrivals has come by an hour: the sum of a rate with a daily wave."""
-    turn = 2 * math.pi / DAY_H
-    return hour + WAVE / turn * (1 - math.cos(turn * hour))
-
-
-def solve(of: Callable[[float], float], wanted: float, low: float, high: float, *, falling: bool = False) -> float:
-    """Where a monotonous function has a value, by halving; the nearer end if nowhere."""
-    for _ in range(60):
-        middle = (low + high) / 2
-        if (of(middle) < wanted) is not falling:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
-
-
 class Classes:
     """300 jobs of one class, of one kind or of all; a seed draws everything."""
 
     def __init__(self, name: str, summary: str, options: Options) -> None:
         self.name, self.summary = name, summary
-        self._terms = Terms(options, ("arrivals", "model"))
-        self._arrive = {"uniform": uniform_h, "weibull": weibull_h}[
-            self._terms.choice("arrivals", ("uniform", "weibull"))
-        ]
+        self._terms = Terms(options, ("model",))
         self._model_b = self._terms.amount("model", 7.0, 0.1)
         self._classes = classes_of(name)
 
     def draw(self, seed: int) -> Workload:
         """The workload of one seed."""
-        come = self._arrive(JOBS, random.Random(f"arrivals {seed}"))
+        come = uniform_h(JOBS, random.Random(f"arrivals {seed}"))
         last = durations_h(JOBS, random.Random(f"durations {seed}"))
         draw = random.Random(f"classes {seed}")
         drawn = []

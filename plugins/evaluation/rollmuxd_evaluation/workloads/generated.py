@@ -8,13 +8,12 @@ the number of iterations:
 - ``rollout_t ~ exp(e x_t + r_t)``, times a spike now and then; r is AR(1) with correlation rho and deviation g
 - ``train_t ~ exp(e_train x_t + 0.02 N(0,1))``
 
-s and g are drawn once per job, log-normal around their medians. ``turns`` says which of the fits a job has. ``single``
-is single-turn: short answers, little noise. ``multi`` is multi-turn agents, with five times the noise. ``growing`` is
-multi-turn with answers that grow about threefold. The default is ``by-type``: Qwen3 models (4B and 8B) are multi-turn
-and the others single-turn, as in the production workloads of the paper's figure 2.
+s and g are drawn once per job, log-normal around their medians. Qwen3 models (4B and 8B) are multi-turn agents, with
+five times the noise. The others are single-turn: short answers, little noise. So it is in the production workloads of
+the paper's figure 2.
 
-Responses inside a rollout are drawn by ``lengths`` (:mod:`.lengths`) up to the type's token limit. They decide after
-what share of it 80 % are done. They do not decide its time, which is the fit's.
+Responses inside a rollout are drawn (:mod:`.lengths`) up to the type's token limit. They decide after what share of it
+80 % are done. They do not decide its time, which is the fit's.
 
 A rollout may start on the GPUs that a tail has left. A tail keeps as many GPUs as its job has rollout nodes (one in
 eight, as in the artifact).
@@ -27,11 +26,10 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from rollmuxd.sim.workload import Options
-from rollmuxd_evaluation.workloads.lengths import LENGTHS, batch
+from rollmuxd_evaluation.workloads.lengths import batch
 from rollmuxd_evaluation.workloads.series import Drawn, Iterated, Series, Step, scaled
 from rollmuxd_evaluation.workloads.shapes import Shape
 
-TURNS: Final = ("by-type", "single", "multi", "growing")
 #: models of which the paper's frequent workloads are multi-turn (figure 2), in billions of parameters
 MULTI_TURN: Final = (4, 8)
 TRAIN_SD: Final = 0.02
@@ -58,7 +56,6 @@ class Fit(NamedTuple):
 
 SINGLE: Final = Fit(0.68, 0.027, 0.5, -0.12, 0.20, 0.33, 0.03, 0.029, 0.5, 0.15)
 MULTI: Final = Fit(0.23, 0.147, 0.5, -0.30, 0.90, 0.71, 0.10, 0.15, 0.6, 0.78, spiky=0.35)
-FITS: Final = {"single": SINGLE, "multi": MULTI, "growing": MULTI._replace(d_mean=1.1, d_sd=0.35)}
 
 
 class Course(NamedTuple):
@@ -97,27 +94,20 @@ class Generated(Iterated):
     """The production trace's jobs with generated iterations."""
 
     def __init__(self, name: str, summary: str, options: Options) -> None:
-        super().__init__(name, summary, options, ("turns", "lengths"))
-        self._turns = self._terms.choice("turns", TURNS)
-        self._lengths = self._terms.choice("lengths", LENGTHS)
+        super().__init__(name, summary, options)
         for kind, shape in self._profiles.items():
             self._profiles[kind] = replace(shape, min_gpus=shape.nodes[0])
 
     def _source(self) -> str:
-        return f"jobs of the production trace; generated iterations ({self._turns}), {self._lengths} lengths"
+        return "jobs of the production trace; generated iterations"
 
     def _drawn(self, seed: int) -> Drawn:
         draw, responses = random.Random(f"courses {seed}"), random.Random(f"responses {seed}")
 
         def drawn(shape: Shape, count: int) -> Series:
-            went = course(FITS[self._turns_of(shape)], count, draw)
+            went = course(MULTI if shape.model_b in MULTI_TURN else SINGLE, count, draw)
             limit = limit_of(shape.kind)
-            tails = tuple(batch(self._lengths, limit, x, responses).tail_from for x in went.shifts)
+            tails = tuple(batch(limit, x, responses).tail_from for x in went.shifts)
             return Series(scaled(went.steps, shape.planned), tails)
 
         return drawn
-
-    def _turns_of(self, shape: Shape) -> str:
-        if self._turns != "by-type":
-            return self._turns
-        return "multi" if shape.model_b in MULTI_TURN else "single"

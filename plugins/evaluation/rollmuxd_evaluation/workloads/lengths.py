@@ -1,11 +1,7 @@
 """How long the responses of one rollout are, for what depends on the longest: its time, and its tail.
 
-Three models, fitted to published lengths (shift is what x is in :mod:`~rollmuxd_evaluation.workloads.generated`):
-
-- ``hard-math``: Weibull of shape 2.23, scale half the token limit. Many are near the limit, and 80 % of a batch are
-  done after two thirds of its time.
-- ``mixed``: log-normal (6.77, 0.97), as production reasoning traffic.
-- ``easy-math``: log-normal (6.22, 0.46), and 2.6 % run away to the limit: nearly all the time is tail.
+Responses of hard mathematics: Weibull of shape 2.23, scale half the token limit. Many are near the limit, and 80 % of a
+batch are done after two thirds of its time. (Shift is what x is in :mod:`~rollmuxd_evaluation.workloads.generated`.)
 
 A batch is 256 responses (RollMux, table 3), taken as 32 prompts of 8 samples. Of the variance of ln length 62 % lies
 between prompts (standard deviation 0.44) and 38 % between samples of one prompt (0.34). Lengths are cut at the limit.
@@ -17,17 +13,15 @@ import random
 from functools import cache
 from typing import Final, NamedTuple
 
-LENGTHS: Final = ("hard-math", "mixed", "easy-math")
 PROMPTS, SAMPLES = 32, 8
 #: standard deviations of ln length between prompts, and between samples of one
 PROMPT_SD, SAMPLE_SD = 0.44, 0.34
 #: share of a batch that is done when its tail begins (RollMux: about 80 %)
 DONE: Final = 0.8
-#: batches that are drawn once for each (model, limit, shift), to choose from
+#: batches that are drawn once for each (limit, shift), to choose from
 BANK: Final = 64
 #: shifts are rounded to this
 GRAIN: Final = 0.25
-RUNAWAY: Final = 0.026
 
 
 class Batch(NamedTuple):
@@ -45,34 +39,30 @@ class Batch(NamedTuple):
 
 
 @cache
-def _bank(lengths: str, limit: int, grains: int) -> tuple[Batch, ...]:
-    draw = random.Random(f"lengths {lengths} {limit} {grains}")
+def _bank(limit: int, grains: int) -> tuple[Batch, ...]:
+    draw = random.Random(f"lengths hard-math {limit} {grains}")
     stretch = math.exp(grains * GRAIN)
-    return tuple(_batch(lengths, limit, stretch, draw) for _ in range(BANK))
+    return tuple(_batch(limit, stretch, draw) for _ in range(BANK))
 
 
-def batch(lengths: str, limit: int, shift: float, draw: random.Random) -> Batch:
-    """A batch drawn from a model with a token limit, all lengths shifted by ``shift`` in ln."""
+def batch(limit: int, shift: float, draw: random.Random) -> Batch:
+    """A batch drawn with a token limit, all lengths shifted by ``shift`` in ln."""
     grains = max(-16, min(16, round(shift / GRAIN)))
-    return draw.choice(_bank(lengths, limit, grains))
+    return draw.choice(_bank(limit, grains))
 
 
-def _batch(lengths: str, limit: int, stretch: float, draw: random.Random) -> Batch:
+def _batch(limit: int, stretch: float, draw: random.Random) -> Batch:
     whole = math.hypot(PROMPT_SD, SAMPLE_SD)
     drawn = []
     for _ in range(PROMPTS):
         prompt = draw.gauss(0, PROMPT_SD)
         for _ in range(SAMPLES):
             z = (prompt + draw.gauss(0, SAMPLE_SD)) / whole
-            runs_away = lengths == "easy-math" and draw.random() < RUNAWAY
-            drawn.append(float(limit) if runs_away else min(float(limit), max(1.0, stretch * _body(lengths, limit, z))))
+            drawn.append(min(float(limit), max(1.0, stretch * _body(limit, z))))
     drawn.sort()
     return Batch(sum(drawn) / len(drawn), drawn[-1], drawn[math.ceil(DONE * len(drawn)) - 1])
 
 
-def _body(lengths: str, limit: int, z: float) -> float:
+def _body(limit: int, z: float) -> float:
     """The length at a quantile, which is given as that of a standard normal."""
-    if lengths == "hard-math":
-        return 0.5 * limit * math.pow(-math.log(0.5 * math.erfc(z / math.sqrt(2))), 1 / 2.23)
-    mean, sd = (6.77, 0.97) if lengths == "mixed" else (6.22, 0.46)
-    return math.exp(mean + sd * z)
+    return 0.5 * limit * math.pow(-math.log(0.5 * math.erfc(z / math.sqrt(2))), 1 / 2.23)
