@@ -7,11 +7,8 @@ import importlib.util
 import itertools
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -28,12 +25,11 @@ train = {{nodes = 1}}
 
 [ray]
 program = {program}
-arguments = ["--object-store-memory=80000000", "--num-cpus=4", "--include-log-monitor=false", {more}]
-{address}
+arguments = [
+    "--object-store-memory=80000000", "--num-cpus=4", "--include-log-monitor=false", "--include-dashboard=false",
+]
 """
 ROUNDS = 3
-#: whatever token whoever runs this has in their home
-OPEN = {"RAY_AUTH_MODE": "disabled"}
 
 
 @pytest.fixture(autouse=True)
@@ -43,24 +39,24 @@ def ray_is_there():
 
 
 class OnRay:
-    """Jobs, each started by ``rollmuxd run`` with a Ray or a node of its own."""
+    """Jobs, each started by ``rollmuxd run`` with a Ray of its own."""
 
     def __init__(self, live, folder):
         self.live, self.folder, self.record = live, folder, folder / "record.jsonl"
         self.record.touch()
         self.started = {}
 
-    def start(self, name, resource, *, more="", address="", **more_env):
+    def start(self, name):
         file = self.folder / f"{name}.toml"
-        file.write_text(JOB.format(name=name, program=json.dumps(str(RAY)), more=more, address=address))
+        file.write_text(JOB.format(name=name, program=json.dumps(str(RAY))))
         plain = {key: value for key, value in os.environ.items() if not key.startswith(("ROLLMUX_", "XDG_", "RAY_"))}
         about = {"ROLLMUX_URL": self.live.daemons[-1].url, "HOME": str(self.folder), "PYTHONWARNINGS": ""}
         self.started[name] = subprocess.Popen(
             [
                 *(sys.executable, "-m", "rollmuxd", "run", "--job", file, "--"),
-                *(sys.executable, WORKLOAD, name, self.record, str(ROUNDS), resource),
+                *(sys.executable, WORKLOAD, name, self.record, str(ROUNDS)),
             ],
-            env={**plain, **about, **more_env},
+            env={**plain, **about},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -126,7 +122,7 @@ def test_two_jobs_that_reserve_all_gpus_each_on_a_ray_of_its_own_take_turns_on_t
     live.daemon((("0", "rollout"), ("1", "train")), lease_s=20.0, heartbeat_s=2.0)
     holder = live.holder("holder")
     for name in ("a", "b"):
-        on_ray.start(name, "GPU", more='"--include-dashboard=false"')
+        on_ray.start(name)
     on_ray.begin(holder)
     a, b = on_ray.said("a"), on_ray.said("b")
 
@@ -141,44 +137,3 @@ def test_two_jobs_that_reserve_all_gpus_each_on_a_ray_of_its_own_take_turns_on_t
     pids = {json.loads(line)["pid"] for line in on_ray.record.read_text().splitlines()}
     assert len(pids) == 4
     assert not any(live.lives(pid) for pid in pids)
-
-
-@pytest.fixture
-def shared(tmp_path):
-    """A Ray that has no GPUs to give; its address."""
-    folder = Path(tempfile.mkdtemp(prefix="rx-", dir="/tmp"))
-    plain = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    argv = [
-        *(RAY, "start", "--head", "--port=0", f"--temp-dir={folder}", "--num-gpus=0", "--num-cpus=1", "--block"),
-        *("--object-store-memory=80000000", "--include-dashboard=false", "--include-log-monitor=false"),
-        *("--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"),
-    ]
-    with (tmp_path / "head.log").open("w") as log:
-        head = subprocess.Popen(argv, env={**plain, **OPEN, "PYTHONWARNINGS": ""}, stdout=log, stderr=log)
-    address = folder / "ray_current_cluster"
-    try:
-        give_up = time.monotonic() + PATIENCE_S
-        while not (address.exists() and address.read_text()):
-            assert head.poll() is None, (tmp_path / "head.log").read_text()
-            assert time.monotonic() < give_up, (tmp_path / "head.log").read_text()
-            time.sleep(0.05)
-        yield address.read_text().strip()
-    finally:
-        head.terminate()
-        head.wait(PATIENCE_S)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def test_two_jobs_on_one_shared_ray_have_each_their_gpus_under_a_name_of_their_own(live, on_ray, shared):
-    live.daemon((("0", "rollout"), ("1", "train")), lease_s=20.0, heartbeat_s=2.0)
-    holder = live.holder("holder")
-    for name in ("a", "b"):
-        on_ray.start(name, f"rollmuxd_gpu_{name}", address=f'address = "{shared}"', **OPEN)
-    on_ray.begin(holder)
-    for name in ("a", "b"):
-        said = on_ray.said(name)
-        assert (said["resources"][f"rollmuxd_gpu_{name}"], said["done"]) == (2, ROUNDS)
-        assert "GPU" not in said["resources"], "anybody might be given it"
-        # Its workers are on the job's own node, and see what that was started with.
-        assert said["gpus"] == [[[], "0,1", name]] * 2
-    took_turns(on_ray.stays())

@@ -8,7 +8,6 @@ Read first ``contract`` (what must hold for the installed verl, checked when its
 (sleep and wake, by verl's own checkpoint engine manager).
 """
 
-import os
 from types import ModuleType
 
 from rollmuxd_hook_kit.contract import UnknownFramework as UnknownVerl
@@ -23,13 +22,6 @@ def _share(module: ModuleType) -> None:
 
     trainer.share(module)
 
-
-# The job's own node there has no GPU: what verl would be given is another job's, or was not granted.
-if _resource := os.environ.get("ROLLMUX_RAY_RESOURCE"):
-    raise RuntimeError(
-        f"this job has a node of a Ray that others use, where its GPUs are called {_resource}, and verl asks Ray for "
-        "GPU: leave address out of [ray] in the job's file, so that the run gets a Ray of its own"
-    )
 
 for _trainer in (PPO_TRAINER, V1_TRAINER, ONE_STEP):
     when_imported(_trainer.path.removesuffix(".py").replace("/", "."), _share)

@@ -252,10 +252,9 @@ class _Run:
         mine = list(dict.fromkeys(gpu for some in gpus.values() for gpu in some))
         # Ray's workers have the environment that Ray was started with, and a loop may be in one of them.
         env = self._environment(mine if gpus else None)
-        ray = files.enter_context(OwnRay(self._job.ray, self._talk.name))
+        ray = files.enter_context(OwnRay(self._job.ray))
         told = ray.start(mine if gpus else None, env, files.enter_context(_output(logs, "ray")), self._beat)
-        what = "a node of its own in the Ray" if self._job.ray.address else "a Ray of its own"
-        _say(f"{what} at {told['RAY_ADDRESS']}, on {', '.join(mine) or 'the GPUs that it finds'}")
+        _say(f"a Ray of its own at {told['RAY_ADDRESS']}, on {', '.join(mine) or 'the GPUs that it finds'}")
         return told
 
     def _start(

@@ -1,26 +1,21 @@
-"""A Ray for one job of ``rollmuxd run`` (``[ray]`` in ``job.toml``): a whole one of its own, or a node in a shared one.
+"""A Ray for one job of ``rollmuxd run`` (``[ray]`` in ``job.toml``).
 
 Jobs that run on Ray reserve whole GPUs of it by placement groups, so a second job would never start on the same Ray. On
-a Ray of its own, each reserves any GPUs of its place, and the daemon decides whose turn it is. In a shared cluster the
-job gets a node of its own. Its GPUs are a resource with the job's name, not a ``GPU`` that any task might get.
+a Ray of its own, each reserves any GPUs of its place, and the daemon decides whose turn it is.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import re
 import secrets
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Annotated, Final, Self, TypeAlias
+from typing import IO, Annotated, Final, Self
 
 from msgspec import Meta, Struct
 
@@ -35,31 +30,20 @@ _SAID: Final = "said"
 _SHORT: Final = "/tmp"  # noqa: S108  # mkdtemp makes a folder of one's own there
 
 
-#: runs ``ray start``: its argument vector, and what its environment has besides
-_Run: TypeAlias = Callable[[list[str], dict[str, str]], None]
-
-
 class RayTable(Struct, frozen=True, forbid_unknown_fields=True):
     """What ``[ray]`` says."""
 
     #: Ray's own command: that of the job's environment
     program: Annotated[str, Meta(min_length=1)] = "ray"
-    #: of a cluster, to have a node of one's own in; empty: a cluster of one's own
-    address: str = ""
     #: more of them for ``ray start``
     arguments: tuple[str, ...] = ()
-
-
-def resource_of(job: str) -> str:
-    """What a job's GPUs are called in a shared cluster."""
-    return f"rollmuxd_gpu_{re.sub(r'[^A-Za-z0-9_]', '_', job)}"
 
 
 class OwnRay:
     """Ray's processes for a job, which are ours from then on: ending our descendants ends them."""
 
-    def __init__(self, table: RayTable, job: str) -> None:
-        self._table, self._job = table, job
+    def __init__(self, table: RayTable) -> None:
+        self._table = table
         self._left = ExitStack()
 
     def __enter__(self) -> Self:
@@ -80,25 +64,20 @@ class OwnRay:
         # Each port that Ray would have a habit of is a free one, or Ray's to find: a second Ray has the same habits.
         argv = [self._table.program, "start", "--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0"]
         argv.append(f"--dashboard-agent-listen-port={_free_port()}")
-        # One that the user's shell is in is not this one. And on a node of a shared one any user's tasks may run.
-        not_for_it = ("RAY_ADDRESS", "RAY_TMPDIR", *(("ROLLMUX_API_KEY",) if self._table.address else ()))
-        plain = {name: value for name, value in env.items() if name not in not_for_it}
-        begin = self._node if self._table.address else self._head
+        dashboard = _free_port()
+        argv += ["--head", "--port=0", f"--temp-dir={folder}", f"--dashboard-port={dashboard}"]
+        argv += [] if gpus is None else [f"--num-gpus={len(gpus)}"]
+        # One that the user's shell is in is not this one.
+        plain = {name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "RAY_TMPDIR")}
+        # Ray's ports are open to the network; it lets in callers that have this (older versions of Ray do not ask for
+        # it).
+        only_us = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         try:
-            return begin(argv, gpus, folder, lambda argv, more: self._run(argv, plain | more, folder / _SAID, beat))
+            self._run([*argv, *self._table.arguments], plain | only_us, folder / _SAID, beat)
         finally:
             if out is not None and (folder / _SAID).exists():
                 out.write((folder / _SAID).read_bytes())
                 out.flush()
-
-    def _head(self, argv: list[str], gpus: Sequence[str] | None, folder: Path, run: _Run) -> dict[str, str]:
-        """A cluster of its own."""
-        dashboard = _free_port()
-        # Ray's ports are open to the network; it lets in callers that have this (older versions of Ray do not ask for
-        # it).
-        only_us = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        argv += ["--head", "--port=0", f"--temp-dir={folder}", f"--dashboard-port={dashboard}"]
-        run(argv if gpus is None else [*argv, f"--num-gpus={len(gpus)}"], only_us)
         return {
             **only_us,
             "RAY_ADDRESS": (folder / "ray_current_cluster").read_text(encoding="ascii").strip(),
@@ -107,24 +86,8 @@ class OwnRay:
             "RAY_TMPDIR": str(folder),
         }
 
-    def _node(self, argv: list[str], gpus: Sequence[str] | None, folder: Path, run: _Run) -> dict[str, str]:
-        """A node of its own in a cluster that others share."""
-        if gpus is None:
-            raise Failed(
-                "[ray]: the daemon only watches and gives no GPUs, of which a node in a shared Ray could be made; "
-                "leave address out"
-            )
-        mine = resource_of(self._job)
-        argv += [f"--address={self._table.address}", f"--node-name=rollmuxd-{self._job}"]
-        argv += ["--num-gpus=0", f"--resources={json.dumps({mine: len(gpus)})}"]
-        run(argv, {})
-        return {"RAY_ADDRESS": self._table.address, "ROLLMUX_RAY_RESOURCE": mine}
-
     def _run(self, argv: list[str], env: Mapping[str, str], said: Path, beat: Callable[[], None]) -> None:
-        argv = [*argv, *self._table.arguments]
-        with _one_at_a_time(beat) if self._table.address else nullcontext():
-            status = self._status(argv, env, said, beat)
-        if status != 0:
+        if (status := self._status(argv, env, said, beat)) != 0:
             lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
             raise Failed(f"[ray]: {' '.join(argv[:2])} ended with exit status {status}: {' / '.join(lines[-3:])}")
 
@@ -146,28 +109,6 @@ class OwnRay:
             beat()
             time.sleep(_LOOK_S)
         return status
-
-
-@contextmanager
-def _one_at_a_time(beat: Callable[[], None]) -> Iterator[None]:
-    """Two nodes of one cluster that start on one machine at once take each other's sockets, and neither comes up."""
-    path = f"{_SHORT}/.rollmuxd-ray-{os.geteuid()}.lock"
-    try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise Failed(f"[ray]: {path}: {error.strerror}; its owner has to remove it") from error
-    try:
-        if os.fstat(lock).st_uid != os.geteuid():  # and may hold it for ever
-            raise Failed(f"[ray]: {path} belongs to another user of this machine; have it removed")
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            beat()
-            time.sleep(_LOOK_S)
-        yield
-    finally:
-        os.close(lock)
 
 
 def _free_port() -> int:

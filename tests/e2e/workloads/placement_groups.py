@@ -1,9 +1,9 @@
 """A job on Ray in the shape of verl's: a placement group that reserves whole GPUs, and a worker in each of its bundles.
 
-    python placement_groups.py NAME RECORD ROUNDS RESOURCE
+    python placement_groups.py NAME RECORD ROUNDS
 
-RESOURCE is what a bundle asks for (``GPU``). Each worker writes into RECORD when it begins to compute on its GPU, and
-when it has ended. It says as JSON lines what Ray gave it, and how a second group of the same shape fares beside it.
+Each worker writes into RECORD when it begins to compute on its GPU, and when it has ended. It says as JSON lines what
+Ray gave it, and how a second group of the same shape fares beside it.
 """
 
 import json
@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import rollmuxd
 
-name, record, rounds, resource = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+name, record, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 GPUS = len(os.environ["ROLLMUX_GPUS"].split(","))
 PATIENCE_S = 90
 
@@ -49,7 +49,7 @@ class Worker:
 
 def reserve():
     """A group of as many bundles as there are GPUs, all of them on one node, as verl makes one for each node."""
-    return placement_group([{resource: 1, "CPU": 1}] * GPUS, strategy="STRICT_PACK")
+    return placement_group([{"GPU": 1, "CPU": 1}] * GPUS, strategy="STRICT_PACK")
 
 
 def say(**what):
@@ -77,15 +77,14 @@ remove_placement_group(first)
 ray.get(second.ready(), timeout=PATIENCE_S)
 say(beside=beside, state=state)
 
-needs = {"num_gpus": 1} if resource == "GPU" else {"num_gpus": 0, "resources": {resource: 1}}
 workers = [
-    Worker.options(num_cpus=1, scheduling_strategy=PlacementGroupSchedulingStrategy(second, index), **needs).remote()
+    Worker.options(num_cpus=1, num_gpus=1, scheduling_strategy=PlacementGroupSchedulingStrategy(second, index)).remote()
     for index in range(GPUS)
 ]
 given = ray.get([worker.gpus.remote() for worker in workers], timeout=PATIENCE_S)
 say(gpus=given)
-if resource == "GPU":  # the worker that Ray gave a GPU is the one that computes on it
-    workers = [workers[[gpus[0] for gpus, *_ in given].index(str(number))] for number in range(GPUS)]
+# The worker that Ray gave a GPU is the one that computes on it.
+workers = [workers[[gpus[0] for gpus, *_ in given].index(str(number))] for number in range(GPUS)]
 
 until_all_are_here()
 with rollmuxd.job(name) as job:
