@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from figures import Json, Rounds, at_most, many_files, no_collector, quantile, say, short, spread_ms
-from live import NO_LIMIT, Daemon, Line, Member, bare_server, call, daemon, new_key
+from live import NO_LIMIT, Daemon, Line, Member, Reply, bare_server, call, daemon, new_key
 
 Row: TypeAlias = tuple[int, int, str, str]
 #: commits that come one after the other
@@ -149,16 +149,26 @@ class Group:
 
     async def hand_over(self) -> float:
         """Have the holder release; seconds until the next one has its grant."""
-        waiting = {member.asked: member for member in self.others() if member.asked is not None}
+        for member in self.others():
+            member.ask_on()  # before it is measured
         before, began = self.holder, time.perf_counter()
         released = before.release()
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=300)
-        assert len(done) == 1, f"{len(done)} grants followed one release"
-        reply = done.pop()
-        self.holder = next(member for asked, member in waiting.items() if asked is reply)
-        self.holder.granted(reply.result())
+        self.holder, reply = await self._next()
+        self.holder.granted(reply)
         (await released).json()
-        return reply.result().at - began
+        return reply.at - began
+
+    async def _next(self) -> tuple[Member, Reply]:
+        """The member that gets the slot, and the answer to its call."""
+        while True:
+            waiting = {member.asked: member for member in self.others() if member.asked is not None}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            done = [
+                (waiting[asked], asked.result()) for asked in waiting if asked.done() and not waiting[asked].ask_on()
+            ]
+            assert len(done) <= 1, f"{len(done)} grants followed one release"
+            if done:
+                return done[0]
 
 
 class World:

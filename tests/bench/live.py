@@ -338,6 +338,13 @@ class Member:
         self.asked = self.line.send(self.next_call(wait_s))
         return self.asked
 
+    def ask_on(self) -> bool:
+        """Ask on, if its call has waited for as long as a call may, and its slot is still queued."""
+        if self.asked is None or not self.asked.done() or self.asked.result().json()["status"] != "queued":
+            return False
+        self.asked = self.line.send(self.this_call(300))
+        return True
+
     def withdraw(self, slot: str) -> bytes:
         """The call that takes a request back."""
         return call("DELETE", f"/v1/slots/{slot}", key=self._key)

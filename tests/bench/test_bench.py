@@ -1,10 +1,13 @@
 """The benchmarks run, and print what they say they print. How fast it was is not asked here."""
 
+import asyncio
+import importlib
 import importlib.util
 import json
 import shutil
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,22 @@ def measured(name: str, within: float = PATIENCE_S) -> dict[str, Any]:
     return found
 
 
+class CallsThere:
+    """A connection whose answers the test gives."""
+
+    def __init__(self) -> None:
+        self.calls: list[asyncio.Future[Any]] = []
+
+    def send(self, _: bytes) -> "asyncio.Future[Any]":
+        self.calls.append(asyncio.get_running_loop().create_future())
+        return self.calls[-1]
+
+
+def reply(status: str, slot: str) -> Any:
+    body = {"status": status, "slot": slot, "fence": "1.1"}
+    return importlib.import_module("live").Reply(200, json.dumps(body).encode(), time.perf_counter())
+
+
 def test_core_says_how_many_inputs_a_second_and_how_long_a_placement_takes() -> None:
     found = measured("core")
 
@@ -59,6 +78,27 @@ def test_rollouts_say_how_fast_they_are_simulated_beside_a_bare_heap() -> None:
     assert found["simulated_s_per_s"] > 0
     assert found["times_the_floor"] > 1
     assert found["plan_ms"] > 0
+
+
+@pytest.mark.asyncio
+async def test_a_call_that_waited_for_as_long_as_a_call_may_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RUN.parent))
+    handover, live = importlib.import_module("handover"), importlib.import_module("live")
+    members = [live.Member(CallsThere(), "key", f"j{number}", "session") for number in range(3)]
+    members[0].granted(reply("running", "s0"))
+    calls = [member.ask() for member in members[1:]]
+    calls[0].set_result(reply("queued", "s1"))  # before it is released
+    taking = asyncio.create_task(handover.Group(members).hand_over())
+    while members[1].asked is calls[0] or not members[0].line.calls:
+        await asyncio.sleep(0)
+    calls[1].set_result(reply("queued", "s2"))  # and after
+    while members[2].asked is calls[1]:
+        await asyncio.sleep(0)
+    members[2].asked.set_result(reply("running", "s2"))
+    members[0].line.calls[0].set_result(reply("released", "s0"))
+    await taking
+    assert members[2].asked is None
+    assert members[1].asked is not calls[0]
 
 
 @pytest.mark.slow
