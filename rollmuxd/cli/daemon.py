@@ -104,9 +104,11 @@ def start(config: Path | None, accept_clock: bool, as_json: bool) -> None:
             say_at = None
         time.sleep(0.05)
     _answer(running, log, "ready", as_json=as_json)
+    from rollmuxd.daemon.settings import without_hosts
+
     settings = load_settings(config)
     if not settings.hosts:
-        click.echo(f"{settings.source} names no hosts, so every job is refused: rollmuxd init writes them", err=True)
+        click.echo(f"{without_hosts(settings)}, so every job is refused: rollmuxd init writes a file", err=True)
     if str(running.socket) not in default_sockets():
         click.echo(f"jobs look elsewhere for it, so: export ROLLMUX_URL=unix://{running.socket}", err=True)
 

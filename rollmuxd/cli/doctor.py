@@ -32,11 +32,12 @@ def _look(settings: Settings, only: tuple[str, ...], *, as_json: bool) -> None:
     import anyio
 
     from rollmuxd.daemon import doctor as looking
+    from rollmuxd.daemon.settings import without_hosts
 
     there = [host.id for host in settings.hosts]
     if not there:
         raise Failed(
-            f"{settings.source} names no hosts; `rollmuxd init` writes a file with the GPUs of this machine, and "
+            f"{without_hosts(settings)}; `rollmuxd init` writes a file with the GPUs of this machine, and "
             "`rollmuxd init --mock` one with pretended GPUs"
         )
     if unknown := [host for host in only if host not in there]:

@@ -62,6 +62,12 @@ def registration(
             raise ValueError(f"filler {name!r}: a filler has one pool, and no phases of its own: leave phases= out")
         phases, init = {"filler": list(pools)}, None
     cycle = _cycle(pools, phases)
+    batches = _asynchronous(asynchronous)
+    if batches is not None and len(cycle) > 1:
+        raise ValueError(
+            f"asynchronous=: the job has the phases {', '.join(phase.name for phase in cycle)}, and an asynchronous "
+            "job has the one phase train; its rollouts are its own: leave their pool and phase out"
+        )
     if side is not None and not isinstance(side, Mapping):
         raise TypeError(f"side={side!r}: side phases are given as a dict, by name")
     sides = [_phase(phase, given, pools, "side=") for phase, given in (side or {}).items()]
@@ -78,7 +84,7 @@ def registration(
             if _has_state(pool, given, hooked)
         },
         side=sides,
-        asynchronous=_asynchronous(asynchronous),
+        asynchronous=batches,
         filler=works_in_idle_time,
         **{key: value for key, value in rest.items() if value is not None},
     )

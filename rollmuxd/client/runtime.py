@@ -314,7 +314,8 @@ class Runtime(Generic[S]):
         if self.slot is not None:
             if self.slot.phase != phase:
                 raise RollmuxError(
-                    f"phase {phase} is entered inside phase {self.slot.phase}: a job holds one slot at a time"
+                    f"phase {phase} is entered inside phase {self.slot.phase}: a job holds one slot at a time. "
+                    "Leave the first before, or name a phase over both pools in phases="
                 )
             self._depth += 1
             return self.slot

@@ -161,7 +161,10 @@ def _remedy(error: BaseException, what: str, address: Address) -> str:
     if address.socket is None:
         # A port with TLS hangs up on a call without. So does a daemon that is ended just then.
         hung_up = scheme == "http" and isinstance(error, httpx.RemoteProtocolError)
-        return f"if this port speaks https, not http, write https://{rest}" if hung_up else ""
+        if hung_up:
+            return f"if this port speaks https, not http, write https://{rest}"
+        refused = _errno(error) == errno.ECONNREFUSED
+        return "see whether the daemon runs there, and whether this is its address (ROLLMUX_URL)" if refused else ""
     match _errno(error):
         case errno.ECONNREFUSED | errno.ENOENT:
             return (

@@ -64,8 +64,8 @@ from rollmuxd.daemon.settings import (
     SYSTEM_SOCKET,
     BadSettings,
     Settings,
-    search_path,
     split_address,
+    without_hosts,
 )
 from rollmuxd.daemon.tls import NoTls, Tls, open_tls
 from rollmuxd.daemon.usage.daily import LiveUsage
@@ -697,13 +697,6 @@ def _is_own(found: Path) -> bool:
     except (OSError, msgspec.MsgspecError):
         return False
     return (ready.pid, ready.started) == (os.getpid(), _own_start())
-
-
-def without_hosts(settings: Settings) -> str:
-    """Why there are no hosts."""
-    if settings.file is not None:
-        return f"{settings.file} names no hosts"
-    return f"no rollmux.toml found (looked at {', '.join(map(str, search_path()))})"
 
 
 # ---- the HTTP server -------------------------------------------------------------------------------------------------

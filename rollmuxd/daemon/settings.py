@@ -595,6 +595,13 @@ def search_path() -> tuple[Path, ...]:
     return Path(name), home / "rollmux" / name, Path("/etc/rollmux") / name
 
 
+def without_hosts(settings: Settings) -> str:
+    """Why there are no hosts."""
+    if settings.file is not None:
+        return f"{settings.file} names no hosts"
+    return f"no rollmux.toml found (looked at {', '.join(map(str, search_path()))})"
+
+
 def _file(config: Path | None) -> Path | None:
     """The file that counts: one that is named, there or not, else the first that is found."""
     if config is None and os.environ.get("ROLLMUX_CONFIG"):

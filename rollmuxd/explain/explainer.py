@@ -40,7 +40,7 @@ from rollmuxd.core.model import (
 from rollmuxd.core.policy import Refusal, SaysWhatBinds, SpendsCredit
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps import drain
-from rollmuxd.core.steps.admit import limits_of, over_its_nodes, waiting_order
+from rollmuxd.core.steps.admit import AGAIN_MS, TRIES_A_MINUTE, limits_of, over_its_nodes, waiting_order
 from rollmuxd.core.steps.lines import absent, yields_to
 from rollmuxd.core.steps.locality import bound_to, limited_to_locality, place
 from rollmuxd.core.steps.observe import must_be_cleaned
@@ -174,6 +174,9 @@ class Explainer:
                 sentences.append(f"It would start once {what_if.text} has ended.")
             else:
                 sentences.append(f"It would start now with {what_if.text}.")
+        if len(order) > TRIES_A_MINUTE:
+            within = _span(AGAIN_MS * (1 + len(order) // TRIES_A_MINUTE))
+            sentences.append(f"As {len(order)} jobs wait, it is tried every {within} where nothing makes room.")
         bounded = self._c.config.bounded_wait_ms
         if job.fell_back:
             return Story(refusal.reasons, tuple(sentences), what_ifs)  # nothing is kept for it, however long it waits

@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,17 @@ def test_a_good_host_is_good(rollmuxd, settings):
     for what in ("driver", "box/gpu0", "RAM", "pinned memory", "python", "clock", "look"):
         assert any(line.split()[1:2] == [what] or what in line for line in ran.lines), what
     assert "bad" not in ran.out
+
+
+def test_without_a_file_it_says_where_it_looked_and_what_writes_one(rollmuxd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rollmuxd.daemon.settings.search_path", lambda: (Path("rollmux.toml"),))
+
+    ran = rollmuxd("doctor")
+
+    assert ran.code == 1
+    assert "no rollmux.toml found (looked at rollmux.toml); `rollmuxd init` writes" in ran.err
+    assert "`rollmuxd init --mock`" in ran.err
 
 
 def test_it_writes_nothing_where_the_daemon_keeps_its_own(rollmuxd, settings, tmp_path):

@@ -130,6 +130,13 @@ def test_nobody_there_is_unreachable_and_says_where(tmp_path):
         gc.collect()
 
 
+def test_where_no_daemon_listens_on_a_port_it_is_said_what_to_look_at():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(errors.Unreachable, match=r"refused; see whether .* its address \(ROLLMUX_URL\)"):
+            ask(f"http://127.0.0.1:{free.getsockname()[1]}", "sync")
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("twin", ["sync", "async"])
 def test_at_the_socket_of_a_stopped_daemon_it_is_said_how_to_go_on(tmp_path, twin):

@@ -13,6 +13,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import Filler, JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.steps import admit, lend
 from rollmuxd.core.steps.lend import PER_NODE, no_room
+from rollmuxd.explain import explainer
 from rollmuxd.policies.rollmux import RollMux
 
 NODES, JOBS, WAITING = 12, 60, 6
@@ -120,6 +121,20 @@ def test_the_more_waiting_jobs_differ_the_later_they_are_tried_again(monkeypatch
     assert tried_by(60_003) == 50  # when the first began to wait, it was the only one
     assert tried_by(60_003 + 2 * 60_000) == 0
     assert tried_by(60_003 + 3 * 60_000) == 50
+
+
+def test_a_job_beside_many_that_wait_is_told_how_often_it_is_tried(monkeypatch):
+    monkeypatch.setattr(explainer, "TRIES_A_MINUTE", 20)
+    core = Scheduler(Config(), Counting(max_group=1))
+    register = cluster(core)
+    for number in range(NODES + 20):
+        job, _ = register(number)
+    few = explainer.Explainer(core.context).explain(job, 2).sentences
+    register(NODES + 20)
+    many = explainer.Explainer(core.context).explain(job, 2).sentences
+
+    assert not any("it is tried" in sentence for sentence in few)
+    assert "As 21 jobs wait, it is tried every 2 min where nothing makes room." in many
 
 
 def test_a_drain_sends_many_fillers_away_in_one_decision_and_each_node_has_a_few():

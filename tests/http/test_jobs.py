@@ -375,7 +375,7 @@ async def test_who_starts_a_killed_job_again_is_told_when_its_run_is_lost_and_ho
         said = re.fullmatch(
             r"run 1 of job 'alice' counts as alive: pid 1 on h1, last heard of (\d+) s ago; it is lost in (\d+) s "
             r"unless it is heard of again. If it is gone: `rollmuxd job end alice`, or register with replace=True to "
-            r"take its place",
+            r"take its place. To run both, give this one another name",
             problem["detail"],
         )
         assert said, problem["detail"]

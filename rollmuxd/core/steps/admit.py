@@ -390,7 +390,10 @@ def _check_wants(spec: JobSpec, state: State) -> None:
         gpus = sum(len(node.gpus) for node in there)
         if want.gpus > gpus or want.nodes > len(there):
             needed = f"{want.gpus} GPUs" if want.gpus else f"{want.nodes} nodes"
-            raise Impossible(f"pool {want.pool} has {len(there)} nodes with {gpus} GPUs, and {needed} are wanted")
+            nodes = "1 node" if len(there) == 1 else f"{len(there)} nodes"
+            raise Impossible(
+                f"pool {want.pool} has {nodes} with {gpus} GPUs, and {needed} are wanted; ask for no more than it has"
+            )
         for name in want.named:
             if not spec.colocate and any(name in other.named for other in spec.wants if other is not want):
                 raise Impossible(f"node {name} is named for two pools; that takes colocate")

@@ -202,7 +202,10 @@ class Gate:
             return self._by_uid(peer.uid)
         if not self._require_keys:
             return self._by_uid(self._own_uid)
-        raise NotKnown("no API key was sent: set ROLLMUX_API_KEY, or send the header 'Authorization: Bearer rmx_...'")
+        raise NotKnown(
+            "no API key was sent: set ROLLMUX_API_KEY, or send the header 'Authorization: Bearer rmx_...'; "
+            "the operator makes one (rollmuxd key add)"
+        )
 
     @staticmethod
     def _by_key(authorization: str, keys: Mapping[str, tuple[ApiKey, Caller]], now: Millis) -> Caller:

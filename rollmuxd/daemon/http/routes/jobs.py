@@ -209,7 +209,8 @@ def _say_how_long(alive: RunAlive, core: Scheduler, job: Job | None, now: Millis
     text = (
         f"run {alive.run} of job {alive.name!r} counts as alive: pid {alive.pid} on {alive.host or 'an unnamed host'}, "
         f"last heard of {silent_s} s ago; it is lost in {lost_in_s} s unless it is heard of again. If it is gone: "
-        f"`rollmuxd job end {alive.name}`, or register with replace=True to take its place"
+        f"`rollmuxd job end {alive.name}`, or register with replace=True to take its place. To run both, give this one "
+        "another name"
     )
     alive.args = (text,)
 
