@@ -15,6 +15,7 @@ them, while all its nodes are free. It is short, and if it waited for one pool, 
 """
 
 from collections.abc import Container
+from itertools import product
 from typing import Final
 
 from msgspec import Struct
@@ -142,9 +143,21 @@ def patient_until(job: Job, slot: Slot) -> Millis:
 
 
 def overtakes_at(state: State, slots: list[Slot], now: Millis) -> Millis | None:
-    """When one of these requests has waited so long that it goes before others, though nothing else happens."""
-    times = (patient_until(state.jobs[slot.job], slot) for slot in slots)
-    return min((until for until in times if now < until), default=None)
+    """When one of these requests may go before another by credit, though nothing else happens; None: never.
+
+    Its job has waited for very long then; or the other has not begun its first iteration, and loses no credit.
+    """
+    jobs = [state.jobs[slot.job] for slot in slots]
+    times = [until for job, slot in zip(jobs, slots, strict=True) if now < (until := patient_until(job, slot))]
+    begun = [job.progress.iteration_from is not None for job in jobs]
+    if not all(begun) and any(begun):
+        ranks = [_standing(job, slot, now) for job, slot in zip(jobs, slots, strict=True)]
+        lose = [rank for rank, has in zip(ranks, begun, strict=True) if has]
+        keep = [rank for rank, has in zip(ranks, begun, strict=True) if not has]
+        for mine, theirs in product(lose, keep):
+            if mine[:2] == theirs[:2] and mine[2] >= theirs[2]:
+                times.append(now + max(1, mine[2] - theirs[2]))
+    return min(times, default=None)
 
 
 def _project(state: State, group: Group) -> Projection:
