@@ -30,7 +30,7 @@ def list_(call: Call, pool: str | None) -> None:
         "GPUS": lambda view: f"{len(view['gpus'])} {view['gpu_type']}".strip(),
         "JOBS": pinned,
         "HELD BY": lambda view: sorted({gpu["holder"] for gpu in view["gpus"] if gpu["holder"]}),
-        "STATES": "states",
+        "STATES": _states,
         "REASON": "reason",
     }
     call.answer_rows(nodes, columns, "no nodes; add hosts to rollmux.toml")
@@ -56,7 +56,7 @@ def _show(view: dict[str, Any]) -> None:
             "GPU type": view["gpu_type"],
             "price per hour": view["price_per_hour"],
             "jobs": pinned(view),
-            "states": view.get("states"),
+            "states": _states(view),
         }
     )
     click.echo()
@@ -68,6 +68,13 @@ def _show(view: dict[str, Any]) -> None:
 def pinned(view: dict[str, Any]) -> list[str]:
     """The jobs that are placed on a node or host, as people know them."""
     return [f"{job['name']} ({job['job']})" if job.get("name") else str(job["job"]) for job in view.get("jobs", [])]
+
+
+def _states(view: dict[str, Any]) -> dict[str, str]:
+    """What is loaded or parked there, by the names of jobs that are placed there, else by their ids."""
+    names = {job["job"]: job["name"] for job in view.get("jobs", []) if job.get("name")}
+    states = ((*key.partition(" "), status) for key, status in view.get("states", {}).items())  # "j1 rollout"
+    return {f"{names.get(job, job)}{space}{pool}": status for job, space, pool, status in states}
 
 
 def tell_who_stays(view: dict[str, Any], *, evicted: bool) -> None:

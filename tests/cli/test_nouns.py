@@ -22,7 +22,7 @@ NODE = {
     "gpus": [{"gpu": "box/gpu0", "holder": "s4", "dirty_by": "j1", "used_gb": 61.25}],
     "reason": "",
     "group": "g1",
-    "states": {"j1": "loaded"},
+    "states": {"j1 rollout": "loaded"},
 }
 HOST = {
     "host": "box",
@@ -284,7 +284,7 @@ def test_nodes_are_listed_with_who_holds_them(rollmuxd, daemon):
     node = {**NODE, "jobs": [{"job": "j1", "name": "math-7b"}]}
     daemon["GET /v1/nodes"] = {"items": [node], "next": None}
 
-    row = ["box/gpu0", "rollout", "up", "g1", "1 H100", "math-7b (j1)", "s4", "j1: loaded", "-"]
+    row = ["box/gpu0", "rollout", "up", "g1", "1 H100", "math-7b (j1)", "s4", "math-7b rollout: loaded", "-"]
     assert stripped(rollmuxd("node list"))[1] == row
 
 
