@@ -7,9 +7,9 @@ more plans (``ROLLMUX_PLANS`` of each width).
 
 import os
 import random
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import permutations
 from math import ceil
 from typing import Any
 
@@ -229,7 +229,7 @@ def test_while_one_job_is_in_a_later_stage_the_next_is_in_an_earlier_one_for_any
     profile = Profile(planned, tuple((pool, 1) for pool in pools), solo)
     for count, seconds in enumerate(takes, 2):
         needs = [JobDemand(f"j{at}", profile, solo, 10 * solo) for at in range(count)]
-        plan = Planner({pool: PoolCapacity(1.0, 1.0) for pool in pools}, rates={}).fit(needs)
+        plan = Planner({pool: PoolCapacity(1.0, 1.0) for pool in pools}, rounds=1).fit(needs)
         assert plan is not None
         assert set(plan.nodes.values()) == {1}
         schedule, period = legs_of(plan), int(seconds * 1000)
@@ -273,7 +273,7 @@ def test_a_short_job_goes_round_thrice_while_a_long_one_goes_round_once() -> Non
     widths = (("rollout", 1), ("train", 1))
     long = JobDemand("long", Profile(((("rollout",), 900, 0), (("train",), 100, 0)), widths, 1000), 1000, 1300)
     short = JobDemand("short", Profile(((("rollout",), 150, 0), (("train",), 150, 0)), widths, 300), 300, 420)
-    assert Planner(ROOMS, rates={}).fit([long, short]) is None
+    assert Planner(ROOMS, rounds=1).fit([long, short]) is None
     plan = Planner(ROOMS).fit([long, short])
     assert plan is not None
     assert rate(plan, 1) >= 3 * rate(plan, 0)
@@ -290,7 +290,7 @@ def test_a_further_node_is_taken_where_the_seated_leave_too_little_of_the_fewest
         JobDemand(name, it, it.round_ms, None, worth=4.0) for name, it in (("a", short), ("b", short), ("c", long))
     ]
     seated = {at: {"rollout": (at,), "train": (0,)} for at in (0, 1)}
-    plan = Planner({**ROOMS, "rollout": PoolCapacity(0.05, 1.0)}, rates={}).fit(needs, seated)
+    plan = Planner({**ROOMS, "rollout": PoolCapacity(0.05, 1.0)}, rounds=1).fit(needs, seated)
     assert plan is not None
     assert (plan.nodes["rollout"], plan.seats[2]["rollout"], plan.period_ms) == (3, (2,), 738)
 
@@ -307,45 +307,48 @@ def counted_certificates(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...
     return asked
 
 
-def test_a_frontier_is_searched_once_for_all_jobs_of_the_same_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def value_of(planner: Planner, needs: Sequence[JobDemand]) -> float | None:
+    """The value, with its steps taken at once."""
+    steps = planner.value(needs)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            found: float | None = stop.value
+            return found
+
+
+def test_a_set_of_profiles_is_searched_once_for_all_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     planner, need = Planner(ROOMS), drawn_need(random.Random(5), 0)
     jobs = [replace(need, job=f"j{number}", limit_ms=(2 + number) * need.solo_ms) for number in range(4)]
     asked = counted_certificates(monkeypatch)
-    assert planner.value(jobs[:2])
+    assert value_of(planner, jobs[2:])
     assert asked
     asked.clear()
-    assert all(planner.value([one, other]) for one in jobs for other in jobs if one is not other)
+    assert all(value_of(planner, [one, other]) for one in jobs for other in jobs if one is not other)
     assert not asked
+
+
+def test_rates_that_the_bounds_rule_out_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = Profile(((("rollout",), 632, 0), (("train",), 106, 0)), (("rollout", 1), ("train", 1)), 738)
+    asked = counted_certificates(monkeypatch)
+    value_of(Planner(ROOMS), [JobDemand(job, profile, 738, int(1.3 * 738)) for job in "ab"])
+    assert set(asked) == {(1, 1)}  # at 3 beside 4 one job would take 1.33 times its round
 
 
 def test_a_search_that_was_left_goes_on_where_it_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = drawn_need(random.Random(5), 0).profile
     needs = [JobDemand(str(at), profile.one_in(at), profile.round_ms, None) for at in (1, 2, 3)]
-    profiles = tuple(sorted(need.profile for need in needs))
     asked = counted_certificates(monkeypatch)
-    whole = Planner(ROOMS).frontier(profiles)
+    whole = value_of(Planner(ROOMS), needs)
     wanted, parts = [*asked], Planner(ROOMS)
     asked.clear()
-    steps = parts.prepare(needs)
+    steps = parts.value(needs)
     next(steps)
     steps.close()  # as it is when a job comes meanwhile
     assert 0 < len(asked) < len(wanted)
-    assert parts.frontier(profiles) == whole
+    assert value_of(parts, needs) == whole
     assert asked == wanted
-
-
-def test_no_entry_of_a_frontier_is_as_fast_as_another_for_all_jobs_on_no_more_nodes() -> None:
-    chance, planner = random.Random(6), Planner(ROOMS)
-    several = 0
-    for _ in range(40):
-        profiles = tuple(sorted(drawn_need(chance, number).profile for number in range(chance.randint(2, 4))))
-        entries = planner.frontier(profiles)
-        for one, other in permutations(entries, 2):
-            fewer = all(a <= b for a, b in zip(one.nodes, other.nodes, strict=True))
-            faster = all(one.period_ms * b <= other.period_ms * a for a, b in zip(one.rates, other.rates, strict=True))
-            assert not (fewer and faster), (one, other)
-        several += len(entries) > 1
-    assert several > 20
 
 
 @pytest.mark.parametrize("widest", [1, 2])
@@ -356,7 +359,7 @@ def test_jobs_that_cannot_share_on_any_nodes_cannot_beside_jobs_that_are_seated(
         for joins in (drawn_need(chance, 9, widest=widest), replace(drawn_need(chance, 9), limit_ms=None)):
             needs = (*plan.needs, joins)
             made = planner.fit(needs, dict(enumerate(plan.seats)))
-            found[planner.value(needs) is not None, made is not None] += 1
+            found[value_of(planner, needs) is not None, made is not None] += 1
     assert found[False, True] < found[True, True] / 5  # entries are shortest to a few per cent, bounds are exact
     assert found[True, True] > found[True, False]  # hardly anything else is in the way
 

@@ -1,20 +1,19 @@
 """How a set of jobs shares nodes: the certified schedules of each set of profiles, and the best of them for some jobs.
 
-What rates a set of profiles can have on so many nodes depends on neither promises nor credit nor prices. So for each
-set the **frontier** is searched once. For each choice of rates and nodes it has the shortest rotation that is certified
-(:mod:`~rollmuxd.policies.schedule`). No other entry is as fast for all jobs on as few nodes. A plan for some jobs is
-the cheapest entry that keeps the bounds that they have now. Rates of 4, 3, 2 and 1 are enough for 2, 3, 4 and 5 jobs
-(decision 0038).
+What rates a set of profiles can have on so many nodes depends on neither promises nor credit nor prices. So each choice
+of rates is searched once, when the bounds of some jobs first allow it. On ever more nodes it has the shortest rotation
+that is certified (:mod:`~rollmuxd.policies.schedule`). A plan for some jobs is the cheapest of these that keeps the
+bounds that they have now.
 
 Nodes are numbers here, counted per pool: those that a group has (``seats``), then those that it would take. A job that
-is seated stays where it sits: the frontier gives rates and nodes, and the seats are filled around it.
+is seated stays where it sits: plans give rates and nodes, and the seats are filled around it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import permutations, product
+from itertools import islice, permutations, product
 from math import ceil, gcd, inf
-from operator import mul
+from operator import le, mul
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -24,11 +23,13 @@ from rollmuxd.policies.schedule import Step, is_feasible, is_feasible_narrow, pi
 from rollmuxd.policies.thrift.credit import TIE
 from rollmuxd.policies.thrift.model import Assignment, JobDemand, Pins, Plan, PoolCapacity, Profile, numbered
 
-#: by how many jobs share: iterations of one of them in a rotation, at most
-RATES: Final[Mapping[int, int]] = {1: 1, 2: 4, 3: 3, 4: 2}
-#: no plan slows a job beyond this
-SLOWEST: Final = 8
-#: an entry that is as fast within this factor, on as few nodes, replaces another
+#: iterations of one job in a rotation, and of all of them, at most
+ROUNDS, TURNS = 4, 10
+#: orders in which jobs begin, at most
+ORDERS: Final = 8
+#: rates are no use with which some job is slowed beyond this while another is not slowed
+SLOWEST: Final = 4
+#: further nodes are of use where they make a rotation shorter by this factor
 ALIKE: Final = 1.005
 #: rotations that are tried: the least that could be, so much more, and then closer to the shortest by halves
 STRETCHES: Final = (1.02, 1.1, 1.4)
@@ -36,7 +37,7 @@ HALVINGS: Final = 5
 #: rotations after which a fixpoint that was not met is given up: those that exist are met in three
 ROTATIONS: Final = 3
 #: sets of profiles, and values of sets of jobs, that are remembered
-REMEMBERED, VALUES = 20_000, 50_000
+REMEMBERED, VALUES = 5_000, 50_000
 
 #: by pool: the numbers of each job's nodes
 Seats: TypeAlias = dict[PoolName, tuple[tuple[int, ...], ...]]
@@ -44,23 +45,14 @@ Seats: TypeAlias = dict[PoolName, tuple[tuple[int, ...], ...]]
 Order: TypeAlias = tuple[tuple[int, int], ...]
 
 
-class Entry(Struct, frozen=True):
-    """One way to run a set of profiles: rates, nodes, and the rotation that is certified with them."""
+class Entry(Struct):
+    """What one choice of rates can do for a set of profiles."""
 
     rates: tuple[int, ...]
-    nodes: tuple[int, ...]
-    period_ms: Millis
-
-    def covers(self, other: "Entry", slack: float = 1.0) -> bool:
-        """Whether it does what the other does on as few nodes, at its pace or nearly."""
-        period, allowed = self.period_ms, slack * other.period_ms
-        for mine, theirs in zip(self.rates, other.rates, strict=True):  # a search asks this most, so no generators
-            if period * theirs > allowed * mine:
-                return False
-        for mine, theirs in zip(self.nodes, other.nodes, strict=True):  # noqa: SIM110
-            if mine > theirs:
-                return False
-        return True
+    #: what a rotation takes at least
+    least_ms: Millis
+    #: nodes of each pool, and the rotation that is certified with them; None: not searched yet
+    certified: list[tuple[tuple[int, ...], Millis]] | None = None
 
 
 class Planner:
@@ -68,17 +60,15 @@ class Planner:
 
     Args:
         rooms: the pools.
-        rates: iterations of one job in a rotation at most, by how many jobs share; beyond, 1: round robin.
+        rounds: iterations of one job in a rotation at most; 1: round robin.
         dearest: the pool of which a group has as many nodes as its widest member; default: the one that costs most.
     """
 
-    def __init__(
-        self, rooms: Mapping[PoolName, PoolCapacity], *, rates: Mapping[int, int] = RATES, dearest: PoolName = ""
-    ) -> None:
-        self.rooms, self.rates = rooms, rates
+    def __init__(self, rooms: Mapping[PoolName, PoolCapacity], *, rounds: int = ROUNDS, dearest: PoolName = "") -> None:
+        self.rooms, self.rounds = rooms, rounds
         self.dearest = dearest or max(rooms, key=lambda pool: rooms[pool].worth, default="")
-        #: what has been found so far, and the search for the rest
-        self._frontiers: dict[tuple[Profile, ...], tuple[list[Entry], Iterator[None]]] = {}
+        #: by set of profiles; each entry is searched when the bounds of some jobs first allow it
+        self._catalogue: dict[tuple[Profile, ...], list[Entry]] = {}
         self._values: dict[tuple[JobDemand, ...], float | None] = {}
 
     def price(self, rooms: Mapping[PoolName, PoolCapacity]) -> None:
@@ -104,15 +94,19 @@ class Planner:
 
     # ---- one group ---------------------------------------------------------------------------------------------------
 
-    def value(self, needs: Sequence[JobDemand]) -> float | None:
-        """The least value of some jobs as a group, wherever they would sit; None: they cannot share."""
+    def value(self, needs: Sequence[JobDemand]) -> Generator[None, None, float | None]:
+        """The least value of some jobs as a group, wherever they would sit; None: they cannot share.
+
+        In steps of a few milliseconds, as far as no jobs of these profiles with such bounds were looked at before.
+        """
         if len(needs) == 1:
             return self.alone(needs[0]).value
         key = tuple(needs)
         if key not in self._values:
+            entries = yield from self._entries(needs)
             if len(self._values) >= VALUES:
                 self._values.clear()
-            self._values[key] = min(self._within(needs), default=None)
+            self._values[key] = min(entries, default=None)
         return self._values[key]
 
     def fit(
@@ -152,12 +146,12 @@ class Planner:
             (nodes, sum(map(mul, nodes, (room.price for room in self.rooms.values()))))
             for nodes in seating.counts(self.dearest)
         ]
-        for rates in _rates(len(needs), self.rates.get(len(needs), 1)):
+        for rates in _rates(len(needs), self.rounds):
             turn, low = min(map(mul, rates, limits)), max(map(mul, rates, seating.rounds))
             if low > turn:
                 continue
             gain = sum(map(mul, rates, worth))
-            areas = [sum(map(mul, rates, mine)) for mine in seating.areas]
+            areas = [sum(map(mul, rates, mine)) for mine in seating.areas.values()]
             for nodes, price in counts:
                 least = max(low, *(area / (count or 1) for area, count in zip(areas, nodes, strict=True)))
                 if least <= turn and (value := price - gain / (least or 1)) < below - TIE:
@@ -167,19 +161,6 @@ class Planner:
         """A certified plan of jobs, each of which sits on given nodes."""
         _, seats = numbered({need.job: pins[need.job] for need in needs})
         return self.fit(needs, dict(enumerate(seats.values())))
-
-    def _within(self, needs: Sequence[JobDemand]) -> Iterator[float]:
-        """The value of each entry that keeps the bounds."""
-        ordered = sorted(needs, key=lambda need: (need.profile, need.limit_ms or inf, need.job))
-        limits = [need.limit_ms or inf for need in ordered]
-        if any(need.profile.round_ms > limit for need, limit in zip(ordered, limits, strict=True)):
-            return
-        worth = [need.worth * need.solo_ms for need in ordered]
-        prices = [room.price for room in self.rooms.values()]
-        for entry in self.frontier(tuple(need.profile for need in ordered)):
-            if entry.period_ms <= min(map(mul, entry.rates, limits)):
-                gain = sum(map(mul, entry.rates, worth)) / (entry.period_ms or 1)
-                yield sum(map(mul, entry.nodes, prices)) - gain
 
     def _seated(
         self,
@@ -215,55 +196,65 @@ class Planner:
 
     # ---- the catalogue -----------------------------------------------------------------------------------------------
 
-    def frontier(self, profiles: tuple[Profile, ...]) -> list[Entry]:
-        """What these profiles (sorted) can do together, none of it in vain. Searched once, and remembered."""
-        found, search = self._frontier(profiles)
-        for _ in search:
-            pass
-        return found
+    def _entries(self, needs: Sequence[JobDemand]) -> Generator[None, None, Iterator[float]]:
+        """Search what these jobs can do together within their bounds; the values of that."""
+        ordered = sorted(needs, key=lambda need: (need.profile, need.limit_ms or inf, need.job))
+        profiles = tuple(need.profile for need in ordered)
+        limits = [need.limit_ms or inf for need in ordered]
+        allowed: list[tuple[float, Entry]] = []
+        for entry in self._of(profiles):
+            turn = min(map(mul, entry.rates, limits))
+            if entry.least_ms <= turn:
+                allowed.append((turn, entry))
+                if entry.certified is None:
+                    entry.certified = self._search(profiles, entry)
+                    yield
+        worth = [need.worth * need.solo_ms for need in ordered]
+        prices = [room.price for room in self.rooms.values()]
+        return (
+            sum(map(mul, nodes, prices)) - sum(map(mul, entry.rates, worth)) / (period or 1)
+            for turn, entry in allowed
+            for nodes, period in entry.certified or ()
+            if period <= turn
+        )
 
-    def prepare(self, needs: Sequence[JobDemand]) -> Iterator[None]:
-        """Search the frontier of these jobs, in steps of a few milliseconds: to plan them takes little afterwards."""
-        if len(needs) > 1:
-            for _ in self._frontier(tuple(sorted(need.profile for need in needs)))[1]:  # yield from would close it
-                yield
+    def _of(self, profiles: tuple[Profile, ...]) -> list[Entry]:
+        """The entries of a set of profiles (sorted)."""
+        if profiles not in self._catalogue:
+            if len(self._catalogue) >= REMEMBERED:
+                self._catalogue.clear()
+            seating = _Seating(profiles, {}, self.rooms)
+            same = [at for at in range(1, len(profiles)) if profiles[at] == profiles[at - 1]]
+            made = self._catalogue[profiles] = []
+            for rates in _rates(len(profiles), self.rounds):
+                rounds = [*map(mul, rates, seating.rounds)]
+                # of equal jobs the one with the tightest bound goes most often
+                if max(rounds) <= SLOWEST * min(rounds) and all(rates[at - 1] >= rates[at] for at in same):
+                    made.append(Entry(rates, seating.least(self.dearest, rates)))
+        return self._catalogue[profiles]
 
-    def _frontier(self, profiles: tuple[Profile, ...]) -> tuple[list[Entry], Iterator[None]]:
-        if profiles not in self._frontiers:
-            if len(self._frontiers) >= REMEMBERED:
-                self._frontiers.clear()
-            found: list[Entry] = []
-            self._frontiers[profiles] = found, self._search(profiles, found)
-        return self._frontiers[profiles]
-
-    def _search(self, profiles: tuple[Profile, ...], kept: list[Entry]) -> Iterator[None]:
+    def _search(self, profiles: tuple[Profile, ...], entry: Entry) -> list[tuple[tuple[int, ...], Millis]]:
+        """What the entry's rates can do on ever more nodes, none of it in vain."""
+        found: list[tuple[tuple[int, ...], Millis]] = []
         seating = _Seating(profiles, {}, self.rooms)
-        nodes = seating.counts(self.dearest)
-        same = [at for at in range(1, len(profiles)) if profiles[at] == profiles[at - 1]]
-        for rates in _rates(len(profiles), self.rates.get(len(profiles), 1)):
-            if any(rates[at - 1] < rates[at] for at in same):
-                continue  # of equal profiles the first goes most often
-            slow = SLOWEST * min(rate * it.round_ms for rate, it in zip(rates, profiles, strict=True))
-            for counts in nodes:
-                seats, low = seating.fill(rates, counts)
-                if seats is None or low > slow or any(it.covers(Entry(rates, counts, low), ALIKE) for it in kept):
-                    continue
-                period, order = _certify(profiles, rates, seats, counts, low, inf)
-                made = Entry(rates, counts, period)
-                if not order:
-                    continue
-                if not any(it.covers(made, ALIKE) for it in kept):
-                    kept[:] = [*(it for it in kept if not made.covers(it)), made]
-                if made.period_ms <= seating.least(self.dearest, rates):
+        for counts in seating.counts(self.dearest):
+            seats, low = seating.fill(entry.rates, counts)
+            if seats is None or any(low * ALIKE >= period and all(map(le, nodes, counts)) for nodes, period in found):
+                continue
+            period, order = _certify(profiles, entry.rates, seats, counts, low, inf)
+            if order:
+                found.append((counts, period))
+                if period <= entry.least_ms:
                     break  # further nodes of other pools make it no faster
-            yield
+        return found
 
 
 @cache
-def _rates(jobs: int, most: int) -> tuple[tuple[int, ...], ...]:
+def _rates(jobs: int, rounds: int) -> tuple[tuple[int, ...], ...]:
     """How often each of some jobs goes round in a rotation, the shortest rotations first."""
+    most = min(rounds, max(1, TURNS + 1 - jobs))
     choices = sorted(product(range(1, most + 1), repeat=jobs), key=lambda rates: (sum(rates), rates))
-    return tuple(rates for rates in choices if gcd(*rates) == 1)
+    return tuple(rates for rates in choices if gcd(*rates) == 1 and sum(rates) <= max(TURNS, jobs))
 
 
 # ---- jobs and their nodes --------------------------------------------------------------------------------------------
@@ -289,7 +280,7 @@ class _Seating:
         self.busy = {pool: [it.busy_ms(pool) for it in profiles] for pool in rooms}
         self.rounds = [it.round_ms for it in profiles]
         #: by pool, of each job: for how long an iteration has one node, in all
-        self.areas = [list(map(mul, self.wide[pool], self.busy[pool])) for pool in rooms]
+        self.areas = {pool: list(map(mul, self.wide[pool], self.busy[pool])) for pool in rooms}
         self.kept = {
             pool: [next((some[1:] for some in it.kept if some[0] == pool), (0, 0, 0)) for it in profiles]
             for pool in rooms
@@ -300,11 +291,10 @@ class _Seating:
         }
 
     def least(self, pool: PoolName, rates: Sequence[int]) -> Millis:
-        """A rotation takes no less if each job is on all nodes of the pool."""
-        return max(
-            sum(rate * busy for rate, busy in zip(rates, self.busy[pool], strict=True)),
-            *(rate * it.round_ms for rate, it in zip(rates, self.profiles, strict=True)),
-        )
+        """What a rotation takes at least, with as many nodes of the pool as are of use."""
+        area, nodes = sum(map(mul, rates, self.areas[pool])), max(1, self.had[pool], *self.wide[pool])
+        least: Millis = max(-(-area // nodes), *map(mul, rates, self.rounds))
+        return least
 
     def counts(self, dearest: PoolName) -> list[tuple[int, ...]]:
         """How many nodes of each pool to try, the fewest first, and as many as are of use.
@@ -412,7 +402,7 @@ def _orders(rates: tuple[int, ...], claims: tuple[tuple[tuple[PoolName, ...], ..
         claims: by job, the pools of each of its phases.
     """
     spread: dict[tuple[int, ...], None] = {}
-    for begins in permutations(range(len(rates))):
+    for begins in islice(permutations(range(len(rates))), ORDERS):
         at = sorted(
             ((number + (begins[place] + 0.5) / len(rates)) / rate, place)
             for place, rate in enumerate(rates)

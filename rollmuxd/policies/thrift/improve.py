@@ -119,10 +119,7 @@ class Search:
             members = grow.pop()
             names = [jobs[place] for place in members]
             needs = self._demands(names, at)
-            value = None
-            if needs is not None:
-                yield from self.planner.prepare(needs)
-                value = self.planner.value(needs)
+            value = None if needs is None else (yield from self.planner.value(needs))
             if value is None:
                 if len(members) == 2:
                     apart[members[0]] |= 1 << members[1]
@@ -191,8 +188,7 @@ class Search:
         here = {} if option is None else {job: option.seats[job] for job in part if job in option.seats}
         fixed = [job for job in part if job not in self.costs]
         loose = [job for job in here if job in self.costs]
-        yield from self.planner.prepare(needs)
-        least = self.planner.value(needs)
+        least = yield from self.planner.value(needs)
         if least is None or any(job not in here for job in fixed):
             return None
         best: tuple[float, Plan, dict[JobId, Pins]] | None = None

@@ -51,7 +51,7 @@ from rollmuxd.policies.rollmux import (
     subsets,
 )
 from rollmuxd.policies.schedule import Bound, binding, first_turn_feasible
-from rollmuxd.policies.thrift.catalogue import RATES, Planner
+from rollmuxd.policies.thrift.catalogue import ROUNDS, Planner
 from rollmuxd.policies.thrift.credit import FACTORS, TIE, Standing, progress_price, standing
 from rollmuxd.policies.thrift.improve import UNION_JOBS, GroupOption, RegroupPlan, Search, Step, horizon_hours
 from rollmuxd.policies.thrift.model import JobDemand, Pins, Plan, numbered
@@ -112,7 +112,7 @@ class Thrift(RollMux):
         self,
         *,
         objective: Objective = "throughput",
-        rounds: int = max(RATES.values()),
+        rounds: int = ROUNDS,
         steady: bool = False,
         warm_move_s: float = 30,
         relaunch_s: float = 300,
@@ -122,12 +122,11 @@ class Thrift(RollMux):
         super().__init__(prune=False, max_group=max_group, whole_pools=(), promise=promise)
         if objective not in get_args(Objective):
             raise ValueError(f"objective is {objective!r}, and it is one of {', '.join(get_args(Objective))}")
-        if not 1 <= rounds <= max(RATES.values()):
-            raise ValueError(f"rounds is {rounds}, and it is 1 to {max(RATES.values())}")
+        if not 1 <= rounds <= ROUNDS:
+            raise ValueError(f"rounds is {rounds}, and it is 1 to {ROUNDS}")
         if min(warm_move_s, relaunch_s) < 0:
             raise ValueError(f"moving takes {warm_move_s} s and {relaunch_s} s, and neither can be below 0")
-        self.objective, self.steady = objective, steady
-        self.rates = {jobs: min(rounds, most) for jobs, most in RATES.items()}
+        self.objective, self.steady, self.rounds = objective, steady, rounds
         self._takes_ms = {Movable.WARM: round(warm_move_s * 1000), Movable.RELAUNCH: round(relaunch_s * 1000)}
         self._known_planner: tuple[Key, Planner] | None = None
         self._inventory: Inventory | None = None
@@ -462,7 +461,7 @@ class Thrift(RollMux):
         dearest = max(rooms, key=lambda pool: (rooms[pool].worth, -inventory.pools[pool].spare, pool), default="")
         key = (dearest, *((pool, room.worth, room.ram_mb, room.gpu_mb) for pool, room in rooms.items()))
         if self._known_planner is None or self._known_planner[0] != key:
-            self._known_planner = key, Planner(rooms, rates=self.rates, dearest=dearest)
+            self._known_planner = key, Planner(rooms, rounds=self.rounds, dearest=dearest)
         self._known_planner[1].price(rooms)
         return self._known_planner[1]
 
