@@ -80,6 +80,8 @@ def drain(c: Context, ask: i.DrainNode) -> Answer:
 def undrain(c: Context, ask: i.UndrainNode) -> Answer:
     """The node may be used again once it was observed: anything may have been done there meanwhile."""
     node = c.state.node(ask.node)
+    if node.status is NodeStatus.QUARANTINED and node.drain:
+        raise Conflict(f"node {node.id} is quarantined; undrain it once it is clean, or was declared so", node.reason)
     if node.drain:
         c.fact(f.NodeUndrained(c.now, node.id, ask.by))
         c.do(e.Observe(node.host))
