@@ -7,6 +7,7 @@ import msgspec
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
+from rollmuxd.core.causes import said
 from rollmuxd.core.config import Config
 from rollmuxd.core.model import Job, JobState, JobStatus, NodeStatus
 from rollmuxd.core.scheduler import Scheduler
@@ -251,6 +252,68 @@ def test_one_input_moves_some_fillers_and_the_next_ones_move_the_others():
     assert [len(core.state.nodes[node.id].fillers) for node in nodes] == [4] * 100
     assert 250 < sum(moved) < 400
     assert max(moved) <= 150, "more take the daemon's only thread for too long"
+
+
+def test_a_search_that_one_input_cannot_end_spreads_those_that_it_had_passed_too():
+    core = Scheduler(Config(), RollMux())
+    many = 200
+    gpus = tuple(f"late/gpu{n}" for n in range(many))
+    nodes = (
+        i.NodeSpec("first/n0", "first", ("first/gpu0",), ("train",), gpu_mb=1_000),
+        *(i.NodeSpec(f"late/n{n}", "late", (gpu,), ("train",), gpu_mb=1_000) for n, gpu in enumerate(gpus)),
+    )
+    core.handle(i.Start((i.HostSpec("first", "mock", 0), i.HostSpec("late", "mock", 0)), nodes), 1)
+    core.handle(i.HostObserved("first", (i.GpuObservation("first/gpu0", 0),)), 2)
+
+    def register(name, gpu_mb):
+        state = StateSpec("train", driver="mock", gpu_mb=gpu_mb, residual_mb=gpu_mb)
+        phases, wants = (PhaseSpec("filler", ("train",)),), (Want("train"),)
+        spec = JobSpec(name, phases, wants, states=(state,), filler=Filler(2_000, 1_000))
+        core.handle(i.RegisterJob("team", "ann", spec), 2)
+
+    for number in range(10):
+        register(f"small{number}", 10)
+    for number in range(many):
+        register(f"large{number}", 950)
+    assert len(core.state.nodes["first/n0"].fillers) == 10
+
+    core.handle(i.HostObserved("late", tuple(i.GpuObservation(gpu, 0) for gpu in gpus)), 3)
+    while (now := core.deadline()) < 20_000:
+        core.handle(i.Tick(), now)
+    assert len(core.state.nodes["first/n0"].fillers) <= 2
+
+
+def test_a_lost_filler_whose_host_is_away_keeps_no_other_from_an_emptier_node():
+    core = Scheduler(Config(), RollMux())
+    nodes = tuple(i.NodeSpec(f"h{n}/n0", f"h{n}", (f"h{n}/gpu0",), ("train",), gpu_mb=1_000) for n in range(3))
+    core.handle(i.Start(tuple(i.HostSpec(node.host, "mock", 0) for node in nodes), nodes), 1)
+
+    def see(node):
+        core.handle(i.HostObserved(node.host, tuple(i.GpuObservation(gpu, 0) for gpu in node.gpus)), 2)
+
+    def register(name):
+        state = StateSpec("train", driver="mock", gpu_mb=10)
+        phases, wants = (PhaseSpec("filler", ("train",)),), (Want("train"),)
+        spec = JobSpec(name, phases, wants, states=(state,), filler=Filler(2_000, 1_000))
+        job = core.handle(i.RegisterJob("team", "ann", spec), 2).answer.job
+        return job, core.handle(i.OpenSession(job, "", 1, "box", "then"), 2).answer.session
+
+    see(nodes[0])
+    lost, session = register("lost")
+    (order,) = core.handle(i.RequestSlot(lost, session, "filler", "q"), 2).effects
+    core.handle(i.OrderDone(order.order), 2)
+    core.handle(i.HostUnreachable("h0", said("no route to it")), 2)
+    core.handle(i.ProcessGone(session, 1, "then"), 2)
+    assert core.state.jobs[lost].status is JobStatus.LOST
+    assert core.state.jobs[lost].pins
+
+    see(nodes[1])
+    for name in ("a", "b"):
+        register(name)
+    see(nodes[2])
+    while (now := core.deadline()) < 20_000:
+        core.handle(i.Tick(), now)
+    assert [len(core.state.nodes[node.id].fillers) for node in nodes] == [1, 1, 1]
 
 
 def test_lost_fillers_that_can_go_nowhere_do_not_keep_a_search_without_end(monkeypatch):

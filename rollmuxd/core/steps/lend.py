@@ -82,7 +82,7 @@ class Search:
         jobs = c.state.jobs
         self.crowds = {it.id: sum(jobs[name].has_place for name in it.fillers) for it in c.state.nodes.values()}
         #: whether some are on their way: where they come to is not known yet
-        self.moving = any(jobs[it].pins and not jobs[it].has_place for it in c.state.fillers)
+        self.moving = any(is_on_its_way(c, jobs[it]) for it in c.state.fillers)
         #: what was searched for in vain, on nodes with fewer fillers than so many
         self._in_vain: dict[tuple[object, ...], int] = {}
 
@@ -118,15 +118,17 @@ class Search:
 def find_homes(c: Context) -> None:
     """Search a node for fillers that have none; after a pause, an emptier one for those that share theirs, too."""
     some = c.dirty.fillers | (c.state.fillers if c.dirty.homes else {})
-    if c.dirty.homes and any(len(node.fillers) > 1 for node in c.state.nodes.values()):
-        c.timers.at(c.now + PAUSE_MS, "homes", "")
+    shared = c.dirty.homes and any(len(node.fillers) > 1 for node in c.state.nodes.values())
     c.dirty.fillers, c.dirty.homes = {}, False
     c.timers.fillers |= search(c, some, spread=False)
+    if shared:
+        c.timers.fillers |= c.state.fillers
+        c.timers.at(c.now + PAUSE_MS, "homes", "")
 
 
 def spread(c: Context, _: str) -> None:
-    """Continue the search that one input has left; where there is none, look at all fillers."""
-    c.timers.fillers = search(c, c.timers.fillers or dict(c.state.fillers), spread=True)
+    """Continue the search that one input has left."""
+    c.timers.fillers = search(c, c.timers.fillers, spread=True)
 
 
 def search(c: Context, fillers: dict[JobId, None], *, spread: bool) -> dict[JobId, None]:
@@ -160,6 +162,12 @@ def find_home(c: Context, job: Job, search: Search, *, spread: bool) -> None:
             search.crowds[name] -= 1
             search.crowds[home.id] += 1
             c.fact(f.JobUnplaced(c.now, job.id, Cause("emptier_node", {"node": home.id})))
+
+
+def is_on_its_way(c: Context, job: Job) -> bool:
+    """Whether a filler leaves its node for another one, and what it has there can be seen to go."""
+    away = (NodeStatus.LOST, NodeStatus.QUARANTINED)
+    return job.status is JobStatus.WAITING and any(c.state.nodes[it].status not in away for it in nodes_in(job.pins))
 
 
 def no_room(c: Context, job: Job, node: Node) -> Cause | None:
