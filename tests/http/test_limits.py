@@ -249,6 +249,17 @@ async def test_a_head_that_is_too_large_calls_no_handler_and_neither_does_what_f
         writer.close()
 
 
+async def test_a_head_is_measured_also_where_it_comes_behind_the_rest_of_a_body_that_was_refused(running):
+    async with running() as world, served(world, max_head=8_000) as (host, port):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"POST /v1/jobs HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n")
+        with anyio.fail_after(PATIENCE_S):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401 ")
+        writer.write(b"x" * 10 + b"GET /healthz HTTP/1.1\r\nconnection: close\r\nx-much: %s\r\n\r\n" % (b"y" * 9_000))
+        assert "HTTP/1.1 431 " in await told(reader)
+        writer.close()
+
+
 CHUNKED = b"POST /v1/jobs HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n%s\r\n"
 ENDLESS = {
     "trailers": (CHUNKED + b"0\r\n", b"a:b\r\n"),

@@ -106,6 +106,8 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         self._midway = False
         #: bytes that have come of the head; midway: those that are not body (the marks of chunks, trailers)
         self._beside = 0
+        #: bytes that are parsed now
+        self._parsed = 0
         #: whether nothing more is heard: the call that has come is answered, and that is all
         self._is_deaf = False
         self._closing = False
@@ -125,6 +127,7 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         if self._since is None:
             self._since = self.loop.time()
         self._beside += len(data)
+        self._parsed = len(data)
         super().data_received(data)
         # Below zero: of this data, only its body counts for the call that it has begun.
         self._beside = max(self._beside, 0)
@@ -137,8 +140,8 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         most = self.limits.max_head
-        # Measured only where so much has come at all: that may be of a body.
-        if self._beside > most and self._head_size() > most:
+        # Measured only where so much has come at all: that may be of a body, or the head behind the rest of one.
+        if max(self._beside, self._parsed) > most and self._head_size() > most:
             self._refuse_head()
             raise _Refused  # the parser stops
         cycle: Any = self.cycle  # None before the first call, whatever its type says
