@@ -46,9 +46,9 @@ class RunAlive(Conflict):
     """A process of the job's present run is alive."""
 
     def __init__(self, name: str, run: int, pid: int, host: str) -> None:
+        process = f"pid {pid} on {host or 'an unnamed host'}" if pid else "its process has yet to open a session"
         super().__init__(
-            f"run {run} of job {name!r} is alive: pid {pid} on {host or 'an unnamed host'}; "
-            "end it, or register with replace to take its place"
+            f"run {run} of job {name!r} is alive: {process}; end it, or register with replace to take its place"
         )
         self.name, self.run, self.pid, self.host = name, run, pid, host
 
