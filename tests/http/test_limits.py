@@ -305,12 +305,13 @@ async def test_a_body_in_chunks_with_trailers_is_taken(running, body_of_job):
         writer.close()
 
 
-async def test_who_sends_much_before_reading_still_reads_why_it_was_refused(running):
+@pytest.mark.parametrize("connection_is", ["keep-alive", "close"])
+async def test_who_sends_much_before_reading_still_reads_why_it_was_refused(running, connection_is):
     async with running() as world, served(world) as (host, port):
 
         def send() -> int:
             connection = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
-            headers = {"Authorization": f"Bearer {world.secrets['alice']}"}
+            headers = {"Authorization": f"Bearer {world.secrets['alice']}", "Connection": connection_is}
             connection.request("POST", "/v1/jobs", body=b"x" * 20_000_000, headers=headers)
             with closing(connection):
                 return connection.getresponse().status

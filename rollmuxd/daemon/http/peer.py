@@ -104,6 +104,8 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         self._stuck: float | None = None
         #: whether the head of a call has come, and not yet all of the call
         self._midway = False
+        #: whether the caller sends no other call on this connection
+        self._is_last = False
         #: bytes that have come of the head; midway: those that are not body (the marks of chunks, trailers)
         self._beside = 0
         #: bytes that are parsed now
@@ -155,6 +157,9 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
             raise _Refused
         super().on_headers_complete()
         self._midway = True
+        # uvicorn would close with the answer. With bytes of a refused body unread, that resets the connection, and the
+        # answer may be lost.
+        self._is_last, self.cycle.keep_alive = not self.cycle.keep_alive, True
 
     def on_body(self, body: bytes) -> None:
         self._beside -= len(body)
@@ -165,11 +170,17 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         self._beside = 0
         self._midway = False
         super().on_message_complete()
+        self._close_after_the_last()
 
     def on_response_complete(self) -> None:
         self._whole.flush()
         self.cycle.body = bytearray()  # what has come of a body that was refused
+        self._close_after_the_last()
         super().on_response_complete()
+
+    def _close_after_the_last(self) -> None:
+        if self._is_last and not self._midway and self.cycle.response_complete:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         self._stuck = self.loop.time()
