@@ -888,7 +888,10 @@ def notify(what: str) -> bool:
 
 
 async def tell_systemd(*, task_status: TaskStatus[None]) -> None:
-    """Let systemd know that the daemon is ready; and then, twice in the time that it has set, that its loop lives."""
+    """Let systemd know that the daemon is ready; and then that its loop lives.
+
+    Three times in the time that systemd has set: one message may be lost.
+    """
     heard = notify("READY=1")
     task_status.started()
     while not heard:
@@ -899,4 +902,4 @@ async def tell_systemd(*, task_status: TaskStatus[None]) -> None:
         return
     while True:
         notify("WATCHDOG=1")
-        await anyio.sleep(wanted_us / 2_000_000)
+        await anyio.sleep(wanted_us / 3_000_000)
