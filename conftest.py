@@ -89,10 +89,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each worker begins with its share of the slow tests, so that none of these runs alone at the end.
+    """Each second worker begins with its share of the slow tests, the others have theirs in the middle.
 
-    Each worker gets an equal run of consecutive tests, and steals from the end of another's. Tests of one module stay
-    together, because they share fixtures.
+    So none of these runs alone at the end, and what waits for others runs beside what computes. Each worker gets an
+    equal run of consecutive tests, and steals from the end of another's. Tests of one module stay together, because
+    they share fixtures.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     modules: dict[str, list[pytest.Item]] = {}
@@ -105,6 +106,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     others = iter([item for item in items if not item.get_closest_marker("slow")])
     total = len(items)
     for left, share in zip(range(workers, 0, -1), shares, strict=True):
-        share.extend(islice(others, max(0, total // left - len(share))))
+        mine = [*islice(others, max(0, total // left - len(share)))]
+        before = len(mine) // 2 if left % 2 else 0
+        share[:] = [*mine[:before], *share, *mine[before:]]
         total -= len(share)
     items[:] = [*(item for share in shares for item in share), *others]
