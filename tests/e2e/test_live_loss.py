@@ -271,7 +271,7 @@ def test_a_slot_whose_release_was_interrupted_twice_is_given_on_once_its_state_i
     a = live.holder("a")
     b, asked = live.waiter("b")
     slot = a.happened("granted")[0]["slot"]
-    a.do("interrupt", path="/release", times=2, heard=heard)
+    a.do("interrupt", paths=["/release", "/give-back"], heard=heard)
 
     assert a.fails("leave")["error"] == "KeyboardInterrupt"
 
@@ -291,7 +291,7 @@ def test_memory_that_an_interrupted_trainer_left_on_a_gpu_keeps_it_from_others(l
     a = live.holder("a", bytes_=False)
     b, asked = live.waiter("b", bytes_=False)
     daemon.fault(strangers=[{"gpu": "mock/gpu0", "mb": 2000, "process": f"pid {a.pid} [python]"}])
-    a.do("interrupt", path="/release", times=2, heard=False)
+    a.do("interrupt", paths=["/release", "/give-back"], heard=False)
     assert a.fails("leave")["error"] == "KeyboardInterrupt"
 
     train = a.ask("enter", phase="train")

@@ -161,7 +161,7 @@ async def test_the_fewest_nodes_are_those_of_the_planned_jobs_alone(running):
         ),
         (
             [job("never", wants={"rollout": {"nodes": 99}, "train": {}})],
-            "never would be refused (pool rollout has 1 nodes",
+            "never would be refused (pool rollout has 1 node",
         ),
         (
             [job("a", None, None, slo=2.0)],

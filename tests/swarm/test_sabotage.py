@@ -184,10 +184,6 @@ def leaves_everybody_on_drained_nodes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(drain, "_to_leave", lambda _: [])
 
 
-def goes_back_to_no_node_that_it_has_not_left(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(moving, "_comes_back", lambda *_: False)
-
-
 def goes_back_to_what_it_had_parked_before(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving, "_comes_back", lambda *_: True)
 
@@ -252,7 +248,6 @@ KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     starts_again_while_something_is_left: (
         "started_again_while_something_was_left", "nothing_is_in_use_where_a_job_moves_away",
     ),
-    goes_back_to_no_node_that_it_has_not_left: ("moved_from_one_drained_node_to_the_next", "every_job_ends"),
     goes_back_to_what_it_had_parked_before: (
         "back_to_what_it_had_parked_before", "who_is_granted_finds_its_state_loaded",
     ),

@@ -89,17 +89,17 @@ class Trainer:
         tell(event="shrinking", slot=self.slot.id, gone=gone)
         self.slot.shrink(keep)
 
-    def interrupt(self, path: str, times: int, heard: bool) -> None:
-        """Interrupt the next calls of a path, as Ctrl-C does: before they are sent, or before they are answered."""
+    def interrupt(self, paths: list[str], heard: bool) -> None:
+        """Interrupt the next call of each path, as Ctrl-C does: before it is sent, or before it is answered."""
         kind = rollmuxd.client.transport.SyncTransport
-        send, left = kind.send, [KeyboardInterrupt("Ctrl-C")] * times
+        send, left = kind.send, list(paths)
 
         def interrupted(transport: Any, call: Any) -> Any:
-            if not left or not call.path.endswith(path):
+            if not left or not call.path.endswith(left[0]):
                 return send(transport, call)
             if heard:
                 send(transport, call)
-            raise left.pop()
+            raise KeyboardInterrupt(left.pop(0))
 
         kind.send = interrupted  # type: ignore[method-assign]
 
