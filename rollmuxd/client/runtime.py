@@ -6,6 +6,7 @@ the GPUs are the parent's.
 """
 
 import atexit
+import functools
 import inspect
 import os
 import sys
@@ -121,6 +122,8 @@ class Runtime(Generic[S]):
         #: of a follower: the job, and rank 0's session
         self._follows = ("", "")
         self._depth = 0
+        #: of a follower that has ended its job within a phase: says so, once that is left
+        self._gone: Callable[[], None] | None = None
 
     def __str__(self) -> str:
         return f"{self.name} {'alone' if self.alone else self.id or 'not started'}"
@@ -375,7 +378,12 @@ class Runtime(Generic[S]):
         """
         self._depth -= 1
         slot = self.slot
-        if self._depth > 0 or os.getpid() != self._pid or slot is None:
+        if self._depth > 0 or os.getpid() != self._pid:
+            return
+        if slot is None:
+            gone, self._gone = self._gone, None
+            if gone is not None:
+                gone()
             return
         self.slot = None
         if self.alone or slot.held is None:
@@ -467,12 +475,15 @@ class Runtime(Generic[S]):
 
     def _close_down(self, why: str) -> None:
         heartbeat, group = self._heartbeat, self._rank_group
+        computes = self._rank > 0 and self.slot is not None
         self._heartbeat = self._channel = self._session = self._rank_group = self.slot = None
         try:
             if heartbeat is not None:
                 heartbeat.stop()
         finally:
-            if group is not None:
+            if group is not None and computes:  # on GPUs that rank 0 would give back
+                self._gone = functools.partial(group.publish_gone, why)
+            elif group is not None:
                 group.publish_gone(why)
 
     def _at_exit(self) -> None:

@@ -837,6 +837,26 @@ def test_of_the_ranks_that_are_waited_for_those_are_named_that_are_in_the_phase(
     assert leader.releases() == 1
 
 
+@pytest.mark.parametrize("at_exit", [False, True])
+def test_a_rank_that_ends_its_part_in_the_midst_of_a_phase_computes_there_until_it_leaves_it(daemon, lead, at_exit):
+    store = Store()
+    leader = lead(store)
+    follower = rollmuxd.job("a", ranks=2, rank=1, store=store)
+    leader.enter("rollout")
+    phase = follower.phase("rollout")
+    phase.__enter__()
+    if at_exit:  # what has not left its phase by then never will
+        follower._runtime._at_exit()
+    else:
+        follower.end()
+        assert "rollmuxd/a/1/gone/1" not in store.kept
+        phase.__exit__(None, None, None)
+    assert "rollmuxd/a/1/gone/1" in store.kept
+    leader.leave()
+    assert leader.now == 1000
+    assert leader.releases() == 1
+
+
 @pytest.mark.parametrize("waits_for", ["the start", "a phase"])
 def test_a_wait_that_a_rank_gives_up_counts_for_nothing(daemon, lead, waits_for):
     """``asyncio.timeout``, a notebook: asked again, it is the same phase of the same start."""
