@@ -557,9 +557,10 @@ def test_the_last_beat_is_sent_again_until_a_daemon_hears_it(listening, until):
 )
 def test_a_process_that_ends_its_part_itself_or_lives_on_sends_no_last_beat(listening, until, ends):
     fake = HastyDaemon()
-    wait = "signal.signal(signal.SIGUSR1, lambda *_: None); signal.pause()"
+    wait = "signal.signal(signal.SIGUSR1, lambda *_: None); print(flush=True); signal.pause()"
     program, heart = trainer(listening(fake), f"{wait}; {ends}")
     until(lambda: fake.beats)
+    program.stdout.readline()  # the signal would end it before
     until(lambda: program.poll() is not None or program.send_signal(signal.SIGUSR1))
     program.communicate()
     until(lambda: not alive(heart))
