@@ -179,7 +179,7 @@ def test_three_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_
     first.do("leave")
     first.do("end")
     checkpoint = runs.folder / "trl-high" / f"checkpoint-{SAVE_EVERY}" / "trainer_state.json"
-    live.until("a checkpoint is there", checkpoint.exists)
+    live.until("a checkpoint is whole", lambda: checkpoint.exists() and checkpoint.read_text().endswith("}\n"))
     runs.kill(pids["trl-high"])
     assert not (runs.folder / "trl-high" / f"checkpoint-{STEPS}").exists()
     shared("trl-high", "--resume")
