@@ -66,7 +66,7 @@ def test_it_writes_nothing_where_the_daemon_keeps_its_own(rollmuxd, settings, tm
 @pytest.mark.parametrize(
     ("gpus", "host", "node", "what", "words"),
     [
-        ([{**GPU, "errors": {"nvmlDeviceGetUUID": 15}}], "", "", "box/gpu0", "restart the machine"),
+        ([{**GPU, "errors": {"uuid": 15}}], "", "", "box/gpu0", "restart the machine"),
         ([{**GPU, "mig": True}], "", "", "box/gpu0", "-mig 0"),
         ([], "", "", "box/gpu0", "take it out"),
         ([GPU], "", "gpu_gb = 141", "box/gpu0", "leave gpu_gb out"),
@@ -83,7 +83,7 @@ def test_what_keeps_a_host_from_being_used_is_bad(rollmuxd, settings, gpus, host
 
 
 def test_a_host_without_a_driver_is_bad_once(rollmuxd, settings):
-    ran = rollmuxd(f"doctor --json --config {settings(errors={'nvmlInit': 9})}")
+    ran = rollmuxd(f"doctor --json --config {settings(errors={'start': 9})}")
     bad = [finding for finding in ran.json["hosts"][0]["findings"] if finding["level"] == "bad"]
     assert [finding["what"] for finding in bad] == ["driver"]
     assert "modprobe nvidia" in bad[0]["remedy"]

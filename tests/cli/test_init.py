@@ -70,7 +70,7 @@ def test_gpus_of_different_types_are_in_nodes_of_their_own(rollmuxd, here, tmp_p
 
 
 def test_a_split_gpu_and_a_lost_one_are_left_out(rollmuxd, here, tmp_path):
-    here(H20, {**H20, "mig": True}, {**H20, "errors": {"nvmlDeviceGetUUID": 15}}, H20)
+    here(H20, {**H20, "mig": True}, {**H20, "errors": {"uuid": 15}}, H20)
     assert rollmuxd("init --shared").code == 0
     assert written(tmp_path) == [("box", "local", [((0, 3), ("rollout", "train"))])]
 
@@ -86,7 +86,7 @@ def test_what_is_there_is_not_written_over(rollmuxd, here, tmp_path):
 
 
 def test_without_a_gpu_it_says_so_and_writes_what_is_to_be_filled_in(rollmuxd, here, tmp_path):
-    here(errors={"nvmlInit": 12})
+    here(errors={"start": 12})
     ran = rollmuxd("init")
     assert ran.code == 0
     assert "box: no GPU was seen: there is no NVIDIA driver here" in ran.err

@@ -115,12 +115,10 @@ class LocalBackend(OnThisMachine[HostOptions], Asking[HostOptions]):
             if "said" in answer and "no_gpus" not in answer["said"]:
                 return answer
         try:
-            nvml = gpus.binding(question["made_up"])
-            gpus.start(nvml)
+            self._nvml = gpus.nvml(question["made_up"])
         except Exception:
             return ask.answer(question)  # which says what is wrong
-        self._nvml = nvml
-        return ask.answer({**question, "nvml": nvml})
+        return ask.answer({**question, "nvml": self._nvml})
 
 
 async def apart(question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:

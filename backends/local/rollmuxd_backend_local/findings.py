@@ -32,8 +32,7 @@ def _gpus(about: Mapping[str, Any], configured: Sequence[GpuId], host: HostId) -
         yield Finding(what="driver", level="bad", said="the GPUs cannot be looked at", remedy=about["no_gpus"])
         return
     looked = about["gpus"]
-    binding = "nvidia-ml-py" if about["binding"] == "nvidia-ml-py" else "libnvidia-ml.so.1"
-    yield Finding(what="driver", level="good", said=f"NVIDIA driver {looked['driver']}, read by {binding}")
+    yield Finding(what="driver", level="good", said=f"NVIDIA driver {looked['driver']}")
     there = {f"{host}/gpu{one['index']}": one for one in looked["gpus"]}
     for gpu in configured:
         if gpu not in there:

@@ -1,4 +1,4 @@
-/* What nvidia-ml-py and our own binding call, with the layouts and numbers of nvml.h: three GPUs.
+/* What is called of NVML, with the layouts and numbers of nvml.h: three GPUs.
    0: 80 GB, 600 MB of it reserved, two processes. 1: lost. 2: split (MIG), its memory known. */
 #include <string.h>
 

@@ -68,7 +68,7 @@ class TestLocalBackend(BackendContract):
 
     async def take_away(self, backend):
         """As near as a machine can come to being away from itself: its driver is."""
-        self.box["errors"] = {"nvmlInit": 9, "nvmlDeviceGetCount": 9}
+        self.box["errors"] = {"start": 9, "count": 9}
         self.write()
 
     async def bring_back(self, backend):

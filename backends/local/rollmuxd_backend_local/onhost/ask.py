@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -30,8 +29,7 @@ def look(question: dict[str, Any]) -> dict[str, Any]:
     """GPUs, RAM and boot; NVML is started for it, unless ``nvml`` is in the question: then it was."""
     nvml = question.get("nvml")
     if nvml is None:
-        nvml = gpus.binding(question.get("made_up", ""))
-        gpus.start(nvml)
+        nvml = gpus.nvml(question.get("made_up", ""))
     return {**gpus.look(nvml), "boot_id": machine.boot_id(), "ram_mb": machine.ram()["total_mb"]}
 
 
@@ -42,7 +40,6 @@ def _about(question: dict[str, Any]) -> dict[str, Any]:
         about["gpus"] = look(question)
     except (machine.Unknown, OSError) as error:
         about["no_gpus"] = str(error)
-    about["binding"] = "nvidia-ml-py" if "pynvml" in sys.modules else "own"
     return about
 
 

@@ -1,4 +1,4 @@
-"""Looks at this machine's GPUs, through NVML or what looks like it."""
+"""Looks at this machine's GPUs, through NVML."""
 
 from __future__ import annotations
 
@@ -6,31 +6,26 @@ import os
 from typing import Any
 
 from . import machine
+from .made_up import MadeUp
+from .nvml import GPU_IS_LOST, Nvml, NvmlError
 
 _MB = 10**6
 #: used memory that no process accounts for: contexts, and what drivers of different versions count differently
 _UNEXPLAINED_MB = 300
 
 
-def binding(made_up: str = "") -> Any:
-    """The module to look with: nvidia-ml-py where it is installed, else our own."""
-    if made_up:
-        from .made_up import MadeUp
-
-        return MadeUp(made_up)
+def nvml(made_up: str = "") -> Nvml:
+    """NVML, started; or what stands for it, made up in a file. Raises machine.Unknown."""
     try:
-        import pynvml
-
-        pynvml.nvmlMemory_v2  # noqa: B018  # a namesake, or one that is too old, has not got it
-    except (ImportError, AttributeError):
-        from . import nvml
-
-        return nvml
-    return pynvml
+        return MadeUp(made_up) if made_up else Nvml()
+    except NvmlError as error:
+        raise machine.Unknown(why(error)) from error
+    except OSError as error:  # a made-up file that is not there
+        raise machine.Unknown(str(error)) from error
 
 
-def look(nvml: Any) -> dict[str, Any]:
-    """Every GPU, as it is now; NVML must have been started (:func:`start`).
+def look(nvml: Nvml) -> dict[str, Any]:
+    """Every GPU, as it is now.
 
     Of each: ``index``, ``uuid``, ``type``, ``memory_mb``, ``used_mb``, ``mig`` (whether it is split into instances),
     ``processes`` (sentences), and ``trouble``: why it cannot be read, else empty. MB are 10^6 bytes.
@@ -39,40 +34,30 @@ def look(nvml: Any) -> dict[str, Any]:
         machine.Unknown: not even how many GPUs there are can be told.
     """
     try:
-        count = nvml.nvmlDeviceGetCount()
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
-    except nvml.NVMLError as error:
+        count = nvml.count()
+        driver = nvml.driver()
+    except NvmlError as error:
         raise machine.Unknown(why(error)) from error
     return {"driver": driver, "gpus": [_gpu(nvml, index) for index in range(count)]}
-
-
-def start(nvml: Any) -> None:
-    """Start NVML. Raises machine.Unknown."""
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        raise machine.Unknown(why(error)) from error
-    except OSError as error:  # a made-up file that is not there
-        raise machine.Unknown(str(error)) from error
 
 
 _REMEDIES = {
     9: "the NVIDIA driver is not loaded; load it (modprobe nvidia), or see dmesg for why it is not",
     12: "there is no NVIDIA driver here (libnvidia-ml.so.1 is not found): install one; or start the container with "
     "--gpus all; or leave this host out",
+    13: "the driver is too old: version 510 or newer is needed",
     15: "the GPU is lost (it has fallen off the bus); see dmesg for its Xid, and restart the machine",
     16: "the GPU must be reset (nvidia-smi --gpu-reset), or the machine restarted",
     18: "the driver was updated and the old one is still loaded; restart the machine, or reload the driver",
 }
 
 
-def why(error: Any) -> str:
+def why(error: NvmlError) -> str:
     """An error of NVML, with what to do about it."""
-    remedy = _REMEDIES.get(getattr(error, "value", 0))
-    return remedy or f"NVML says: {error}"
+    return _REMEDIES.get(error.value, f"NVML says: {error}")
 
 
-def _gpu(nvml: Any, index: int) -> dict[str, Any]:
+def _gpu(nvml: Nvml, index: int) -> dict[str, Any]:
     gpu: dict[str, Any] = {
         "index": index,
         "uuid": "",
@@ -84,49 +69,28 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
         "trouble": "",
     }
     try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        gpu["uuid"] = _text(nvml.nvmlDeviceGetUUID(handle))
-        gpu["type"] = _text(nvml.nvmlDeviceGetName(handle))
-        total, used = _memory(nvml, handle)
+        gpu["uuid"] = nvml.uuid(index)
+        gpu["type"] = nvml.type(index)
+        total, used = nvml.memory(index)
         gpu["memory_mb"] = total // _MB
         gpu["used_mb"] = min(-(-used // _MB), total // _MB)  # rounded up: unknown is never free
-        gpu["mig"] = _is_split(nvml, handle)
-        gpu["processes"] = _processes(nvml, handle, gpu["used_mb"])
-    except nvml.NVMLError as error:
+        gpu["mig"] = nvml.is_split(index)
+        gpu["processes"] = _processes(nvml, index, gpu["used_mb"])
+    except NvmlError as error:
         gpu["trouble"] = why(error)
     return gpu
 
 
-def _memory(nvml: Any, handle: Any) -> tuple[int, int]:
-    """Total and used bytes. What the driver keeps for itself on an idle GPU is not used, where it says how much."""
-    try:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-    except nvml.NVMLError as error:
-        if error.value not in (nvml.NVML_ERROR_FUNCTION_NOT_FOUND, nvml.NVML_ERROR_NOT_SUPPORTED):
-            raise
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    return int(memory.total), int(memory.used)
-
-
-def _is_split(nvml: Any, handle: Any) -> bool:
-    try:
-        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-    except nvml.NVMLError as error:
-        if error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
-            return False  # most GPUs cannot be split
-        raise
-
-
-def _processes(nvml: Any, handle: Any, used_mb: int) -> list[str]:
+def _processes(nvml: Nvml, index: int, used_mb: int) -> list[str]:
     """Processes on the GPU, for people: what counts is the memory. Those of other namespaces may be none of these."""
     found: dict[int, int | None] = {}
     told = True
-    for listing in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
+    for kind in ("Compute", "Graphics"):
         try:
-            for one in listing(handle):
-                found.setdefault(one.pid, None if one.usedGpuMemory is None else -(-one.usedGpuMemory // _MB))
-        except nvml.NVMLError as error:
-            if error.value == getattr(nvml, "NVML_ERROR_GPU_IS_LOST", 15):
+            for pid, used in nvml.processes(index, kind):
+                found.setdefault(pid, None if used is None else -(-used // _MB))
+        except NvmlError as error:
+            if error.value == GPU_IS_LOST:
                 raise
             told = False
     said = [_said(pid, mb) for pid, mb in sorted(found.items())]
@@ -151,10 +115,6 @@ def _said(pid: int, mb: int | None) -> str:
 
 def _gb(mb: int) -> str:
     return f"{mb / 1000:.1f} GB"
-
-
-def _text(said: Any) -> str:
-    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
 
 
 def environment() -> dict[str, str]:
