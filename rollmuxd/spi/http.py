@@ -10,9 +10,8 @@ What goes wrong comes as httpx's own exceptions, with one exception: a host that
 that nothing listens at the address, and that nothing was sent.
 """
 
-import contextlib
 import ssl
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
 import anyio
@@ -41,70 +40,16 @@ def client(backend: Backend, host: HostId, base_url: str, **options: Any) -> htt
     return httpx.AsyncClient(base_url=base_url, transport=transport, **options)
 
 
-class BackendTransport(httpx.AsyncBaseTransport):
-    """Sends requests over connections that a backend opens on one host.
+class BackendTransport(httpx.AsyncHTTPTransport):
+    """httpx's own transport, over connections that a backend opens on one host.
 
     Each request has a connection of its own. The engine may have closed a kept one meanwhile, and then it would be
     unknown whether the request arrived.
     """
 
     def __init__(self, backend: OpensConnections, host: HostId) -> None:
+        # All that httpx's has, and it would read the system's certificates for one that is not used.
         self._pool = httpcore.AsyncConnectionPool(max_keepalive_connections=0, network_backend=_Network(backend, host))
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send one request; the body of its answer is read as it comes."""
-        assert isinstance(request.stream, httpx.AsyncByteStream)
-        sent = httpcore.Request(
-            method=request.method,
-            url=httpcore.URL(
-                scheme=request.url.raw_scheme,
-                host=request.url.raw_host,
-                port=request.url.port,
-                target=request.url.raw_path,
-            ),
-            headers=request.headers.raw,
-            content=request.stream,
-            extensions=request.extensions,
-        )
-        with _as_httpx(request):
-            answer = await self._pool.handle_async_request(sent)
-        return httpx.Response(
-            status_code=answer.status,
-            headers=answer.headers,
-            stream=_Body(answer, request),
-            extensions=answer.extensions,
-        )
-
-    async def aclose(self) -> None:
-        """Close what is open."""
-        await self._pool.aclose()
-
-
-@contextlib.contextmanager
-def _as_httpx(request: httpx.Request) -> Iterator[None]:
-    """Exceptions of httpcore as those of httpx, which have the same names."""
-    try:
-        yield
-    except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, httpcore.ProxyError) as error:
-        name = type(error).__name__
-        raise getattr(httpx, name)(str(error) or name, request=request) from error
-    except httpcore.UnsupportedProtocol as error:
-        raise httpx.UnsupportedProtocol(str(error), request=request) from error
-
-
-class _Body(httpx.AsyncByteStream):
-    def __init__(self, answer: httpcore.Response, request: httpx.Request) -> None:
-        self._answer = answer
-        self._request = request
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        with _as_httpx(self._request):
-            async for part in self._answer.aiter_stream():
-                yield part
-
-    async def aclose(self) -> None:
-        with _as_httpx(self._request):
-            await self._answer.aclose()
 
 
 class _Network(httpcore.AsyncNetworkBackend):
@@ -129,14 +74,6 @@ class _Network(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectTimeout(f"no connection to {host} port {port} within {timeout} s") from error
         except NotDone as error:
             raise httpcore.ConnectError(str(error)) from error
-
-    async def connect_unix_socket(
-        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
-    ) -> httpcore.AsyncNetworkStream:
-        raise httpcore.UnsupportedProtocol("backends open TCP connections only")
-
-    async def sleep(self, seconds: float) -> None:
-        await anyio.sleep(seconds)
 
 
 class _Stream(httpcore.AsyncNetworkStream):
@@ -190,9 +127,6 @@ class _Stream(httpcore.AsyncNetworkStream):
             await self._stream.aclose()
             raise httpcore.ConnectError(_why(error)) from error
         return _Stream(wrapped)
-
-    def get_extra_info(self, info: str) -> Any:
-        return None
 
 
 def _why(error: Exception) -> str:
