@@ -52,17 +52,6 @@ def test_sharing_changes_no_weights_and_breaks_no_rule(tmp_path):
     assert processes_of(tmp_path) == []
 
 
-def test_asynchronous_jobs_share_their_trainer_and_no_weights_change(tmp_path):
-    ran = demo("--asynchronous", "--keep", str(tmp_path / "kept"))
-
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
-    assert (found["asynchronous"], found["weights_identical"], found["violations"]) == (True, True, [])
-    assert [job["iterations"] for job in found["jobs"]] == [3, 3, 3]
-    assert list(found["utilisation"]) == list(found["sequential_utilisation"]) == ["train"]
-    assert processes_of(tmp_path) == []
-
-
 def test_over_ssh_it_is_the_same():
     testing = pytest.importorskip("ssh_servers")
     if testing.SSHD is None:

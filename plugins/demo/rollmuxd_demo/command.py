@@ -37,7 +37,6 @@ BACKENDS = ("mock", "ssh", "ray", "slurm")
 @click.option(
     "--backend", type=click.Choice(BACKENDS), default="mock", show_default=True, help="What reaches the demo's host."
 )
-@click.option("--asynchronous", is_flag=True, help="Rollouts continue meanwhile, outside of slots.")
 @click.option("--kill-daemon-at", type=click.FloatRange(0, 1), hidden=True, help="Fraction of all iterations.")
 def demo(
     as_json: bool,
@@ -47,7 +46,6 @@ def demo(
     keep: Path | None,
     no_sequential: bool,
     backend: str,
-    asynchronous: bool,
     kill_daemon_at: float | None,
 ) -> None:
     """Real RL loops share two pools, then run one after the other; what did sharing save?
@@ -76,7 +74,7 @@ def demo(
                 shapes = run.measure_shapes(planned, folder, children)
                 work = [shapes[job.shape] for job in planned]
                 scale = measure.choose_scale(work, iterations=iterations, longer=host.longer)
-            plan = run.Plan(planned, iterations, scale, asynchronous)
+            plan = run.Plan(planned, iterations, scale)
             with _watcher(plan, f"{jobs} jobs at once", as_json=as_json) as watcher:
                 shared = run.Run(plan, folder / "at-once", children, watcher, host).at_once(kill_daemon_at)
             in_turn = None
@@ -93,7 +91,6 @@ def demo(
             seen for name in ("at-once", "in-turn") for seen in run.violations(folder / name / "witness.jsonl")
         ]
         result["backend"] = backend
-        result["asynchronous"] = asynchronous
         result["daemon_killed"] = kill_daemon_at is not None
         if keep:
             (folder / "result.json").write_text(_pretty(result))

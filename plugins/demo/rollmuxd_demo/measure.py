@@ -121,16 +121,9 @@ def first_fill(jobs: Sequence[JobRecord]) -> float:
     return 0.0
 
 
-def pools_of(jobs: Sequence[JobRecord]) -> tuple[str, ...]:
-    """The pools on which jobs have phases: the rollouts of an asynchronous run are none."""
-    there = {phase.pool for job in jobs for phase in job.phases}
-    return tuple(pool for pool in POOLS if pool in there)
-
-
 def utilisation(jobs: Sequence[JobRecord], wall_s: float) -> dict[str, float]:
-    """The share of the wall time in which each pool of theirs computed."""
-    used = pools_of(jobs)
-    return {pool: sum(job.seconds_on(pool) for job in jobs) / wall_s if wall_s > 0 else 0.0 for pool in used}
+    """The share of the wall time in which each pool computed."""
+    return {pool: sum(job.seconds_on(pool) for job in jobs) / wall_s if wall_s > 0 else 0.0 for pool in POOLS}
 
 
 # ---- from the daemon's facts ---------------------------------------------------------------------------------------
@@ -230,8 +223,7 @@ def _rounded(value: float | None) -> float | None:
 def result(
     shared: RunRecord, in_turn: RunRecord | None, *, scale: float, gain: float | None, cores: int
 ) -> dict[str, Any]:
-    """Everything the demo found out: the object that ``--json`` prints. Rollouts that are no phase: None, not 0."""
-    rolls_out = "rollout" in pools_of(shared.jobs)
+    """Everything the demo found out: the object that ``--json`` prints."""
     shared_spans = spans(shared.facts)
     wall_s = wall(shared_spans)
     bound = lower_bound(shared.jobs)
@@ -252,7 +244,7 @@ def result(
                 "iterations": job.iterations,
                 "reward_first": _rounded(job.rewards[0]),
                 "reward_last": _rounded(job.rewards[-1]),
-                "rollout_s": _rounded(job.seconds_on("rollout")) if rolls_out else None,
+                "rollout_s": _rounded(job.seconds_on("rollout")),
                 "train_s": _rounded(job.seconds_on("train")),
                 "slowdown": _rounded(slowdown),
                 "sha256": job.sha256,
@@ -264,7 +256,7 @@ def result(
         "sequential_wall_s": _rounded(sequential_wall_s),
         "lower_bound_s": _rounded(bound.seconds),
         "bound_by": bound.by,
-        "first_fill_s": _rounded(first_fill(shared.jobs)) if rolls_out else None,
+        "first_fill_s": _rounded(first_fill(shared.jobs)),
         "ratio_to_bound": _rounded(wall_s / bound.seconds) if bound.seconds else None,
         "speedup": _rounded(sequential_wall_s / wall_s) if sequential_wall_s and wall_s else None,
         "core_gain": _rounded(gain),
@@ -287,10 +279,10 @@ def result(
 
 
 def gantt(jobs: Sequence[JobRecord], start: float, end: float, width: int) -> dict[str, list[str | None]]:
-    """For each pool of theirs ``width`` cells from start to end: the job that computed for most of it, or None."""
+    """For each pool ``width`` cells from start to end: the job that computed for most of it, or None."""
     cell = (end - start) / width
     rows: dict[str, list[str | None]] = {}
-    for pool in pools_of(jobs):
+    for pool in POOLS:
         row: list[str | None] = []
         for column in range(width):
             begins, ends = start + column * cell, start + (column + 1) * cell

@@ -55,8 +55,6 @@ class Plan:
     jobs: tuple[JobPlan, ...]
     iterations: int
     scale: float
-    #: rollouts are no phase, and continue while a job waits to train
-    asynchronous: bool = False
 
 
 def plan_jobs(count: int) -> tuple[JobPlan, ...]:
@@ -379,7 +377,6 @@ class Run:
                     *(sys.executable, job.script, "--json", "--name", job.name, "--seed", str(job.seed)),
                     *("--iterations", str(self.plan.iterations), "--scale", str(self.plan.scale)),
                     *("--out", self.folder / "out"),
-                    *(["--asynchronous"] if self.plan.asynchronous else []),
                 ],
                 env=environment(ROLLMUX_URL=url, ROLLMUX_REQUIRED="1"),
                 stdout=subprocess.PIPE,

@@ -61,7 +61,7 @@ def _times(out: Any, result: Mapping[str, Any]) -> None:
         f"{result['lower_bound_s']:.1f} s",
         f"by the {by}; {result['ratio_to_bound']:.2f} times that was reached",
     )
-    if result["bound_by"] != "longest" and result["first_fill_s"] is not None:
+    if result["bound_by"] != "longest":
         when = "after the last rollout" if result["bound_by"] == "rollout" else "before the first training"
         shown.add_row("no order avoids", f"{result['first_fill_s']:.1f} s", when)
     if result["sequential_wall_s"] is not None:
@@ -95,7 +95,7 @@ def _jobs(out: Any, result: Mapping[str, Any], letters: Mapping[str, str]) -> No
         shown.add_row(
             bar([job["name"]], letters),
             job["name"],
-            "-" if job["rollout_s"] is None else f"{job['rollout_s']:.1f}",
+            f"{job['rollout_s']:.1f}",
             f"{job['train_s']:.1f}",
             "-" if job["slowdown"] is None else f"{job['slowdown']:.2f}",
             f"{job['reward_first']:.2f} → {job['reward_last']:.2f}",
@@ -128,14 +128,4 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
         said.append("\nWith one core the two pools cannot work at the same time: there is nothing to be gained here.")
     if result["weights_identical"]:
         said.append("\nThe final weights are the same, bit for bit, as when each job runs alone.")
-    if result.get("asynchronous"):
-        said.append(
-            "\nRollouts were in no slot, and went on until they were two batches ahead; those of all jobs shared the "
-            "first core."
-        )
-        if result["sequential_utilisation"]:
-            said.append(
-                f"One job at a time kept the train pool in use for {result['sequential_utilisation']['train']:.0%} of "
-                "the time: sharing could save no more than the rest, whatever the speed-up is."
-            )
     return said

@@ -11,7 +11,7 @@ Two jobs with two iterations each, on one rollout pool and one train pool (in se
 
 import pytest
 
-from rollmuxd_demo import measure, show
+from rollmuxd_demo import measure
 from rollmuxd_demo.measure import JobRecord, Phase, RunRecord
 
 
@@ -191,21 +191,6 @@ def test_without_the_second_run_what_needs_it_is_null():
 
     assert [result[key] for key in ("sequential_wall_s", "speedup", "weights_identical", "core_gain")] == [None] * 4
     assert result["jobs"][0]["slowdown"] is None
-
-
-def test_rollouts_that_are_no_phase_have_no_figures(capsys):
-    """As of an asynchronous run: 0 s of rollouts and a pool in use for 0 % would be wrong."""
-    phases = (Phase("a", 0, "train", 1, 3), Phase("a", 1, "train", 4, 6))
-    run = RunRecord((JobRecord("a", 2, (0.1, 0.5), "same", phases),), facts(("a", 1, 6)))
-
-    result = measure.result(run, run, scale=1, gain=None, cores=2)
-    show.report(result, run, run)
-
-    assert (result["jobs"][0]["rollout_s"], result["first_fill_s"]) == (None, None)
-    assert result["utilisation"] == result["sequential_utilisation"] == {"train": 0.8}
-    said = capsys.readouterr().out
-    assert "train pool in use" in said
-    assert "rollout pool" not in said
 
 
 def test_a_jobs_own_record_is_read_as_the_examples_write_it():

@@ -91,23 +91,6 @@ def test_each_iteration_prints_one_line_of_json(records):
     assert all(set(line) == told for line in records[0]["printed"])
 
 
-def test_asynchronous_it_learns_from_the_weights_of_the_step_before_the_last_bit_for_bit(records, tmp_path):
-    job = records[0]["job"]
-    script = RL / f"{job.replace('-', '_')}.py"
-    found = []
-    for name in ("one", "other"):
-        options = ["--asynchronous", "--scale", "0.1", "--seed", "3", "--iterations", "4", "--name", name]
-        command = [sys.executable, script, *options, "--out", tmp_path]
-        subprocess.run(command, env=no_daemon(tmp_path), check=True, capture_output=True, timeout=PATIENCE_S)
-        found.append(json.loads((tmp_path / f"{name}.json").read_text()))
-    one, other = found
-    assert (one["sha256"], one["rewards"]) == (other["sha256"], other["rewards"])
-    # The first batch is the synchronous one's; the second is made with the same weights, and others from there on.
-    assert one["rewards"][0] == records[0]["rewards"][0]
-    assert one["rewards"][1:] != records[0]["rewards"][1:4]
-    assert [phase["phase"] for phase in one["phases"]] == ["train"] * 4
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
 @pytest.mark.parametrize("job", JOBS)
 def test_a_job_computes_in_one_thread(job, tmp_path):

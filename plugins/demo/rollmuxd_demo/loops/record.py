@@ -26,7 +26,6 @@ def settings(name: str, about: str | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for NAME.npz and NAME.json (default: write nothing)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per iteration")
-    parser.add_argument("--asynchronous", action="store_true", help="roll out all the time, in no slot")
     return parser.parse_args()
 
 
