@@ -31,7 +31,7 @@ from rollmuxd.core.policy import Leg, Move, Placed, Refusal, Replan, Verdict
 from rollmuxd.core.shares import over_its_nodes
 from rollmuxd.core.spec import Park, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
-from rollmuxd.policies.schedule import certified, closed_form_is_exact, period_ms, pipelined
+from rollmuxd.policies.schedule import period_ms, pipelined
 
 #: how promises are kept
 Promise: TypeAlias = Literal["measured", "certified"]
@@ -65,8 +65,6 @@ class Summary(Struct, frozen=True):
     limit_job: JobId | None
     #: a member's times are not known yet
     unknown: bool
-    #: the lower bound is the period
-    exact: bool
     #: nodes by the pool that members use them for
     used_for: dict[PoolName, tuple[NodeId, ...]]
 
@@ -229,7 +227,7 @@ class RollMux:
         return iter(())
 
     def period_ms(self, state: State, group: GroupId) -> Millis | None:
-        """By closed form where it is exact, else by the recurrence."""
+        """By the recurrence."""
         summary = self._summary(state, state.groups[group], fresh=True)
         return None if summary.unknown else self._period_ms(summary.legs)
 
@@ -433,9 +431,7 @@ class RollMux:
 
     def _within(self, summary: Summary, legs: tuple[Leg, ...], limit: Millis) -> bool:
         """Whether everybody's iteration stays within the limit when these legs join a group that has room for them."""
-        if summary.exact and _joins_exactly(summary, legs):
-            return True
-        return any(certified(schedule, limit) for schedule in self._schedules(summary, legs))
+        return self._period_ms(self._joined(summary, legs)) <= limit
 
     def _joined(self, summary: Summary, legs: tuple[Leg, ...]) -> tuple[Leg, ...]:
         """The group's schedule with a newcomer: of its ways the shortest."""
@@ -676,18 +672,7 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
         limit_ms=limit,
         limit_job=limit_job,
         unknown=unknown,
-        exact=bool(legs) and closed_form_is_exact(legs),
         used_for={pool: tuple(nodes) for pool, nodes in used.items()},
-    )
-
-
-def _joins_exactly(summary: Summary, legs: tuple[Leg, ...]) -> bool:
-    """Whether the closed form stays exact with these legs in the group."""
-    return (
-        len(legs) == 2
-        and len(legs[0].nodes) == 1
-        and legs[1].nodes == summary.legs[1].nodes
-        and legs[0].nodes[0] not in legs[1].nodes
     )
 
 

@@ -18,7 +18,9 @@ Everything here is arithmetic on plain numbers; times are integer milliseconds.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TypeAlias
+from math import inf
+from operator import sub
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -27,6 +29,9 @@ from rollmuxd.core.policy import Binding, Leg, Link
 
 #: a leg in numbers: its job's place among the clocks, its nodes' places, how long it is busy, its gap before
 Step: TypeAlias = tuple[int, tuple[int, ...], Millis, Millis]
+
+#: rotations after which bounds of a period that have not met are taken as they are
+ROTATIONS: Final = 6
 
 
 def spanning(claims: Sequence[Collection[str]]) -> tuple[bool, ...]:
@@ -69,39 +74,37 @@ def pipelined(order: Sequence[int], claims: Sequence[Sequence[Collection[str]]])
         yield turns
 
 
-def is_feasible(steps: Sequence[Step], clocks: int, period_ms: Millis, rotations: int | None = None) -> bool:
+def is_feasible(steps: Sequence[Step], clocks: int, period_ms: Millis) -> bool:
     """Whether a schedule's period is at most this: the fixpoint is found. Exact.
 
     The recurrence is max-plus linear: it stays within the period iff no cycle of its event graph has a greater mean.
-    Then a fixpoint is met in as many rotations as there are clocks (one for each job and each node). A planner need not
-    wait so long: after fewer ``rotations`` True is still a proof, and False means that none was found yet.
+    Then a fixpoint is met in as many rotations as there are clocks (one for each job and each node).
     """
     z = [0] * clocks
-    for _ in range(clocks + 1 if rotations is None else rotations):
+    for _ in range(clocks + 1):
         was = z.copy()
         _rotate(z, steps)
-        z = [at - period_ms for at in z]
-        z = [at if at > before else before for at, before in zip(z, was, strict=True)]  # noqa: FURB136 - see _rotate
+        z = [max(at - period_ms, before) for at, before in zip(z, was, strict=True)]
         if z == was:
             return True
     return False
 
 
-def is_feasible_narrow(
-    steps: Sequence[tuple[int, int, Millis, Millis]], clocks: int, period_ms: Millis, rotations: int
-) -> bool:
-    """:func:`is_feasible` where every leg has one node, which is most of what a planner asks."""
-    z = [0] * clocks
-    for _ in range(rotations):
+def bounds_ms(steps: Sequence[Step], clocks: int, below: float = inf) -> tuple[Millis, Millis]:
+    """The least and the most that a schedule's period can be: what every clock, and some clock, gains in a rotation.
+
+    Wherever the clocks stand, ``A(z) <= z + P`` proves P, and ``A(z) >= z + P`` proves that no less will do. The two
+    nearly always meet within three rotations. ``below``: a period from there on is of no use.
+    """
+    z, low, high = [0] * clocks, 0, sum(step[2] + step[3] for step in steps)
+    for _ in range(ROTATIONS):
         was = z.copy()
-        for job, node, busy, gap in steps:
-            at, free = z[job] + gap, z[node]
-            z[job] = z[node] = (at if at > free else free) + busy  # noqa: FURB136 - see _rotate
-        z = [at - period_ms for at in z]
-        z = [at if at > before else before for at, before in zip(z, was, strict=True)]  # noqa: FURB136 - see _rotate
-        if z == was:
-            return True
-    return False
+        _rotate(z, steps)
+        gains = [*map(sub, z, was)]
+        low, high = max(low, min(gains)), min(high, max(gains))
+        if low >= min(high, below):
+            break
+    return low, high
 
 
 def _rotate(z: list[Millis], steps: Sequence[Step]) -> None:
@@ -119,16 +122,8 @@ def _rotate(z: list[Millis], steps: Sequence[Step]) -> None:
 
 def _turn(z: list[Millis], step: Step) -> Millis:
     """One turn, by itself: when it ends."""
-    job, nodes, busy, gap = step
-    end = z[job] + gap
-    for node in nodes:
-        if z[node] > end:  # noqa: PLR1730 - see _rotate
-            end = z[node]
-    end += busy
-    z[job] = end
-    for node in nodes:
-        z[node] = end
-    return end
+    _rotate(z, (step,))
+    return z[step[0]]
 
 
 def steps_of(schedule: Sequence[Leg]) -> tuple[list[Step], int]:
@@ -142,26 +137,21 @@ def steps_of(schedule: Sequence[Leg]) -> tuple[list[Step], int]:
     return steps, len(clocks)
 
 
-def certified(schedule: Sequence[Leg], period_ms: Millis) -> bool:
+def certified(schedule: Sequence[Leg], limit_ms: Millis) -> bool:
     """Whether the schedule's period is at most this, for any durations up to the planned ones. Exact."""
-    return is_feasible(*steps_of(schedule), period_ms)
+    return period_ms(schedule) <= limit_ms
 
 
 def period_ms(schedule: Sequence[Leg]) -> Millis:
     """The schedule's period, rounded up to a whole millisecond: the least one that is certified."""
-    if not schedule:
-        return 0
-    low = lower_bound_ms(schedule)
     steps, clocks = steps_of(schedule)
-    if is_feasible(steps, clocks, low):
-        return low
-    high = sum(leg.busy_ms + leg.gap_ms for leg in schedule)
-    while low + 1 < high:  # low is not certified, high (everything one after the other) is
+    low, high = bounds_ms(steps, clocks) if steps else (0, 0)
+    while low < high:  # high is certified
         middle = (low + high) // 2
         if is_feasible(steps, clocks, middle):
             high = middle
         else:
-            low = middle
+            low = middle + 1
     return high
 
 
@@ -310,34 +300,3 @@ def _waits(schedule: Sequence[Leg]) -> list[tuple[int, int, int, Millis, NodeId 
             waits.append((before, index, int(before >= index), leg.busy_ms, node))
             last_on[node] = index
     return waits
-
-
-def lower_bound_ms(schedule: Sequence[Leg]) -> Millis:
-    """``max(T_cycle, T_load)``: the longest job alone, and the load of the busiest node. Never above the period."""
-    own: dict[JobId, Millis] = {}
-    load: dict[NodeId, Millis] = {}
-    for leg in schedule:
-        own[leg.job] = own.get(leg.job, 0) + leg.busy_ms + leg.gap_ms
-        for node in leg.nodes:
-            load[node] = load.get(node, 0) + leg.busy_ms
-    return max([0, *own.values(), *load.values()])
-
-
-def closed_form_is_exact(schedule: Sequence[Leg]) -> bool:
-    """Whether the lower bound *is* the period: every job has two legs, the first on one node, the second on one set.
-
-    This is the paper's case with rollouts of width 1 (checked against the recurrence in the tests). With wider rollouts
-    whose node sets overlap, the true period can be longer.
-    """
-    legs: dict[JobId, list[Leg]] = {}
-    for leg in schedule:
-        legs.setdefault(leg.job, []).append(leg)
-    second: tuple[NodeId, ...] | None = None
-    for mine in legs.values():
-        if len(mine) != 2 or len(mine[0].nodes) != 1:
-            return False
-        if second is None:
-            second = mine[1].nodes
-        if mine[1].nodes != second or mine[0].nodes[0] in second:
-            return False
-    return True

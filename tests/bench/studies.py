@@ -118,7 +118,7 @@ def certified(members: Sequence[Member], nodes: int, chance: Random) -> bool:
             it = members[at]
             rollouts = tuple(len(members) + node for node in seats[at])
             steps += [(at, rollouts, it.rollout_ms, 0), (at, (len(members) + nodes + it.train,), it.train_ms, 0)]
-        if is_feasible(steps, len(members) + nodes + 2, turn, rotations=40):
+        if is_feasible(steps, len(members) + nodes + 2, turn):
             return True
     return False
 

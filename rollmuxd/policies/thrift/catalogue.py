@@ -9,17 +9,17 @@ Nodes are numbers here, counted per pool: those that a group has (``seats``), th
 is seated stays where it sits: plans give rates and nodes, and the seats are filled around it.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice, permutations, product
-from math import ceil, gcd, inf
+from math import gcd, inf
 from operator import le, mul
 from typing import Final, TypeAlias
 
 from msgspec import Struct
 
 from rollmuxd.core.ids import JobId, Millis, PoolName
-from rollmuxd.policies.schedule import Step, is_feasible, is_feasible_narrow, pipelined
+from rollmuxd.policies.schedule import Step, bounds_ms, pipelined
 from rollmuxd.policies.thrift.credit import TIE
 from rollmuxd.policies.thrift.model import Assignment, JobDemand, Pins, Plan, PoolCapacity, Profile, numbered
 
@@ -31,11 +31,6 @@ ORDERS: Final = 8
 SLOWEST: Final = 4
 #: further nodes are of use where they make a rotation shorter by this factor
 ALIKE: Final = 1.005
-#: rotations that are tried: the least that could be, so much more, and then closer to the shortest by halves
-STRETCHES: Final = (1.02, 1.1, 1.4)
-HALVINGS: Final = 5
-#: rotations after which a fixpoint that was not met is given up: those that exist are met in three
-ROTATIONS: Final = 3
 #: sets of profiles, and values of sets of jobs, that are remembered
 REMEMBERED, VALUES = 5_000, 50_000
 
@@ -363,34 +358,15 @@ def _certify(
         for place, it in enumerate(profiles)
         for number, (pools, took, gap) in enumerate(it.phases)
     }
-    orders = _orders(rates, tuple(tuple(pools for pools, _, _ in it.phases) for it in profiles))
-    tests: list[Callable[[Millis, int], bool]]
-    if all(len(claims) == 1 for _, claims, _, _ in steps.values()):
-        slim = {turn: (at, claims[0], took, gap) for turn, (at, claims, took, gap) in steps.items()}
-        tests = [partial(is_feasible_narrow, list(map(slim.__getitem__, order)), clocks) for order in orders]
-    else:
-        tests = [partial(is_feasible, list(map(steps.__getitem__, order)), clocks) for order in orders]
-
-    def certain(period: Millis) -> Order:
-        return next((order for order, test in zip(orders, tests, strict=True) if test(period, ROTATIONS)), ())
-
-    # one after the other always is
-    high = int(turn if turn < inf else sum(rate * it.round_ms for rate, it in zip(rates, profiles, strict=True)))
-    below, found = low, certain(high)
-    for period in (low, *(ceil(low * stretch) for stretch in STRETCHES)):
-        if not found or period >= high:
+    best: float = turn + 1
+    found: Order = ()
+    for order in _orders(rates, tuple(tuple(pools for pools, _, _ in it.phases) for it in profiles)):
+        _, period = bounds_ms([*map(steps.__getitem__, order)], clocks, best)
+        if period < best:
+            best, found = period, order
+        if best <= low:
             break
-        if better := certain(period):
-            high, found = period, better
-        else:
-            below = period
-    for _ in range(HALVINGS if found and high > below else 0):
-        middle = (below + high) // 2
-        if better := certain(middle):
-            high, found = middle, better
-        else:
-            below = middle
-    return high, found
+    return int(best) if found else 0, found
 
 
 @cache
