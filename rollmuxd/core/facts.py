@@ -266,8 +266,6 @@ class JobUnplaced(JobFact, frozen=True, tag="job_unplaced"):
     """The job must wait for another placement."""
 
     reason: Cause
-    #: what it has parked is kept for it: it could not load where it had moved to
-    keeps: bool = False
 
 
 class MovePlanned(JobFact, frozen=True, tag="move_planned"):
@@ -531,12 +529,6 @@ class SlotGrown(SlotFact, frozen=True, tag="slot_grown"):
     """The slot holds these GPUs now: a tail has back what it claimed, or a slot that began on a part has more."""
 
     gpus: tuple[GpuId, ...]
-
-
-class SlotRequeued(SlotFact, frozen=True, tag="slot_requeued"):
-    """The state could not be loaded, and the job keeps what is parked of it: its request waits on."""
-
-    reason: Cause
 
 
 class SlotReleased(SlotFact, frozen=True, tag="slot_released"):

@@ -63,7 +63,6 @@ SLOT: Final[Mapping[SlotStatus, Mapping[type[f.Fact], tuple[SlotStatus, ...]]]] 
         **_TAKEN_AWAY,
         f.SlotGranted: (_S.RUNNING,),
         f.SlotFaulted: (_S.FAULTED,),
-        f.SlotRequeued: (_S.QUEUED,),
     },
     _S.RUNNING: {
         **_TAKEN_AWAY,

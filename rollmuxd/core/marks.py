@@ -299,7 +299,7 @@ NOTHING_FOLLOWS: Final = frozenset(
         *(f.DaemonStarted, f.LoopStalled, f.HostRemoved, f.HostBooted, f.NodeUnknown, f.NodeUndrained, f.Audited),
         *(f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted, f.ProcessOver, f.SessionOpened, f.SessionFenced),
         *(f.SlotClaimed, f.SlotGranted, f.SlotGrown, f.SlotOverran, f.TurnAdded, f.TurnSkipped),
-        *(f.NextAnswered, f.OrderIssued, f.SlotRequeued, f.SlotFaulted, f.SlotLost),
+        *(f.NextAnswered, f.OrderIssued, f.SlotFaulted, f.SlotLost),
         *(f.FillerPlaced, f.NodeLent, f.YieldAsked),
     )
 )

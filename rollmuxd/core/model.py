@@ -458,8 +458,6 @@ class Job(Struct):
     moved_at: Millis | None = None
     #: nodes that it moved away from, on which something of it may be left
     left: list[NodeId] = field(default_factory=list)
-    #: it could not load where it had moved to, waits for another place, and keeps what it has parked
-    fell_back: bool = False
     #: keys of its states
     states: list[str] = field(default_factory=list)
     #: its slot between LOADING and TAIL, and its QUEUED one: at most one of each

@@ -109,7 +109,6 @@ SENTENCES: Final[Mapping[str, str]] = {
     "move_abandoned": "its move was abandoned: {cause}",
     "pause_asked": "it was paused by {by}",
     "target_out": "node {node}, where it was to go, is {status}",
-    "target_outdated": "what it has on node {node}, where it was to go back, is not what it has any more",
     "source_out": "node {node}, from where it was to go, is {status}",
     "drain_ended": "{nodes}, from where it was to go, is no longer drained",
     "joined": "job {job} has joined its group meanwhile",

@@ -42,7 +42,6 @@ from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps import drain
 from rollmuxd.core.steps.admit import AGAIN_MS, TRIES_A_MINUTE, limits_of, over_its_nodes, waiting_order
 from rollmuxd.core.steps.lines import absent, yields_to
-from rollmuxd.core.steps.locality import bound_to, limited_to_locality, place
 from rollmuxd.core.steps.observe import must_be_cleaned
 from rollmuxd.core.steps.reclaim import nodes_of
 from rollmuxd.explain import fillers, forecast
@@ -100,18 +99,15 @@ class Explainer:
         if known.spec.filler is not None:
             return Refusal(tuple(fillers.why_no_home(self._c, known)))
         if limits_of(self._c, known.owner).max_nodes:
-            placed = place(self._c, known, state)
+            placed = self._c.policy.place(state, known)
             over = "" if placed is None else over_its_nodes(self._c, known, placed)
             if over:
                 return Refusal((Reason("owner_nodes", over, {"owner": known.owner}),))
         unseen = [node.id for node in state.nodes.values() if node.status is NodeStatus.UNKNOWN]
-        refusal = self._c.policy.why_not(limited_to_locality(self._c, known, state), known)
+        refusal = self._c.policy.why_not(state, known)
         pools = {want.pool for want in known.spec.wants}
         wanted = (node for node in state.nodes.values() if not pools.isdisjoint(node.pools))
         reasons = (*refusal.reasons, *islice(self._no_word(wanted, known, now), SILENT_TOLD))
-        for pool, hosts in bound_to(self._c, known).items():
-            text = f"its {pool} state is parked on {', '.join(hosts)}, and its driver cannot fetch it: it stays there"
-            reasons = (Reason("parked", text, {"pool": pool, "hosts": [*hosts]}), *reasons)
         if unseen:
             text = f"{len(unseen)} of {len(state.nodes)} nodes have not been seen yet"
             reasons = (Reason("unseen", text, {"nodes": unseen[:20]}), *reasons)
@@ -178,8 +174,6 @@ class Explainer:
             within = _span(AGAIN_MS * (1 + len(order) // TRIES_A_MINUTE))
             sentences.append(f"As {len(order)} jobs wait, it is tried every {within} where nothing makes room.")
         bounded = self._c.config.bounded_wait_ms
-        if job.fell_back:
-            return Story(refusal.reasons, tuple(sentences), what_ifs)  # nothing is kept for it, however long it waits
         if waited < bounded:
             sentences.append(f"No job overtakes it once it has waited {_span(bounded)}.")
         else:
@@ -192,8 +186,8 @@ class Explainer:
         known = state.job(job)
         if known.status is not JobStatus.WAITING or known.spec.filler is not None:
             return ()
-        if known.pins or bound_to(self._c, known):
-            return ()  # it waits for certain nodes: what would do is no matter of how many
+        if known.pins:
+            return ()  # it waits for its own nodes: what would do is no matter of how many
         return WhatIf(self._c.policy, state, known).all()
 
     def _how_long(self, slot: Slot, now: Millis) -> list[str]:

@@ -147,7 +147,6 @@ FACTS_OF_A_SLOT = {
     f.SlotGranted: f.SlotGranted(1, "s1", Fence(1, 1)),
     f.SlotShrunk: f.SlotShrunk(1, "s1", ("h/gpu0",)),
     f.SlotGrown: f.SlotGrown(1, "s1", ("h/gpu0",)),
-    f.SlotRequeued: f.SlotRequeued(1, "s1", said("x")),
     f.SlotReleased: f.SlotReleased(1, "s1"),
     f.SlotFaulted: f.SlotFaulted(1, "s1", said("x")),
     f.SlotLost: f.SlotLost(1, "s1", said("x")),

@@ -81,24 +81,23 @@ def test_two_jobs_move_again_and_again_and_the_daemon_is_killed_in_the_middle_of
     assert set(left.values()) == {0}
 
 
-def test_a_load_that_fails_after_a_move_costs_a_wait_and_nothing_else(live, restless):
+def test_a_load_that_fails_after_a_move_is_the_jobs_own_trouble(live, restless):
     daemon = restless()
     a = live.trainer("a", movable="warm", rollout={"seconds": 0.2}, train={"seconds": 0.2})
     a.do("loop", rounds=1, seconds=0.0)
     daemon.fault(faults=[{"do": "fail", "method": "load", "times": 3}])  # told again, it fails again
     a.do("enter", phase="rollout")
-    live.trainer("b").do("start")  # so there is news, and the policy is asked
+    b = live.trainer("b")
+    b.do("start")  # so there is news, and the policy is asked
     live.until("it is to move", lambda: moves(daemon, "planned"))
     a.do("leave")
-    a.do("loop", rounds=1, seconds=0.0, phases=["train"])
+    number = a.ask("loop", rounds=1, seconds=0.0, phases=["train"])
 
-    a.do("loop", rounds=3, seconds=0.0)
-    again = daemon.facts("slot_requeued")
-    assert len(again) == 1
-    assert [fact["keeps"] for fact in daemon.facts("job_unplaced")] == [True]
-    assert daemon.facts("job_quarantined", "slot_faulted") == []
-    assert len(a.happened("granted")) == 10
-    a.do("end")
+    live.until("it is quarantined", lambda: daemon.facts("job_quarantined"))
+    assert "error" in a.answer(number)
+    assert daemon.job("a")["status"] == "quarantined"
+    b.do("loop", rounds=3, seconds=0.0)
+    assert daemon.facts("node_quarantined") == []
 
 
 def test_a_job_on_the_move_says_from_where_to_where_and_why(live, restless):

@@ -14,10 +14,9 @@ from simkit import swarm
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply import apply
-from rollmuxd.core.causes import said
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import JobStatus
-from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
+from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.usage.ledger import DailyUsage, UsageLedger
 
@@ -149,28 +148,6 @@ def test_what_is_held_is_what_the_state_says_is_held():
             if state.jobs[job].spec.filler is not None:
                 continue  # what it held is harvested
             assert rows[job] == pytest.approx(ms / 3_600_000, abs=1e-5), (seed, job)
-
-
-def test_a_slot_that_waits_again_because_it_could_not_be_loaded_holds_nothing_meanwhile():
-    hour, gpus = 3_600_000, ("h/gpu0", "h/gpu1")
-    spec = JobSpec("a", (PhaseSpec("rollout", ("rollout",)),), (Want("rollout"),), states=(StateSpec("rollout"),))
-    placed = f.JobPlaced(
-        0, "j1", "g1", {"rollout": ("h/n",)}, (f.PlannedTurn("j1", "rollout"),), JobStatus.ADMITTED, "isolated"
-    )
-    ledger = UsageLedger()
-    for fact in (
-        f.HostAdded(0, HostSpec("h", "mock", 1000)),
-        f.NodeAdded(0, NodeSpec("h/n", "h", gpus, ("rollout",), price_per_gpu_hour=3.0)),
-        f.NodeUp(0, "h/n"),
-        f.JobRegistered(0, "j1", "team", "ann", 1, spec),
-        placed,
-        f.SlotQueued(0, "s1", "j1", 1, "e1", "rollout", "r"),
-        f.SlotClaimed(0, "s1", gpus, 0),
-        f.SlotRequeued(hour, "s1", said("out of memory")),
-    ):
-        assert ledger.see(fact)
-    (row,) = ledger.report(now=3 * hour).work
-    assert (row.gpu_hours_held, row.gpu_hours_charged, row.cost_charged) == (2.0, 6.0, 18.0)
 
 
 def test_a_group_of_which_nobody_held_anything_is_charged_to_those_who_sat_there():

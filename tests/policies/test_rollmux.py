@@ -200,7 +200,7 @@ def test_ram_that_is_needed_to_the_last_megabyte_fits() -> None:
 
 
 def test_ram_that_a_waiting_job_still_holds_is_not_counted_twice() -> None:
-    """A job that could not load where it moved to waits for a place, and keeps what it has parked."""
+    """What a job has on its nodes is there already when it is asked for another place."""
     cluster = Cluster(1, 1, ram_gb=1000)
     placed = cluster.arrives(job("A", 10, 10, 9, ram_gb=600))
     state = cluster.core.state

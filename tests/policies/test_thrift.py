@@ -15,14 +15,12 @@ from simkit import invariants
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.causes import said
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
-from rollmuxd.core.model import Job, JobStatus, ScheduledTurn, StateStatus
-from rollmuxd.core.policy import Placed, Policy
+from rollmuxd.core.model import Job, ScheduledTurn
+from rollmuxd.core.policy import Policy
 from rollmuxd.core.reconcile import reconcile
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, Movable, PhaseSpec, StateSpec, Want
-from rollmuxd.core.state import State
 from rollmuxd.core.steps import guard
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux
@@ -916,35 +914,6 @@ def test_the_guard_has_a_job_moved_as_far_as_its_driver_can_fetch(driver: str, g
     guard.exhausted(core.context, core.state.groups[short.group or ""], short, "it is short of credit")
     reconcile(core.context)
     assert short.pins["rollout"] == (goes_to,)
-
-
-class Stubborn(RollMux):
-    """Proposes the nodes of another host, whatever it is shown."""
-
-    def place(self, state: State, job: Job) -> Placed | None:
-        placed = super().place(
-            replace(state, nodes={name: replace(it, drain=False) for name, it in state.nodes.items()}), job
-        )
-        return placed and replace(placed, pins={"rollout": ("r3",), "train": ("t3",)})
-
-
-@pytest.mark.parametrize(("driver", "status"), [("near", JobStatus.WAITING), ("far", JobStatus.ADMITTED)])
-def test_who_fell_back_is_not_placed_out_of_reach_by_a_policy_that_does_not_look(
-    driver: str, status: JobStatus
-) -> None:
-    core = two_hosts()
-    core.handle(i.RegisterJob("team", "ann", by(driver, job("a", 10, 10, None))), 0)
-    state, fallen = core.state, core.state.jobs["j1"]
-    for key in fallen.states:
-        state.states[key].status = StateStatus.PARKED
-    core.context.policy = Stubborn()
-    for fact in (
-        f.JobUnplaced(0, "j1", said("a load failed"), keeps=True),
-        f.PlacementEnded(0, "j1", said("a load failed")),
-    ):
-        core.context.fact(fact)
-    reconcile(core.context)
-    assert fallen.status is status
 
 
 def test_a_move_that_is_refused_keeps_no_other_from_being_made() -> None:

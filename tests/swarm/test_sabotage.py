@@ -26,7 +26,7 @@ from rollmuxd.core.ids import Fence
 from rollmuxd.core.model import Job, JobState, OrderKind, Slot, SlotStatus, StateStatus
 from rollmuxd.core.policy import Move
 from rollmuxd.core.spec import Movable
-from rollmuxd.core.state import State, state_key
+from rollmuxd.core.state import State
 from rollmuxd.core.steps import dispatch, drain, locality, observe, reclaim
 from rollmuxd.core.steps import move as moving
 from rollmuxd.core.timers import Timers
@@ -166,15 +166,6 @@ def plans_moves_away_from_lost_nodes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving, "refused", refused)
 
 
-def drops_what_it_moved_while_it_is_nowhere_else(patch: pytest.MonkeyPatch) -> None:
-    def while_it_was_nowhere_else_yet(c: Context, job: Job, old: JobState) -> bool:
-        here = [c.state.states.get(state_key(job.id, old.pool, name)) for name in job.pins.get(old.pool, ())]
-        return old.run == job.run and not (here and all(kept is not None and kept.warm for kept in here))
-
-    for room in (observe, moving):
-        patch.setattr(room, "is_of_use", while_it_was_nowhere_else_yet)
-
-
 def starts_again_while_something_is_left(patch: pytest.MonkeyPatch) -> None:
     ready = moving.is_ready
     patch.setattr(moving, "is_ready", lambda c, job, move: job.spec.movable is Movable.RELAUNCH or ready(c, job, move))
@@ -184,23 +175,12 @@ def leaves_everybody_on_drained_nodes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(drain, "_to_leave", lambda _: [])
 
 
-def goes_back_to_what_it_had_parked_before(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(moving, "_comes_back", lambda *_: True)
-
-
 def loads_what_its_driver_cannot_fetch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(locality, "_too_far", lambda *_: "")
 
 
 def takes_a_node_for_another_pool(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving, "locality_violation", locality._too_far)
-
-
-def takes_a_node_with_nothing_on_it_for_another_pool(patch: pytest.MonkeyPatch) -> None:
-    def with_states(c: Context, job: Job) -> list[tuple[str, str]]:
-        return [(c.state.states[key].node, c.state.states[key].pool) for key in job.states]
-
-    patch.setattr(locality, "_its_nodes", with_states)
 
 
 def counts_the_nodes_off_that_it_loads_from(patch: pytest.MonkeyPatch) -> None:
@@ -242,14 +222,8 @@ def clears_nothing_away_after_a_look(patch: pytest.MonkeyPatch) -> None:
 #: found by a history that was kept
 KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     plans_moves_away_from_lost_nodes: ("moved_away_from_a_lost_node", "a_move_that_is_planned_can_be_made"),
-    drops_what_it_moved_while_it_is_nowhere_else: (
-        "fell_back_to_where_a_discard_failed", "every_job_ends",
-    ),
     starts_again_while_something_is_left: (
         "started_again_while_something_was_left", "nothing_is_in_use_where_a_job_moves_away",
-    ),
-    goes_back_to_what_it_had_parked_before: (
-        "back_to_what_it_had_parked_before", "who_is_granted_finds_its_state_loaded",
     ),
     leaves_everybody_on_drained_nodes: ("left_on_a_node_that_is_retired", "every_job_ends"),
     lets_who_has_little_credit_starve_the_others: (
@@ -259,9 +233,6 @@ KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
         "parked_on_a_host_that_its_driver_cannot_reach", "a_state_is_fetched_from_where_it_is_parked",
     ),
     takes_a_node_for_another_pool: ("moved_with_its_pools_swapped", "what_is_loaded_is_what_was_left"),
-    takes_a_node_with_nothing_on_it_for_another_pool: (
-        "given_up_with_another_pool_on_a_node_of_its_own", "a_state_is_on_a_node_of_its_jobs",
-    ),
     counts_the_nodes_off_that_it_loads_from: (
         "moved_from_one_of_three_nodes_and_the_next", "what_is_loaded_is_what_was_left",
     ),

@@ -7,7 +7,7 @@ from rollmuxd.core import lifecycle
 from rollmuxd.core.apply.groups import forget_empty, group_named, leave_schedule, merged
 from rollmuxd.core.apply.loans import leave_node
 from rollmuxd.core.apply.measures import forget_restated, plan_with, start_fresh_times
-from rollmuxd.core.apply.pins import follow, owner_of, pin, unpin
+from rollmuxd.core.apply.pins import owner_of, pin, unpin
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.lifecycle import next_status
 from rollmuxd.core.model import Job, JobStatus, Launch, Progress, Session, SessionStatus, nodes_in
@@ -32,7 +32,7 @@ def job_registered(state: State, fact: f.JobRegistered) -> None:
         job.progress, job.session, job.work = Progress(), None, 0.0
         job.reason = Cause("new_run", {"run": fact.run})
         job.promised, job.admission, job.planned_period_ms, job.ended_at = False, "", None, None
-        job.relaunch_at, job.moved_at, job.fell_back, job.guarded = None, None, False, False
+        job.relaunch_at, job.moved_at, job.guarded = None, None, False
         job.guard_from, job.guard_credit_ms = 0, 0
         if not fact.relaunch:
             job.losses = []
@@ -64,10 +64,7 @@ def job_placed(state: State, fact: f.JobPlaced) -> None:
     group.dispatch = fact.dispatch
     group.version += 1
     job.group, job.pins, job.placed_at, job.admission = group.id, fact.pins, fact.at, fact.admission
-    if job.fell_back:  # it has its state parked where it was
-        job.newest = {pool: follow(was, was, fact.pins[pool]) for pool, was in job.newest.items()}
-    else:
-        job.newest = dict(fact.pins)
+    job.newest = dict(fact.pins)
     job.promised, job.planned_period_ms = fact.promised, fact.period_ms
     owner = owner_of(state, job, fact.use)
     if job.queued is not None:  # the wait for admission is no slowdown
@@ -89,9 +86,7 @@ def placement_ended(state: State, fact: f.PlacementEnded) -> None:
         group.jobs.remove(job.id)
         group.version += 1
         forget_empty(state, group)
-    if not job.fell_back:  # where it could not load is not where it is tried first
-        job.last_pins = job.pins
-    job.pins, job.group, job.placed_at = {}, None, None
+    job.last_pins, job.pins, job.group, job.placed_at = job.pins, {}, None, None
 
 
 def job_unplaced(state: State, fact: f.JobUnplaced) -> None:
@@ -101,7 +96,6 @@ def job_unplaced(state: State, fact: f.JobUnplaced) -> None:
     else:
         set_job(state, job, fact)
     job.reason, job.promised = fact.reason, False
-    job.fell_back = job.fell_back or fact.keeps
     leave_schedule(state, job)
 
 
@@ -159,7 +153,7 @@ def job_resumed(state: State, fact: f.JobResumed) -> None:
 def job_quarantined(state: State, fact: f.JobQuarantined) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact)
-    job.reason, job.fell_back = fact.reason, False  # what it has parked is given up
+    job.reason = fact.reason
     leave_schedule(state, job)
 
 

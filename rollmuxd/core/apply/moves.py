@@ -5,7 +5,7 @@ from rollmuxd.core import lifecycle
 from rollmuxd.core.apply.groups import forget_empty, group_named, merged, rewound
 from rollmuxd.core.apply.jobs import set_job
 from rollmuxd.core.apply.measures import start_fresh_times
-from rollmuxd.core.apply.pins import follow, nothing_left_on, owner_of, pin, unpin
+from rollmuxd.core.apply.pins import follow, owner_of, pin, unpin
 from rollmuxd.core.lifecycle import next_status
 from rollmuxd.core.model import JobMove, nodes_in
 from rollmuxd.core.state import State
@@ -63,7 +63,7 @@ def move_ended(state: State, fact: f.MoveEnded) -> None:
     job.newest = {pool: follow(was, job.newest[pool], move.pins[pool]) for pool, was in job.pins.items()}
     job.last_pins, job.pins, job.group, job.placed_at = job.pins, move.pins, group.id, fact.at
     job.admission, job.promised, job.planned_period_ms = move.admission, move.promised, move.period_ms
-    job.move, job.moved_at, job.fell_back = None, fact.at, False
+    job.move, job.moved_at = None, fact.at
     start_fresh_times(job)
     state.at_risk.pop(job.id, None)
     if fact.run:
@@ -71,8 +71,6 @@ def move_ended(state: State, fact: f.MoveEnded) -> None:
         for key in job.states:
             state.states[key].run = fact.run
     del state.moving[job.id]
-    for name in [name for name in job.left if name in there]:
-        nothing_left_on(state, job, name)
     unpin(state, job, gone, owner_of(state, job, fact.use))
     forget_empty(state, old)
 

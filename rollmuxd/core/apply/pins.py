@@ -37,8 +37,6 @@ def pin(state: State, job: Job, group: Group, pins: dict[PoolName, tuple[NodeId,
                 node.states.append(key)
                 job.states.append(key)
                 state.hosts[node.host].reserved_mb += spec.ram_mb
-            if name in job.left and any(name in there for there in job.pins.values()):
-                nothing_left_on(state, job, name)
 
 
 def follow(was: tuple[NodeId, ...], newest: tuple[NodeId, ...], names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
@@ -76,7 +74,7 @@ def unpin(state: State, job: Job, names: Iterable[NodeId], owner: Owner) -> None
             if kept.status is StateStatus.GONE:
                 _drop_state(state, job, kept)
         dirty = is_dirty_by(node, job.id)
-        if (dirty or state.states_at(job, node)) and name not in job.left:
+        if dirty or state.states_at(job, node):
             job.left.append(name)
             state.leaving[job.id] = None
 
@@ -91,15 +89,10 @@ def _drop_state(state: State, job: Job, kept: JobState) -> None:
     state.hosts[node.host].reserved_mb -= kept.spec.ram_mb
 
 
-def nothing_left_on(state: State, job: Job, name: NodeId) -> None:
-    """The job has left a node altogether, or sits there again."""
-    job.left.remove(name)
-    if not job.left:
-        del state.leaving[job.id]
-
-
 def node_left(state: State, fact: f.NodeLeft) -> None:
     job = state.jobs[fact.job]
     for kept in state.states_at(job, state.nodes[fact.node]):
         _drop_state(state, job, kept)
-    nothing_left_on(state, job, fact.node)
+    job.left.remove(fact.node)
+    if not job.left:
+        del state.leaving[job.id]

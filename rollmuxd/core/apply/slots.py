@@ -98,14 +98,6 @@ def slot_granted(state: State, fact: f.SlotGranted) -> None:
     state.fence_number = fact.fence.number
 
 
-def slot_requeued(state: State, fact: f.SlotRequeued) -> None:
-    slot = step(state, fact)
-    _unhold(state, slot)
-    slot.gpus, slot.claimed_at = (), None
-    job = state.jobs[slot.job]
-    job.slot, job.queued = None, slot.id
-
-
 def slot_shrunk(state: State, fact: f.SlotShrunk) -> None:
     slot = state.slots[fact.slot]
     if slot.status is SlotStatus.RUNNING:  # until here it holds what it claimed

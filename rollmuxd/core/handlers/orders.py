@@ -12,7 +12,6 @@ from rollmuxd.core.model import Job, Order, OrderKind, OrderStatus, SlotStatus, 
 from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.dispatch import issue
 from rollmuxd.core.steps.launch import kill
-from rollmuxd.core.steps.move import fall_back
 from rollmuxd.core.steps.observe import expect_clean, gpus_observed
 from rollmuxd.core.steps.reclaim import park_own, quarantine, take_away
 from rollmuxd.core.steps.residual_memory import record_residual
@@ -120,13 +119,12 @@ def fault(c: Context, order: Order, reason: Cause) -> None:
     """
     job = c.state.jobs[order.job]
     slot = c.state.slot_of(order)
-    if not fall_back(c, job, order, reason):
-        if slot is not None and slot.status is SlotStatus.LOADING:
-            take_away(c, slot, f.SlotFaulted(c.now, slot.id, reason))
-        moved_away = order.kind is OrderKind.DISCARD and order.node in job.left  # it is sent again, and harms no job
-        # a failure of the process before does not count against the new one
-        if order.run == job.run and not moved_away and not sent_to_another(c, job, order):
-            quarantine(c, job, reason)
-            if job.spec.filler is not None:  # what it keeps must not hold up others
-                c.do(kill(job))
+    if slot is not None and slot.status is SlotStatus.LOADING:
+        take_away(c, slot, f.SlotFaulted(c.now, slot.id, reason))
+    moved_away = order.kind is OrderKind.DISCARD and order.node in job.left  # it is sent again, and harms no job
+    # a failure of the process before does not count against the new one
+    if order.run == job.run and not moved_away and not sent_to_another(c, job, order):
+        quarantine(c, job, reason)
+        if job.spec.filler is not None:  # what it keeps must not hold up others
+            c.do(kill(job))
     expect_clean(c, c.state.nodes[order.node], job, Cause("after_fault", cause=reason))

@@ -18,7 +18,6 @@ from rollmuxd.core.spec import CHANNEL, FILLER, PACE, JobSpec, Movable, OnLoss
 from rollmuxd.core.state import State
 from rollmuxd.core.steps.dispatch import take_place
 from rollmuxd.core.steps.launch import launch
-from rollmuxd.core.steps.locality import locality_violation, place
 from rollmuxd.core.timers import AdmissionPass
 
 _NO_LIMITS = OwnerLimits()
@@ -125,7 +124,7 @@ def _try_next(c: Context, round_: AdmissionPass) -> None:
     round_.tried += 1
     c.spent += LOOK
     job = c.state.jobs[name]
-    if name not in c.state.waiting or job.pins or (job.left and not job.fell_back):  # (of its run before)
+    if name not in c.state.waiting or job.pins or job.left:  # (of its run before)
         return
     pools = _pools_of(job)
     if not round_.kept.isdisjoint(pools):
@@ -133,26 +132,18 @@ def _try_next(c: Context, round_: AdmissionPass) -> None:
     shape, slo = _shape_of(c, job), job.spec.slo or float("inf")
     if round_.refused.get(shape, 0.0) < slo:
         c.spent += TRY
-        placed = place(c, job, c.state)
-        if placed is not None and (over_its_nodes(c, job, placed) or locality_violation(c, job, placed.pins)):
+        placed = c.policy.place(c.state, job)
+        if placed is not None and over_its_nodes(c, job, placed):
             return
         if placed is not None:
             _place(c, job, placed)
             round_.grew = round_.grew or placed.admission != "packing"
             return
         round_.refused[shape] = slo
-    if _is_late(c, job):
+    if c.now - job.registered_at >= c.config.bounded_wait_ms:
         c.spent += TRY
         if _others_are_in_the_way(c, job):
             round_.kept |= pools
-
-
-def _is_late(c: Context, job: Job) -> bool:
-    """Whether the others are kept from the pools that the job wants, if that helps.
-
-    One that is bound to what it has parked may wait for certain nodes: the others are not kept from those.
-    """
-    return c.now - job.registered_at >= c.config.bounded_wait_ms and not job.fell_back
 
 
 def _pools_of(job: Job) -> set[PoolName]:
@@ -211,8 +202,7 @@ def _shape_of(c: Context, job: Job) -> object:
     times = tuple((name, kept.count and kept.total_ms // kept.count) for name, kept in job.times.items())
     limited = job.owner if limits_of(c, job.owner).max_nodes else ""
     before = tuple(job.last_pins.items())
-    bound = job.id if job.fell_back else ""
-    return (limited, bound, *asks, times, before)
+    return (limited, *asks, times, before)
 
 
 def _wanted(spec: JobSpec) -> int:

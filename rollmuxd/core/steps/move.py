@@ -4,22 +4,20 @@ From ``MovePlanned`` on, the target nodes are the job's own, with RAM for its st
 target's schedule. It still runs where it sits, and counts in both places. ``MoveBegan`` comes when it holds nothing and
 is between two iterations; it is granted nothing then, and what it has loaded is parked. ``MoveEnded`` comes when all
 that is parked: from then on it sits in the target group. What is parked on the old nodes stays there until it was
-loaded on the new ones (a load's ``source``). So a load that fails costs the job nothing but a wait: it falls back, and
-waits for another place. ``NodeLeft`` comes when nothing of it is left on an old node.
+loaded on the new ones (a load's ``source``). ``NodeLeft`` comes when nothing of it is left on an old node.
 
 Anything may come in between. Until it has ended, a move is then abandoned, and the job stays where it was.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.apply.pins import follow as who_follows
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.clean import is_dirty_by
 from rollmuxd.core.config import Moves
-from rollmuxd.core.context import PLACED, Context
+from rollmuxd.core.context import Context
 from rollmuxd.core.feasible import short_of_ram
 from rollmuxd.core.ids import Millis, NodeId, PoolName
 from rollmuxd.core.model import (
@@ -30,21 +28,18 @@ from rollmuxd.core.model import (
     JobStatus,
     Node,
     NodeStatus,
-    Order,
     OrderKind,
-    SlotStatus,
     StateStatus,
     nodes_in,
 )
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.spec import Movable
-from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.admit import over_its_nodes
 from rollmuxd.core.steps.dispatch import OUT, at_boundary, issue, park_if_unheld, take_place
 from rollmuxd.core.steps.launch import end_process, launch, next_key
 from rollmuxd.core.steps.locality import locality_violation, place_elsewhere
 from rollmuxd.core.steps.observe import expect_clean, is_of_use, record_unknown
-from rollmuxd.core.steps.reclaim import abandon, close_session, drop_requests, take_away
+from rollmuxd.core.steps.reclaim import abandon, close_session, drop_requests
 
 #: the time between two steps of the search for moves, in which others are heard
 STEP_MS: Final = 1
@@ -149,8 +144,6 @@ def void(c: Context, job: Job, move: JobMove) -> Cause | None:
         node = c.state.nodes[name]
         if node.status in OUT:
             return Cause("target_out", {"node": name, "status": str(node.status)})
-        if name in job.left and not _comes_back(c, job, move.pins, move.off, name):
-            return Cause("target_outdated", {"node": name})
     stays = cannot_leave(c, job, move.pins)
     if stays is not None:
         return Cause("source_out", {"node": stays.id, "status": str(stays.status)})
@@ -229,35 +222,10 @@ def tidy(c: Context, job: Job) -> None:
     """Have what is parked on old nodes discarded once it is of no use; and say so when nothing is left on one."""
     for name in tuple(job.left):
         for kept in states_on(c, job, [name]):
-            if kept.status in (StateStatus.PARKED, StateStatus.LOADED) and not is_of_use(c, job, kept):
+            if kept.status in (StateStatus.PARKED, StateStatus.LOADED) and not is_of_use(job, kept):
                 issue(c, OrderKind.DISCARD, kept, None)
         if is_gone_from(c, job, [name]):
             c.fact(f.NodeLeft(c.now, job.id, name))
-
-
-def fall_back(c: Context, job: Job, order: Order, reason: Cause) -> bool:
-    """After a move, a load that fails loses nothing: the job waits for another place with what it has parked.
-
-    Once for each move: a state that can be loaded nowhere has its job quarantined. Tells whether it does.
-    """
-    if order.kind is not OrderKind.LOAD or order.source is None or job.fell_back or job.status not in PLACED:
-        return False
-    source = c.state.states.get(state_key(job.id, order.pool, order.source))
-    if order.run != job.run or c.state.session_of(job) is None:
-        return False
-    if source is None or source.status is not StateStatus.PARKED:
-        return False
-    abandon(c, job, reason)
-    slot = c.state.slot_of(order)
-    if slot is not None and slot.status is SlotStatus.LOADING and job.queued is not None:
-        take_away(c, slot, f.SlotFaulted(c.now, slot.id, reason))  # its job has asked for another meanwhile
-    elif slot is not None and slot.status is SlotStatus.LOADING:
-        c.fact(f.SlotRequeued(c.now, slot.id, reason))
-        c.timers.waits(job.owner, 1)
-        if slot.id in c.timers.detached:
-            c.timers.at(c.now, "detach", slot.id)
-    c.fact(f.JobUnplaced(c.now, job.id, reason, keeps=True))
-    return True
 
 
 # ---- looking for moves -----------------------------------------------------------------------------------------------
@@ -336,7 +304,7 @@ def refused(c: Context, move: Move, *, guarded: bool = False) -> str:
         return f"the job was moved {(c.now - (job.moved_at or 0)) // 1000} s ago"
     why = (
         _busy(c, job, placed)
-        or _no_place(c, job, move)
+        or _no_place(c, job, placed)
         or ("" if (out := cannot_leave(c, job, placed.pins)) is None else f"node {out.id} is {out.status}")
         or _other_schedule(c, job, placed)
         or locality_violation(c, job, placed.pins)
@@ -355,9 +323,8 @@ def _busy(c: Context, job: Job, placed: Placed) -> str:
     return ""
 
 
-def _no_place(c: Context, job: Job, move: Move) -> str:
+def _no_place(c: Context, job: Job, placed: Placed) -> str:
     """The nodes are up, of the pools that it wants, and in the target group or in none."""
-    placed = move.placed
     if placed.group is not None and placed.group not in c.state.groups:
         return f"there is no group {placed.group}"
     if set(placed.pins) != {want.pool for want in job.spec.wants}:
@@ -371,27 +338,9 @@ def _no_place(c: Context, job: Job, move: Move) -> str:
                 return f"node {name} is {node.status}"
             if node.group not in (None, placed.group):
                 return f"node {name} is group {node.group}'s"
-            if name in job.left and not _comes_back(c, job, placed.pins, move.off, name):
+            if name in job.left:
                 return f"the job has not left node {name} altogether"
     return ""
-
-
-def _comes_back(
-    c: Context, job: Job, pins: Mapping[PoolName, tuple[NodeId, ...]], off: tuple[NodeId, ...], name: NodeId
-) -> bool:
-    """Whether a job may go back to a node that it has not left altogether, with what is parked there.
-
-    That would pass for what it has by then. So only where it is what the job has. It has loaded nothing since on the
-    node that it leaves again, and cannot, as that is drained.
-    """
-    there = states_on(c, job, [name])
-    for kept in there:
-        was = job.pins[kept.pool]
-        old = dict(zip(pins.get(kept.pool, ()), who_follows(was, was, pins.get(kept.pool, ())), strict=True)).get(name)
-        here = c.state.states.get(state_key(job.id, kept.pool, old or ""))
-        if here is None or old not in off or here.order is not None or c.state.source_of(here) is not kept:
-            return False
-    return bool(there) and not is_dirty_by(c.state.nodes[name], job.id)
 
 
 def _other_schedule(c: Context, job: Job, placed: Placed) -> str:

@@ -21,7 +21,6 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.dispatch import issue
-from rollmuxd.core.steps.locality import is_older
 
 
 def gpus_observed(c: Context, seen: tuple[i.GpuObservation, ...]) -> None:
@@ -126,7 +125,7 @@ def has_to_go(c: Context, node: Node, kept: JobState) -> bool:
     job = c.state.jobs[kept.job]
     order = c.state.order_of(kept)
     if not is_dirty_by(node, kept.job):
-        needed = kept.node in job.left and is_of_use(c, job, kept)  # it may be all that there is
+        needed = kept.node in job.left and is_of_use(job, kept)  # it may be all that there is
         return not needed and may_be_parked(c, kept) and (order is None or not c.traits(order.driver).probes)
     if order is not None:
         return False  # no word of it: it may yet be done
@@ -136,22 +135,9 @@ def has_to_go(c: Context, node: Node, kept: JobState) -> bool:
     return job.status is not JobStatus.LOST
 
 
-def is_of_use(c: Context, job: Job, old: JobState) -> bool:
+def is_of_use(job: Job, old: JobState) -> bool:
     """Whether what is parked of a state on an old node is still to be loaded elsewhere."""
-    if old.run != job.run:
-        return False
-    if waits_with_its_state(job):
-        newest = (c.state.states.get(state_key(job.id, old.pool, name)) for name in job.newest.get(old.pool, ()))
-        return not is_older(job, old) or any(
-            it is not None and it.status not in (StateStatus.PARKED, StateStatus.GONE) for it in newest
-        )
-    return job.has_place and old.node in job.newest.get(old.pool, ())
-
-
-def waits_with_its_state(job: Job) -> bool:
-    """Whether the job waits for another place, and keeps what it has parked where it was before."""
-    status = job.resume_to if job.status is JobStatus.PAUSED else job.status
-    return status is JobStatus.WAITING and job.fell_back
+    return old.run == job.run and job.has_place and old.node in job.newest.get(old.pool, ())
 
 
 def observe(c: Context) -> None:

@@ -19,7 +19,7 @@ from rollmuxd.core.model import (
     nodes_in,
 )
 from rollmuxd.core.steps.dispatch import grant_if_loaded, holds_on, issue, park_if_unheld
-from rollmuxd.core.steps.observe import expect_clean, waits_with_its_state
+from rollmuxd.core.steps.observe import expect_clean
 
 
 def reclaim(c: Context) -> None:
@@ -176,12 +176,11 @@ def end_placement_if_empty(c: Context, job: Job) -> None:
 def nothing_left(c: Context, job: Job) -> bool:
     """Whether no slot, state or byte of the job is on its nodes; orders the discard of what can be discarded."""
     left = job.slot is not None or bool(job.closing)
-    keeps = waits_with_its_state(job)
     for kept in c.state.states_of(job):
-        if kept.node in job.left or (keeps and kept.status is StateStatus.PARKED):
+        if kept.node in job.left:
             continue
         if kept.status in (StateStatus.LOADED, StateStatus.PARKED) and job.slot is None:
-            issue(c, OrderKind.PARK if keeps and kept.warm else OrderKind.DISCARD, kept, None)
+            issue(c, OrderKind.DISCARD, kept, None)
         left = left or kept.status is not StateStatus.GONE
     return not left and not any(is_dirty_by(node, job.id) for node in nodes_of(c, job))
 

@@ -94,7 +94,6 @@ class Held(Struct):
                     | f.SlotFaulted(slot=slot)
                     | f.SlotLost(slot=slot)
                     | f.SlotRevoked(slot=slot)
-                    | f.SlotRequeued(slot=slot)
                 ):
                     changed |= self.wishes.pop(slot, None) is not None
                 case _:

@@ -449,7 +449,6 @@ class UsageLedger:
                 | f.SlotFaulted()
                 | f.SlotLost()
                 | f.SlotRevoked()
-                | f.SlotRequeued()
                 | f.SlotOver()
             ):
                 slot = state.slots.get(fact.slot)

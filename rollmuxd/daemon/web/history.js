@@ -302,7 +302,6 @@ const HANDLERS = {
     const { job } = history._slot(fact.slot);
     if (job !== undefined) history.fillers.add(job);
   },
-  slot_requeued: tried,
   slot_granted: (history, fact) => {
     const slot = history._slot(fact.slot);
     slot.granted = fact.at;
@@ -505,8 +504,6 @@ function describe(history, fact) {
       return ["bad", `${slotOf()} is lost${why}`, about()];
     case "slot_revoked":
       return ["warn", `${slotOf()} was revoked${by}${why}`, about()];
-    case "slot_requeued":
-      return ["warn", `${slotOf()} goes back to those who wait${why}`, about()];
     case "job_guarded":
       return ["warn", `${job} is short of credit: it goes first, or to nodes of its own`];
     case "residual_memory_observed":

@@ -154,7 +154,7 @@ class Gpus(Records):
                     )
             for pool in dict.fromkeys(spec.pool for spec in member.spec.states):
                 where = self.kept.get(state_key(job, pool, node), "gone")
-                if where != "gone" and not (member.kept.falls_back and where == "parked"):
+                if where != "gone":
                     self._broken("a_placement_ends_when_nothing_is_left", f"{job} leaves {node}: a state is {where}")
 
     # ---- what backends say -------------------------------------------------------------------------------------------

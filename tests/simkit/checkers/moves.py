@@ -164,7 +164,7 @@ class Moving(Placements):
         for node in [node for node in member.kept.left if node in going.nodes]:
             del member.kept.left[node]
         member.group, member.nodes, member.stays = going.group, going.nodes, going.stays
-        member.kept.going, member.kept.moved_at, member.kept.falls_back = None, fact.at, False
+        member.kept.going, member.kept.moved_at = None, fact.at
         if fact.run:
             member.run = self.runs[fact.job] = fact.run
         self._set(member, "placed")

@@ -199,7 +199,7 @@ class Placements(Gpus):
         if known.status not in ("lost", "ended"):
             self._broken("who_has_ended_gets_nothing_more", f"{fact.job} is {known.status}, and registered again")
         known.spec, known.run, known.session = fact.spec, fact.run, None
-        known.kept.falls_back, known.kept.moved_at, known.kept.seat, known.kept.used = False, None, {}, {}
+        known.kept.moved_at, known.kept.seat, known.kept.used = None, {}, {}
         self._set(known, "waiting")
 
     def _set(self, member: Member, status: str) -> None:
@@ -211,7 +211,6 @@ class Placements(Gpus):
 
     def _unplaced(self, fact: f.JobUnplaced) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, "is unplaced")
-        member.kept.falls_back = member.kept.falls_back or fact.keeps
         if member.status == "paused":
             member.resume_to = "waiting"
         else:
@@ -232,7 +231,7 @@ class Placements(Gpus):
     def _quarantined(self, fact: f.JobQuarantined) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, "is quarantined")
         self._leave_schedule(fact.job, member)
-        member.kept.falls_back, member.kept.used = False, {}
+        member.kept.used = {}
         self._set(member, "quarantined")
 
     def _reinstated(self, fact: f.JobReinstated) -> None:

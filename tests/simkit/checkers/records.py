@@ -86,8 +86,6 @@ class Kept(Struct):
     moves_seen: set[PoolName] = field(default_factory=set)
     #: moves that were abandoned in the decision that planned them, one after the other
     void: int = 0
-    #: it waits for another place with what it has parked
-    falls_back: bool = False
     #: of each state that was loaded: where it was loaded first, before moves, and when a slot left it as it is
     seat: dict[str, str] = field(default_factory=dict)
     used: dict[str, Millis] = field(default_factory=dict)

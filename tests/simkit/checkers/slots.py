@@ -222,17 +222,6 @@ class Slots(Placements, Turns, Credit):
         self.who_is_granted_finds_its_state_loaded(name, asked, member.stays[asked.phase])
         asked.status, asked.fence, asked.granted_at = "running", fact.fence, fact.at
 
-    def _requeued(self, fact: f.SlotRequeued) -> None:
-        """Its state could not be loaded: it waits on, and holds nothing."""
-        asked = self.slots[fact.slot]
-        member = self.members[asked.job]
-        if asked.status != "loading" or member.holding != fact.slot:
-            self._broken("who_may_not_be_granted_is_not", f"slot {fact.slot} is {asked.status}, and is to wait on")
-        for gpu in asked.gpus:
-            del self.held[gpu]
-        asked.status, asked.gpus, asked.since = "queued", (), fact.at
-        member.holding, member.queued = None, fact.slot
-
     def _shrunk(self, fact: f.SlotShrunk) -> None:
         asked = self.slots[fact.slot]
         self.only_its_holder_releases_a_slot(fact.slot, asked)
@@ -305,7 +294,6 @@ class Slots(Placements, Turns, Credit):
         i.DetachSlot: _detaches,
     }
     _facts: ClassVar[Heeded] = {
-        f.SlotRequeued: _requeued,
         f.SlotQueued: _queued,
         f.SlotWithdrawn: _withdrawn,
         f.TurnAdded: _turn_added,
