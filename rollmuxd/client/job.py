@@ -344,7 +344,7 @@ class Job(_Base[Slot]):
             self._runtime.close()
 
     def __enter__(self) -> Self:
-        self.start()
+        self._runtime.run(self._runtime.opening())
         return self
 
     def __exit__(
@@ -409,13 +409,16 @@ class AsyncJob(_Base[AsyncSlot]):
 
 
 def _hinting(make: Callable[P, T]) -> Callable[P, T]:
-    """Have an unknown keyword answered with the nearest that there is."""
+    """Have an unknown keyword answered with the nearest that there is; a mistake's traceback ends here."""
     known = list(inspect.signature(make).parameters)
 
     @functools.wraps(make)
     def hinting(*args: P.args, **kwargs: P.kwargs) -> T:
-        call_with_known(kwargs, known)
-        return make(*args, **kwargs)
+        try:
+            call_with_known(kwargs, known)
+            return make(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            raise error.with_traceback(None) from None
 
     return hinting
 

@@ -503,10 +503,14 @@ class Runtime(Generic[S]):
                 daemon.address = address
 
     def run(self, flow: Flow[T]) -> T:
-        """Run a flow, blocking."""
+        """Run a flow, blocking. The traceback of what it raises for the user ends here: the message says it all."""
         if self._sync is None:
             self._sync = Daemon(address=self._address or _NOWHERE)
-        return self._sync.run(flow)
+        around = sys.exception()
+        try:
+            return self._sync.run(flow)
+        except (RollmuxError, KeyboardInterrupt) as error:
+            raise error.with_traceback(None) from around
 
     async def arun(self, flow: Flow[T]) -> T:
         """Run a flow on asyncio."""
@@ -517,7 +521,11 @@ class Runtime(Generic[S]):
         self._loop = asyncio.get_running_loop()
         if self._async is None:
             self._async = AsyncDaemon(address=self._address or _NOWHERE)
-        return await self._async.run(flow)
+        around = sys.exception()
+        try:
+            return await self._async.run(flow)
+        except RollmuxError as error:
+            raise error.with_traceback(None) from around
 
     @staticmethod
     def drop(flow: Flow[None]) -> None:

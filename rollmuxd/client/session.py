@@ -395,7 +395,10 @@ class Session:
                 measured, following = {}, None
             except (Conflict, NotFound) as error:
                 held.lost = True
-                why = error.detail
+                if error.status == 409 and until is None:
+                    with suppress(RollmuxError):  # perhaps the job is over, too
+                        yield from self._live(error)
+                why = self.ended or error.detail
                 if error.status == 404:
                     why = (
                         "the daemon does not know it: its journal was damaged or restored, or the slot was lost long "
@@ -448,7 +451,8 @@ class Session:
         if self._ending:
             return view
         if view.status in _OVER:
-            raise self._over(f"job {self.name} (run {view.run}) is {view.status}{_because(view.reason)}")
+            how = f"{view.status}{_because(view.reason)}; to continue, start it again from its last checkpoint"
+            raise self._over(f"job {self.name} (run {view.run}) is {how}")
         if view.session is not None and view.session != self.session:
             raise self._over(
                 f"another process has taken over run {view.run} of job {self.name}: session {view.session}"

@@ -4,10 +4,13 @@ import asyncio
 import contextlib
 import math
 import os
+import re
 import threading
 import time
+import traceback
 from concurrent import futures
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
@@ -634,6 +637,42 @@ def test_an_ended_job_gets_no_more_slots(daemon):
         daemon.end_job("a", "by root")
         with pytest.raises(rollmuxd.JobEnded, match="by root"), job.phase("rollout"):
             pass
+
+
+def over(daemon):
+    with rollmuxd.job("a") as job:
+        daemon.end_job("a", "by root")
+        with job.phase("rollout"):
+            pass
+
+
+def interrupted(daemon):
+    handle = daemon.handle
+
+    def first(method, path, *rest):
+        if path.endswith("/slots"):
+            daemon.handle = handle
+            raise KeyboardInterrupt
+        return handle(method, path, *rest)
+
+    daemon.handle = first
+    with rollmuxd.job("a") as job, job.phase("rollout"):
+        pass
+
+
+def mistaken(_):
+    rollmuxd.job("a", rollout=dict(seconds=-3))
+
+
+@pytest.mark.parametrize("loop", [over, interrupted, mistaken])
+def test_what_ends_a_loop_shows_the_users_own_line_and_none_of_our_flows(daemon, loop):
+    with pytest.raises((rollmuxd.JobEnded, KeyboardInterrupt, ValueError)) as raised:
+        loop(daemon)
+
+    shown = "".join(traceback.format_exception(raised.value)).partition("test_job.py")[2]
+    assert loop.__name__ in shown
+    assert {Path(file).name for file in re.findall(r'File "(.*?)"', shown)} <= {"test_job.py", "job.py", "runtime.py"}
+    assert shown.count("File") <= 3
 
 
 def test_a_start_that_is_interrupted_leaves_no_job_behind(daemon):

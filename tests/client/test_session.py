@@ -769,6 +769,19 @@ def test_a_refused_release_is_a_lost_slot_with_the_daemons_reason(session, play)
     assert held.lost
 
 
+def test_a_slot_that_was_lost_with_its_job_says_to_start_again_from_the_checkpoint(session, play):
+    stale = Conflict("slot t1 is not yours any more: it is over", status=409)
+
+    with pytest.raises(SlotLost) as lost:
+        leaving = session.leave(Held("t1", "train", "1.7", ()), measured={}, then=None, failing=False)
+        play(leaving, [stale, view("ended", reason="no heartbeat for one lease time")])
+
+    why = (
+        "job a (run 1) is ended (no heartbeat for one lease time); to continue, start it again from its last checkpoint"
+    )
+    assert str(lost.value) == f"a: slot t1 was lost while train ran: {why}"
+
+
 def test_figures_that_the_daemon_refuses_do_not_keep_the_gpus(session, play):
     held = Held("t1", "rollout", "1.7", ())
 
