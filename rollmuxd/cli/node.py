@@ -19,7 +19,7 @@ def node() -> None:
 @click.option("--pool", help="Only those of this pool.")
 @talks
 def list_(call: Call, pool: str | None) -> None:
-    """All nodes, which jobs are placed there, and which slots hold their GPUs."""
+    """All nodes, which jobs are placed there, and which of them hold their GPUs."""
     nodes = list(call.items("/v1/nodes", pool=pool))
 
     columns: Columns = {
@@ -29,7 +29,7 @@ def list_(call: Call, pool: str | None) -> None:
         "GROUP": "group",
         "GPUS": lambda view: f"{len(view['gpus'])} {view['gpu_type']}".strip(),
         "JOBS": pinned,
-        "HELD BY": lambda view: sorted({gpu["holder"] for gpu in view["gpus"] if gpu["holder"]}),
+        "HELD BY": lambda view: sorted({_holder(view, gpu) for gpu in view["gpus"] if gpu["holder"]}),
         "STATES": _states,
         "REASON": "reason",
     }
@@ -68,6 +68,12 @@ def _show(view: dict[str, Any]) -> None:
 def pinned(view: dict[str, Any]) -> list[str]:
     """The jobs that are placed on a node or host, as people know them."""
     return [f"{job['name']} ({job['job']})" if job.get("name") else str(job["job"]) for job in view.get("jobs", [])]
+
+
+def _holder(view: dict[str, Any], gpu: dict[str, Any]) -> str:
+    """The job that holds a GPU, by its name where the caller may know it. The bytes there are its own meanwhile."""
+    names = {job["job"]: job["name"] for job in view.get("jobs", [])}
+    return str(names.get(gpu["dirty_by"]) or gpu["dirty_by"] or gpu["holder"])
 
 
 def _states(view: dict[str, Any]) -> dict[str, str]:

@@ -115,6 +115,8 @@ class JobView(Answer, frozen=True):
     silent_s: float | None = None
     slot: str | None = None
     phase: str | None = None
+    #: since when it has that slot, or waits for it
+    phase_since: str | None = None
     waiting: Waiting | None = None
     loads_warm: int = 0
     loads_cold: int = 0

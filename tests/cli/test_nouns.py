@@ -284,8 +284,10 @@ def test_nodes_are_listed_with_who_holds_them(rollmuxd, daemon):
     node = {**NODE, "jobs": [{"job": "j1", "name": "math-7b"}]}
     daemon["GET /v1/nodes"] = {"items": [node], "next": None}
 
-    row = ["box/gpu0", "rollout", "up", "g1", "1 H100", "math-7b (j1)", "s4", "math-7b rollout: loaded", "-"]
+    row = ["box/gpu0", "rollout", "up", "g1", "1 H100", "math-7b (j1)", "math-7b", "math-7b rollout: loaded", "-"]
     assert stripped(rollmuxd("node list"))[1] == row
+    node["jobs"] = [{"job": "j1", "name": ""}]
+    assert "j1" in stripped(rollmuxd("node list"))[1][6]
 
 
 def test_a_nodes_slash_stays_within_one_part_of_the_path(rollmuxd, daemon):

@@ -22,7 +22,9 @@ from rollmuxd.cli.top import command as top_command
 from rollmuxd.cli.top import view
 from rollmuxd.cli.top.screen import Screen
 
-GPUS = [{"gpu": f"box/gpu{n}", "holder": "s4" if n < 2 else None, "dirty_by": None} for n in range(4)]
+GPUS = [
+    {"gpu": f"box/gpu{n}", "holder": "s4" if n < 2 else None, "dirty_by": "j1" if n < 2 else None} for n in range(4)
+]
 NODES = [
     {
         "node": "box/gpu0-3",
@@ -59,7 +61,6 @@ SLOT = {
     "phase": "rollout",
     "status": "tail",
     "request_id": "r",
-    "granted_at": "2025-06-01T12:00:00.000Z",
 }
 
 PICTURE = """\
@@ -73,7 +74,7 @@ box/gpu0-3  rollout  up           g1        4  math-7b rollout (tail) on 2  park
 box/gpu4-7  train    quarantined  g1        4  gpu5 does not become clean   -
 
 JOB      OWNER   STATUS    GROUP  NOW                        FOR  ITER  SLOWDOWN  OF ITS BOUND  CREDIT
-code-7b  vision  admitted  g1     waits its turn for train     -     3         -  best effort        -
+code-7b  vision  admitted  g1     waits its turn for train  29 s     3         -  best effort        -
 math-7b  vision  admitted  g1     rollout (tail)            34 s    12      1.50  ████░░░░ 2     -30 s
 
 WAITING FOR A PLACE  OWNER   SLO  WHY
@@ -86,8 +87,9 @@ def table(a_job):
     """What the daemon's lists have."""
     jobs = [
         a_job(group="g1", slot="s4", phase="rollout", iterations=12, slowdown=1.5, slo=2.0, promised=True)
-        | {"credit_s": -30.0},
-        a_job(job="j2", name="code-7b", group="g1", slot="s9", phase="train", iterations=3),
+        | {"credit_s": -30.0, "phase_since": "2025-06-01T12:00:00.000Z"},
+        a_job(job="j2", name="code-7b", group="g1", slot="s9", phase="train", iterations=3)
+        | {"phase_since": "2025-06-01T12:00:05.000Z"},
         a_job(job="j3", name="big", status="waiting", reason="box has 30 GB of RAM left, it needs 80"),
         a_job(job="j4", name="old", status="ended"),
     ]
@@ -121,6 +123,12 @@ def overview(table, asked):
 
 def test_one_look_shows_pools_nodes_jobs_against_their_bounds_and_what_waits(rollmuxd, there):
     assert rollmuxd("top --once").out == PICTURE
+
+
+def test_gpus_of_a_job_that_the_caller_may_not_see_are_held_by_its_id(rollmuxd, there, table):
+    table["/v1/nodes"] = [{**NODES[0], "gpus": [{"gpu": "box/gpu0", "holder": "s8", "dirty_by": "j9"}]}]
+
+    assert "g1        1  j9       parking" in rollmuxd("top --once").out
 
 
 def test_a_job_without_the_promise_that_it_asked_for_is_told_of_with_what_would_help(rollmuxd, there, table):

@@ -143,8 +143,10 @@ async def test_the_list_says_why_one_that_has_its_place_waits_for_its_turn(runni
             tasks.start_soon(partial(second.ask, "rollout", wait_s=60))
             await world.settle()
             listed = {view["name"]: view for view in (await client.get("/v1/jobs")).json()["items"]}
+            waits = (await client.get(f"/v1/slots/{listed['second']['slot']}")).json()
             tasks.cancel_scope.cancel()
 
+        assert listed["second"]["phase_since"] == waits["queued_at"]
         assert listed["second"]["status"] == "admitted"
         assert listed["second"]["reason"] == "h1/gpu0 is held by first (rollout, running)"
         assert listed["first"]["reason"] == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -222,16 +223,15 @@ def _nodes(
 
 def _held_by(node: Mapping[str, Any], holders: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> str:
     """Which jobs hold the node's GPUs, and how many of them where it is not all."""
-    counts: dict[str, int] = {}
-    for gpu in node["gpus"]:
-        if gpu["holder"]:
-            counts[gpu["holder"]] = counts.get(gpu["holder"], 0) + 1
+    counts = Counter((gpu["holder"], gpu["dirty_by"]) for gpu in node["gpus"] if gpu["holder"])
     said = []
-    for name, count in counts.items():
-        slot = holders.get(name)
-        who = name if slot is None else f"{names.get(slot['job'], slot['job'])} {slot['phase']}"
+    for (name, job), count in counts.items():
+        slot = holders.get(name)  # that of a job which the caller may not see is not listed
+        whose = job if slot is None else slot["job"]
+        who = names.get(whose, whose) or name
+        doing = "" if slot is None else f" {slot['phase']}"
         how = "" if slot is None or slot["status"] == "running" else f" ({slot['status']})"
-        said.append(f"{who}{how}{'' if count == len(node['gpus']) else f' on {count}'}")
+        said.append(f"{who}{doing}{how}{'' if count == len(node['gpus']) else f' on {count}'}")
     if not said and node.get("reason"):
         return str(node["reason"])
     return ", ".join(said) or "-"
@@ -259,7 +259,7 @@ def _jobs(
 ) -> RenderableType:
     rows: list[list[str | Text]] = []
     for job in jobs:
-        now, since = _now(job, holders)
+        since = job.get("phase_since")
         credit = job.get("credit_s")
         broken = credit is not None and credit < 0
         rows.append(
@@ -268,7 +268,7 @@ def _jobs(
                 printable(job["owner"]),
                 Text(job["status"], _COLOUR.get(job["status"], "")),
                 job.get("group") or "-",
-                now if job.get("silent_s") is None else Text(_silent(job), "red"),
+                _now(job, holders) if job.get("silent_s") is None else Text(_silent(job), "red"),
                 _span(_seconds(since, at)) if since else "-",
                 str(job.get("iterations", 0)),
                 "-" if job.get("slowdown") is None else f"{job['slowdown']:.2f}",
@@ -289,15 +289,11 @@ def _silent(job: Mapping[str, Any]) -> str:
     return "" if job.get("silent_s") is None else f"silent for {job['silent_s']:.0f} s"
 
 
-def _now(job: Mapping[str, Any], holders: Mapping[str, Mapping[str, Any]]) -> tuple[str, str | None]:
-    """What the job does, and since when."""
+def _now(job: Mapping[str, Any], holders: Mapping[str, Mapping[str, Any]]) -> str:
     slot = holders.get(job.get("slot") or "")
     if slot is not None:
-        doing = slot["phase"] if slot["status"] == "running" else f"{slot['phase']} ({slot['status']})"
-        return doing, slot.get("granted_at") or slot.get("queued_at")
-    if job.get("slot"):
-        return f"waits its turn for {job['phase']}", None
-    return "-", None
+        return str(slot["phase"]) if slot["status"] == "running" else f"{slot['phase']} ({slot['status']})"
+    return f"waits its turn for {job['phase']}" if job.get("slot") else "-"
 
 
 def _against(job: Mapping[str, Any]) -> str:

@@ -139,6 +139,7 @@ def job_view(
         silent_s=seconds(silent_ms(core, job.session or "", now)),
         slot=None if on is None else on.id,
         phase=None if on is None else on.phase,
+        phase_since=None if on is None else iso(on.queued_at if on.granted_at is None else on.granted_at),
         waiting=waiting_view(visibility, job, now) if waiting and job.status is JobStatus.WAITING else None,
         loads_warm=job.progress.loads_warm,
         loads_cold=job.progress.loads_cold,
