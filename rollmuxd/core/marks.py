@@ -246,7 +246,7 @@ MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
     f.SlotWithdrawn: (_its_group,),
     f.SlotShrunk: (_its_group, _watch_its_nodes),
     f.SlotReleased: (_job,),
-    f.SlotRevoked: (_job,),
+    **dict.fromkeys((f.SlotFaulted, f.SlotLost, f.SlotRevoked), (_job,)),
     f.SlotReclaiming: (_its_hosts,),
     f.SlotOver: (_job, _its_nodes),
     f.OrderEnded: (_job, _node, _its_hosts_if_it_leaves),
@@ -299,7 +299,7 @@ NOTHING_FOLLOWS: Final = frozenset(
         *(f.DaemonStarted, f.LoopStalled, f.HostRemoved, f.HostBooted, f.NodeUnknown, f.NodeUndrained, f.Audited),
         *(f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted, f.ProcessOver, f.SessionOpened, f.SessionFenced),
         *(f.SlotClaimed, f.SlotGranted, f.SlotGrown, f.SlotOverran, f.TurnAdded, f.TurnSkipped),
-        *(f.NextAnswered, f.OrderIssued, f.SlotFaulted, f.SlotLost),
+        *(f.NextAnswered, f.OrderIssued),
         *(f.FillerPlaced, f.NodeLent, f.YieldAsked),
     )
 )

@@ -1,8 +1,5 @@
 """Hosts and nodes: the configuration, what backends see there, draining."""
 
-from collections.abc import Mapping
-from typing import Final
-
 import msgspec
 
 from rollmuxd.core import effects as e
@@ -24,7 +21,6 @@ from rollmuxd.core.model import (
     NodeStatus,
     OrderKind,
     OrderStatus,
-    SlotStatus,
     StateStatus,
 )
 from rollmuxd.core.steps.launch import is_ended_for_it, kill
@@ -37,7 +33,7 @@ from rollmuxd.core.steps.observe import (
     record_unknown,
     resolve_unknown,
 )
-from rollmuxd.core.steps.reclaim import drop_requests, end_now, park_own, take_away
+from rollmuxd.core.steps.reclaim import drop_requests, end_now, revoke, take_away
 from rollmuxd.core.steps.residual_memory import judge
 
 #: what drains a node that was taken out of the configuration, and takes it back when it is in it again
@@ -45,13 +41,6 @@ CONFIGURATION = "the configuration"
 #: ids of each kind to skip where the journal has lost facts, times the incarnation, which is a time in seconds. More
 #: ids than any daemon gave since the backup, and others after each restore of it.
 IDS_SKIPPED = 10_000
-
-#: how slots end whose host was restarted
-LOST_AS: Final[Mapping[SlotStatus, type[f.SlotFaulted | f.SlotLost]]] = {
-    SlotStatus.LOADING: f.SlotFaulted,
-    SlotStatus.RUNNING: f.SlotLost,
-    SlotStatus.TAIL: f.SlotLost,
-}
 
 
 def host_ends(c: Context, given: i.HostEnds) -> Answer:
@@ -174,7 +163,7 @@ def disown(c: Context, why: Cause) -> None:
         if job.group and not any(job.pins.values()):
             drop_requests(c, job, why)
             if job.slot is not None:
-                take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, "the daemon", why))
+                revoke(c, c.state.slots[job.slot], by="the daemon", reason=why)
         elif job.live and session is not None:
             lose(c, session, why)
         elif job.live:
@@ -260,22 +249,15 @@ def forget_contents(c: Context, host: Host, sights: dict[str, i.GpuObservation],
 
     But for what has come there since, or is on its way, where the restart is noticed late.
     """
-    taken = []
     for name in host.nodes:
         node = c.state.nodes[name]
-        for holder in node.holders:
-            slot = c.state.slots[holder]
-            taken.append(slot)
-            reason = Cause("host_restarted", {"host": node.host})
-            if slot.status in LOST_AS:
-                take_away(c, slot, LOST_AS[slot.status](c.now, holder, reason))
+        for slot in [c.state.slots[holder] for holder in node.holders]:
+            if slot.status in HOLDS:
+                take_away(c, slot, f.SlotLost(c.now, slot.id, Cause("host_restarted", {"host": node.host})))
         for kept in c.state.states_on(node):
             record_unknown(c, kept)
             if kept.status is StateStatus.UNKNOWN and not has_come_since(c, node, kept, sights, since):
                 c.fact(f.StateObserved(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
-    for slot in taken:  # what it had loaded on other hosts
-        if slot.status is SlotStatus.RECLAIMING:
-            park_own(c, c.state.jobs[slot.job], slot)
 
 
 def has_come_since(c: Context, node: Node, kept: JobState, sights: dict[str, i.GpuObservation], since: Millis) -> bool:

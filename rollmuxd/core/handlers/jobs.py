@@ -12,7 +12,7 @@ from rollmuxd.core.spec import OnLoss
 from rollmuxd.core.steps.admit import check_owner, check_spec
 from rollmuxd.core.steps.launch import end_process, is_relaunched, kill, lost_too_often, plan_relaunch, run_key
 from rollmuxd.core.steps.observe import record_unknown
-from rollmuxd.core.steps.reclaim import abandon, drop_requests, end_now, revoke_held, take_away
+from rollmuxd.core.steps.reclaim import abandon, drop_requests, end_now, revoke, take_away
 
 
 def register(c: Context, ask: i.RegisterJob) -> Answer:
@@ -185,12 +185,9 @@ def open_session(c: Context, ask: i.OpenSession) -> Answer:
     c.timers.see(new, c.now, c.config.lease_ms)
     reason = Cause("another_session")
     drop_requests(c, job, reason)
-    same_process = old is not None and (old.pid, old.host) == (ask.pid, ask.host)
-    if job.slot is not None and same_process:  # it has there what it had loaded
-        revoke_held(c, c.state.slots[job.slot], by=f"session {new}", reason=reason)
-    elif job.slot is not None:
-        take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, f"session {new}", reason))
-    if old is not None and not same_process:
+    if job.slot is not None:
+        revoke(c, c.state.slots[job.slot], by=f"session {new}", reason=reason)
+    if old is not None and (old.pid, old.host) != (ask.pid, ask.host):
         process_replaced(c, job, new)
     return Answer(job=job.id, session=new)
 
@@ -222,9 +219,7 @@ def close_session(c: Context, ask: i.CloseSession) -> Answer:
         return Answer(session=session.id)
     drop_requests(c, job, Cause("session_closed"))
     if job.slot is not None:
-        by = f"session {session.id}"
-        slot = c.state.slots[job.slot]
-        take_away(c, slot, f.SlotRevoked(c.now, slot.id, by, Cause("session_closed")))
+        revoke(c, c.state.slots[job.slot], by=f"session {session.id}", reason=Cause("session_closed"))
     nobody_knows(c, job)
     return Answer(session=session.id)
 

@@ -14,11 +14,12 @@ from rollmuxd.core.handlers.jobs import live_session, lose
 from rollmuxd.core.ids import Fence, SessionId, SlotId
 from rollmuxd.core.model import Job, JobStatus, SessionStatus, Slot, SlotStatus
 from rollmuxd.core.spec import IfUnmet, Park
+from rollmuxd.core.steps import reclaim
 from rollmuxd.core.steps.admit import limits_of, moves_without_its_process
 from rollmuxd.core.steps.dispatch import take_place
 from rollmuxd.core.steps.guard import watch as watch_credit
 from rollmuxd.core.steps.observe import gpus_observed
-from rollmuxd.core.steps.reclaim import drop_requests, end_now, is_loading, park_own, revoke_held, take_away
+from rollmuxd.core.steps.reclaim import drop_requests, end_now, is_loading, park_own
 from rollmuxd.core.steps.replan import measure
 from rollmuxd.core.steps.replan import watch as watch_times
 
@@ -168,7 +169,7 @@ def give_back(c: Context, ask: i.GiveBack) -> Answer:
     if slot is not None and slot.fence is not None and slot.status in (SlotStatus.RUNNING, SlotStatus.TAIL):
         return release(c, i.ReleaseSlot(slot.id, slot.fence))
     if slot is not None and slot.status is SlotStatus.LOADING:
-        revoke_held(c, slot, by=f"session {session.id}", reason=reason)
+        reclaim.revoke(c, slot, by=f"session {session.id}", reason=reason)
     return Answer(session=session.id)
 
 
@@ -213,7 +214,7 @@ def revoke(c: Context, ask: i.RevokeSlot) -> Answer:
     if slot.status is SlotStatus.QUEUED:
         drop_requests(c, job, Cause("revoked_by", {"by": ask.by, "text": ask.reason}))
     elif slot.status in HOLDS:
-        revoke_held(c, slot, by=ask.by, reason=said(ask.reason) if ask.reason else Cause("revoked"))
+        reclaim.revoke(c, slot, by=ask.by, reason=said(ask.reason) if ask.reason else Cause("revoked"))
     elif slot.status in (SlotStatus.REVOKED, SlotStatus.RECLAIMING):
         return Answer(slot=slot.id, repeated=True)
     else:
@@ -234,11 +235,8 @@ def yield_due(c: Context, slot: SlotId) -> None:
     job, session = c.state.jobs[known.job], c.state.sessions[known.session]
     limit_s = 0 if job.spec.filler is None else job.spec.filler.yield_ms / 1000
     reason = Cause("not_given_back", {"limit_s": limit_s})
-    if moves_without_its_process(job.spec):
-        revoke_held(c, known, by="yield", reason=reason)
-        return
-    take_away(c, known, f.SlotRevoked(c.now, slot, "yield", reason))
-    if session.status is SessionStatus.ALIVE:
+    reclaim.revoke(c, known, by="yield", reason=reason)
+    if not moves_without_its_process(job.spec) and session.status is SessionStatus.ALIVE:
         lose(c, session, reason)
 
 
@@ -252,4 +250,4 @@ def give_up(c: Context, slot: SlotId) -> None:
     if known.status is SlotStatus.QUEUED:
         drop_requests(c, job, reason)
     else:
-        revoke_held(c, known, by="re-attach time", reason=reason)
+        reclaim.revoke(c, known, by="re-attach time", reason=reason)

@@ -40,7 +40,7 @@ from rollmuxd.core.steps.dispatch import grant_if_loaded, issue, needed
 from rollmuxd.core.steps.guard import debit_ms, reserve_ms
 from rollmuxd.core.steps.launch import launch
 from rollmuxd.core.steps.lines import next_phase
-from rollmuxd.core.steps.reclaim import revoke_held
+from rollmuxd.core.steps.reclaim import revoke
 
 #: the times of a phase that tell when it ends: so many of the last, and that quantile of what is left
 RECENT: Final = 8
@@ -394,7 +394,7 @@ def look_at_loan(c: Context, node: Node, slot: Slot | None) -> None:
 def ask_back(c: Context, slot: Slot, filler: Job, reason: str) -> None:
     """Ask a filler to give way. One whose state is still being loaded has nothing to end."""
     if slot.status is SlotStatus.LOADING:
-        revoke_held(c, slot, by="yield", reason=Cause(reason))
+        revoke(c, slot, by="yield", reason=Cause(reason))
         return
     assert filler.spec.filler is not None
     due = c.now + filler.spec.filler.yield_ms

@@ -13,7 +13,7 @@ from rollmuxd.core.estimates import by_work_ms, quantile_ms
 from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.model import Job, Slot, SlotStatus, nodes_in
 from rollmuxd.core.steps.dispatch import holds_on, is_waited_for
-from rollmuxd.core.steps.reclaim import revoke_held
+from rollmuxd.core.steps.reclaim import revoke
 
 #: a slot has this many times the p95 of its phase
 TIMES = 3
@@ -81,4 +81,4 @@ def end(c: Context, job: Job, slot: Slot) -> None:
     ran = ran_ms(slot, c.now) // 1000
     expected = (expected_ms(c, job, slot) or 0) / 1000
     reason = Cause("overrun", {"ran_s": ran, "phase": slot.phase, "expected_s": expected})
-    revoke_held(c, slot, by="overrun", reason=reason)
+    revoke(c, slot, by="overrun", reason=reason)

@@ -63,7 +63,10 @@ def drop_requests(c: Context, job: Job, reason: Cause) -> None:
 
 
 def take_away(c: Context, slot: Slot, fact: f.SlotLost | f.SlotRevoked | f.SlotFaulted) -> None:
-    """The slot ends without its holder's word: its GPUs stay held until they are verified clean."""
+    """The slot ends without its holder's word: its GPUs stay held until they are verified clean.
+
+    What it had loaded is parked, or discarded, when it is reclaimed from.
+    """
     c.fact(fact)
     c.fact(f.SlotReclaiming(c.now, slot.id))
     c.timers.forget_slot(slot.id)
@@ -78,10 +81,9 @@ def park_own(c: Context, job: Job, slot: Slot) -> None:
                 issue(c, OrderKind.PARK, kept, slot.id)
 
 
-def revoke_held(c: Context, slot: Slot, *, by: str, reason: Cause) -> None:
+def revoke(c: Context, slot: Slot, *, by: str, reason: Cause) -> None:
     """End a slot that holds GPUs, although its holder did not give it back."""
     take_away(c, slot, f.SlotRevoked(c.now, slot.id, by, reason))
-    park_own(c, c.state.jobs[slot.job], slot)
 
 
 def end_if_clean(c: Context, job: Job, slot: Slot) -> None:
@@ -133,7 +135,7 @@ def end_now(c: Context, job: Job, *, reason: Cause, by: str) -> None:
     drop_requests(c, job, Cause("job_ended", cause=reason))
     abandon(c, job, reason)
     if job.slot is not None:
-        take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, by, reason))
+        revoke(c, c.state.slots[job.slot], by=by, reason=reason)
     c.fact(f.JobEnded(c.now, job.id, reason, by))
     if job.launch is not None and not job.launch.over:  # it may leave by itself first
         c.timers.at(c.now + c.config.lease_ms, "reap", job.id)
