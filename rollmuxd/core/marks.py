@@ -14,13 +14,13 @@ Every fact is looked up before it is applied: it may remove what it is about. Ea
 :data:`NOTHING_FOLLOWS`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.ids import GroupId, HostId, JobId, NodeId
-from rollmuxd.core.model import Job, JobStatus, nodes_in
+from rollmuxd.core.model import Job, JobStatus, Node, nodes_in
 from rollmuxd.core.state import State
 
 
@@ -133,14 +133,9 @@ def _job_of(state: State, fact: Any) -> Job:
     return state.jobs[name]
 
 
-def _node_of(state: State, fact: Any) -> NodeId:
+def _node_of(state: State, fact: Any) -> Node:
     """The node that a fact names, or whose order it names."""
-    node: NodeId = fact.node if hasattr(fact, "node") else state.orders[fact.order].node
-    return node
-
-
-def _hosts_of(dirty: Dirty, state: State, nodes: Iterable[NodeId]) -> None:
-    dirty.hosts.update(dict.fromkeys(state.nodes[name].host for name in nodes))
+    return state.nodes[fact.node if hasattr(fact, "node") else state.orders[fact.order].node]
 
 
 # ---- what may be marked ----------------------------------------------------------------------------------------------
@@ -151,30 +146,17 @@ def _job(dirty: Dirty, state: State, fact: Any) -> None:
     dirty.job(_job_of(state, fact))
 
 
-def _job_alone(dirty: Dirty, state: State, fact: Any) -> None:
-    """The job, which has no turn by that."""
-    dirty.jobs[fact.job] = None
-
-
-def _its_group(dirty: Dirty, state: State, fact: Any) -> None:
-    """The group where the job sits."""
-    dirty.group(_job_of(state, fact).group)
-
-
 def _its_nodes(dirty: Dirty, state: State, fact: Any) -> None:
     """The nodes that the job has."""
     dirty.nodes.update(dict.fromkeys(nodes_in(_job_of(state, fact).pins)))
 
 
-def _watch_its_nodes(dirty: Dirty, state: State, fact: Any) -> None:
-    """Something on the nodes that the job has is to come clean in a while."""
-    dirty.watched.update(dict.fromkeys(nodes_in(_job_of(state, fact).pins)))
-
-
 def _its_hosts(dirty: Dirty, state: State, fact: Any) -> None:
-    """Something on the nodes that the job has, or had, is to come clean now."""
-    job = _job_of(state, fact)
-    _hosts_of(dirty, state, (*nodes_in(job.pins), *job.left))
+    """Something on the nodes that the job has, had or is to have is to come clean now."""
+    job, named = _job_of(state, fact), nodes_in(getattr(fact, "pins", {}))
+    there = () if job.move is None else nodes_in(job.move.pins)
+    for name in (*nodes_in(job.pins), *job.left, *there, *named):
+        dirty.hosts[state.nodes[name].host] = None
 
 
 def _its_hosts_if_it_leaves(dirty: Dirty, state: State, fact: Any) -> None:
@@ -182,32 +164,26 @@ def _its_hosts_if_it_leaves(dirty: Dirty, state: State, fact: Any) -> None:
         _its_hosts(dirty, state, fact)
 
 
-def _hosts_there(dirty: Dirty, state: State, fact: Any) -> None:
-    """The nodes to which the job is to move: what it has there by now."""
-    move = _job_of(state, fact).move
-    if move is not None:
-        _hosts_of(dirty, state, nodes_in(move.pins))
-
-
-def _hosts_named(dirty: Dirty, state: State, fact: f.JobPlaced) -> None:
-    """What others have left where the job comes to."""
-    _hosts_of(dirty, state, nodes_in(fact.pins))
+def _watch_its_nodes(dirty: Dirty, state: State, fact: Any) -> None:
+    """Something on the nodes that the job has is to come clean in a while."""
+    dirty.watched.update(dict.fromkeys(nodes_in(_job_of(state, fact).pins)))
 
 
 def _node(dirty: Dirty, state: State, fact: Any) -> None:
-    dirty.nodes[_node_of(state, fact)] = None
-
-
-def _nodes_group(dirty: Dirty, state: State, fact: Any) -> None:
-    dirty.group(state.nodes[fact.node].group)
-
-
-def _watch(dirty: Dirty, state: State, fact: Any) -> None:
-    dirty.watched[_node_of(state, fact)] = None
+    """The node, and its group."""
+    node = _node_of(state, fact)
+    dirty.nodes[node.id] = None
+    dirty.group(node.group)
 
 
 def _host(dirty: Dirty, state: State, fact: Any) -> None:
-    _hosts_of(dirty, state, (_node_of(state, fact),))
+    """Something on the node is to come clean now."""
+    dirty.hosts[_node_of(state, fact).host] = None
+
+
+def _watch(dirty: Dirty, state: State, fact: Any) -> None:
+    """Something on the node is to come clean in a while."""
+    dirty.watched[_node_of(state, fact).id] = None
 
 
 def _group(dirty: Dirty, state: State, fact: Any) -> None:
@@ -223,6 +199,7 @@ def _places(dirty: Dirty, state: State, fact: f.Fact) -> None:
 
 
 def _registered(dirty: Dirty, state: State, fact: f.JobRegistered) -> None:
+    dirty.jobs[fact.job] = None
     if fact.spec.filler is not None:
         dirty.fillers[fact.job] = None
     elif fact.job not in state.jobs:
@@ -238,14 +215,12 @@ def _waits_again(dirty: Dirty, state: State, fact: f.JobResumed) -> None:
 
 
 _JOB_AND_ROOM: Final = (_job, _room, _places)
-_NODE_AND_GROUP: Final = (_node, _nodes_group)
+_NODE_AND_ROOM: Final = (_node, _room, _places)
 
 #: what is to be looked at after a fact; said before it is applied
 MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
-    f.SlotQueued: (_its_group,),
-    f.SlotWithdrawn: (_its_group,),
-    f.SlotShrunk: (_its_group, _watch_its_nodes),
-    f.SlotReleased: (_job,),
+    **dict.fromkeys((f.SlotQueued, f.SlotWithdrawn, f.SlotReleased), (_job,)),
+    f.SlotShrunk: (_job, _watch_its_nodes),
     **dict.fromkeys((f.SlotFaulted, f.SlotLost, f.SlotRevoked), (_job,)),
     f.SlotReclaiming: (_its_hosts,),
     f.SlotOver: (_job, _its_nodes),
@@ -255,42 +230,25 @@ MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
     f.StateUnknown: (_job, _node, _host),
     f.StateObserved: (_job, _node, _room),
     f.ResidualMemoryObserved: (_room,),
-    f.GpusVerifiedClean: _NODE_AND_GROUP,
+    f.GpusVerifiedClean: (_node,),
     f.GpusNotClean: (_host,),
-    f.LoanEnded: _NODE_AND_GROUP,
-    f.NodeUp: (*_NODE_AND_GROUP, _room, _places),
-    f.NodeDraining: (*_NODE_AND_GROUP, _room, _places, _watch),
-    # turns for it are passed. Nothing comes clean there by that, so jobs that leave it are not looked at
-    f.NodeOccupied: (_nodes_group, _room, _places),
-    f.NodeLost: (_nodes_group, _room, _places),
-    f.NodeQuarantined: (_nodes_group, _room, _places),
-    f.NodeDrained: (_room, _places),
-    f.NodeAdded: (_room, _places),
-    f.NodeRemoved: (_room, _places),
-    f.NodeLeft: (*_NODE_AND_GROUP, _room, _places, _job_alone),
-    f.HostAdded: (_room, _places),
-    f.HostEndObserved: (_room, _places),
+    f.LoanEnded: (_node,),
+    f.NodeDraining: (*_NODE_AND_ROOM, _watch),
+    **dict.fromkeys((f.NodeUp, f.NodeOccupied, f.NodeLost, f.NodeQuarantined), _NODE_AND_ROOM),
+    **dict.fromkeys((f.NodeDrained, f.NodeAdded, f.NodeRemoved, f.HostAdded, f.HostEndObserved), (_room, _places)),
+    f.NodeLeft: (*_NODE_AND_ROOM, _job),
     f.GroupReplanned: (_group, _room, _places),
     f.TimesDrifted: (_room, _places),
-    f.JobRegistered: (_job_alone, _registered),
-    f.JobPlaced: (_job_alone, _group, _places, _hosts_named),
-    f.JobPromised: _JOB_AND_ROOM,
-    f.JobGuarded: _JOB_AND_ROOM,
-    f.GuardEnded: _JOB_AND_ROOM,
-    f.JobPaused: _JOB_AND_ROOM,
+    f.JobRegistered: (_registered,),
+    f.JobPlaced: (_job, _group, _places, _its_hosts),
+    **dict.fromkeys((f.JobPromised, f.JobGuarded, f.GuardEnded, f.JobPaused, f.MoveAbandoned), _JOB_AND_ROOM),
     f.JobResumed: (_job, _places, _waits_again),
     f.JobReinstated: (_job, _room),
-    f.JobUnplaced: (*_JOB_AND_ROOM, _its_hosts),
-    f.JobQuarantined: (*_JOB_AND_ROOM, _its_hosts),
-    f.JobLost: (*_JOB_AND_ROOM, _its_hosts),
-    f.JobEnded: (*_JOB_AND_ROOM, _its_hosts),
-    f.PlacementEnded: (*_JOB_AND_ROOM, _its_nodes, _hosts_there),
+    **dict.fromkeys((f.JobUnplaced, f.JobQuarantined, f.JobLost, f.JobEnded), (*_JOB_AND_ROOM, _its_hosts)),
+    **dict.fromkeys((f.PlacementEnded, f.MoveEnded), (*_JOB_AND_ROOM, _its_nodes, _its_hosts)),
     f.MovePlanned: (_job, _group, _places),
     f.MoveBegan: (_job, _places),
-    f.MoveEnded: (*_JOB_AND_ROOM, _its_nodes, _hosts_there),
-    f.MoveAbandoned: _JOB_AND_ROOM,
-    f.SessionLost: (_job, _its_hosts),
-    f.SessionClosed: (_job, _its_hosts),
+    **dict.fromkeys((f.SessionLost, f.SessionClosed), (_job, _its_hosts)),
 }
 
 #: facts that make nothing possible, or say only that something is to be seen, or come with facts that are marked
