@@ -393,6 +393,18 @@ async def test_a_job_that_says_so_has_finished(running):
         assert (ended.json()["reason"], ended.json()["finished"]) == ("30 steps", True)
 
 
+@pytest.mark.parametrize(("phases", "finished", "iterations"), [(4, True, 2), (3, True, 1), (4, False, 1)])
+async def test_the_last_iteration_of_a_loop_that_came_to_its_end_counts(running, phases, finished, iterations):
+    async with running() as world, world.client() as client:
+        job = await world.job(client)
+        for phase in ("rollout", "train", "rollout", "train")[:phases]:
+            await job.give_back((await job.ask(phase)).json())
+        ended = (await client.request("DELETE", f"/v1/jobs/{job.id}", json={"finished": finished})).json()
+
+        assert (ended["iterations"], ended["slowdown"]) == (iterations, 1)
+        assert (await client.get("/v1/report")).json()["work"][0]["iterations"] == iterations
+
+
 async def test_pause_resume_and_end(running):
     async with running() as world, world.client() as client:
         job = await world.job(client)

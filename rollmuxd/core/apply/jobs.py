@@ -6,7 +6,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
 from rollmuxd.core.apply.groups import forget_empty, group_named, leave_schedule, merged
 from rollmuxd.core.apply.loans import leave_node
-from rollmuxd.core.apply.measures import forget_restated, plan_with, start_fresh_times
+from rollmuxd.core.apply.measures import count_end, forget_restated, plan_with, start_fresh_times
 from rollmuxd.core.apply.pins import owner_of, pin, unpin
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.lifecycle import next_status
@@ -198,6 +198,9 @@ def job_ended(state: State, fact: f.JobEnded) -> None:
     set_job(state, job, fact)
     job.relaunch_at = None
     job.reason, job.ended_at = fact.reason, fact.at
+    if fact.reason.code == "finished":
+        mine = (state.slots[slot] for slot in reversed(state.slots_of[job.id]))
+        count_end(job, next((slot for slot in mine if not slot.side), None))
     leave_schedule(state, job)
     state.fillers.pop(job.id, None)
     state.ended.append(job.id)

@@ -2,7 +2,7 @@
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.ids import Millis
-from rollmuxd.core.model import Job, JobStatus, PhaseTimes, Slot
+from rollmuxd.core.model import Job, JobStatus, PhaseTimes, Progress, Slot, SlotStatus
 from rollmuxd.core.spec import PACE, JobSpec
 
 #: observations of a phase's time that are kept
@@ -29,12 +29,26 @@ def count_request(job: Job, fact: f.SlotQueued) -> None:
     progress.idle_from = None
     if not fact.iteration or (progress.iteration_from is not None and not progress.iteration_solo_ms):
         return  # it asks again, and nothing ran in between: still the same iteration
-    if progress.iteration_from is not None:
-        progress.finished += 1
-        progress.solo_ms += max(progress.iteration_solo_ms, fact.pace_ms)
-        progress.elapsed_ms += fact.at - progress.iteration_from - progress.iteration_excused_ms
+    _count_iteration(job.progress, fact.at, fact.pace_ms)
     progress.iteration_from = fact.at
     progress.iteration_solo_ms = progress.iteration_excused_ms = 0
+
+
+def _count_iteration(progress: Progress, at: Millis, pace_ms: Millis) -> None:
+    if progress.iteration_from is not None:
+        progress.finished += 1
+        progress.solo_ms += max(progress.iteration_solo_ms, pace_ms)
+        progress.elapsed_ms += at - progress.iteration_from - progress.iteration_excused_ms
+
+
+def count_end(job: Job, last: Slot | None) -> None:
+    """Book the iteration that was complete when its loop came to its end: no request follows it. ``last``: its slot.
+
+    Not of an asynchronous job, whose pace is judged with a request.
+    """
+    complete = last is not None and last.phase == job.spec.phases[-1].name and last.ended is SlotStatus.RELEASED
+    if complete and job.progress.idle_from is not None and job.spec.asynchronous is None:
+        _count_iteration(job.progress, job.progress.idle_from, 0)
 
 
 def _observe_pace(job: Job, at: Millis) -> None:

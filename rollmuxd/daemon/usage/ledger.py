@@ -287,7 +287,7 @@ class UsageLedger:
         job = state.jobs.get(job_id) if job_id is not None else None
         status, pins = (None, {}) if job is None else (job.status, job.pins)
         before = None
-        if job is not None and isinstance(fact, f.SlotQueued | f.OrderEnded) and fact.at >= self.since:
+        if job is not None and isinstance(fact, f.SlotQueued | f.OrderEnded | f.JobEnded) and fact.at >= self.since:
             before = msgspec.structs.replace(job.progress)
         apply(state, fact)
         for name in dict.fromkeys((*nodes, *self._touched(fact))):
