@@ -140,7 +140,7 @@ fmt: $(STAMP) ## format, and fix what can be fixed safely
 constraints: ## resolve all dependencies anew in a fresh environment, and write constraints.txt
 	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
 	$${PYTHON:-python3} -m venv "$$fresh/venv"; \
-	"$$fresh/venv/bin/python" -m pip install -e ".[$(EXTRAS),fast,ray,web]"; \
+	"$$fresh/venv/bin/python" -m pip install -e ".[$(EXTRAS),fast,otel,ray,web]"; \
 	{ echo "# Versions that are known to work together; written by \`make constraints\`."; \
 	  "$$fresh/venv/bin/python" -m pip list --format=freeze --exclude-editable | grep -v -E '^(pip|setuptools|wheel)=='; \
 	} > "$$fresh/constraints.txt"; \

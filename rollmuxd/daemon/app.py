@@ -42,6 +42,7 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import Millis, NodeId
 from rollmuxd.core.state import State
 from rollmuxd.daemon import files, logs
+from rollmuxd.daemon import tracing as spans
 from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.daemon.access.visibility import gone_from
 from rollmuxd.daemon.clock import SystemClock
@@ -153,6 +154,9 @@ async def serve(
         )
         clock = SystemClock()
         metrics = Metrics()
+        tracing = spans.from_environment()
+        if tracing is not None:
+            stack.push_async_callback(_shielded, partial(anyio.to_thread.run_sync, tracing.close))
 
         async def settled() -> tuple[Millis, int]:
             return await driver.read(lambda core, now: (now, driver.last_seq))
@@ -164,6 +168,8 @@ async def serve(
             hub.begin(state)
             actuator.begin(state)
             circuits.begin(state)
+            if tracing is not None:
+                tracing.spans.begin(state)
 
         # The driver hands effects to the actuator, the actuator reports to the driver.
         actuator = Actuator(
@@ -194,6 +200,7 @@ async def serve(
                 metrics.sink,
                 observer.on_facts,
                 circuits.on_facts,
+                *(() if tracing is None else (tracing.spans.sink,)),
             ),
             prompt=(hub.on_facts, actuator.on_facts),
             begun=begun,

@@ -1,0 +1,226 @@
+"""OpenTelemetry spans of what jobs do, beside the traces that their own code makes.
+
+A trace is one iteration of a job. In it is a span for each phase, from its request to its end. Its parts are ``wait``
+until the GPUs are claimed, ``load`` until the slot is granted, and ``run`` until it is given back. Parking is a span of
+the iteration in whose time it falls. What was open when the daemon started is left out.
+
+Configured as every OpenTelemetry program is, by its environment: ``OTEL_EXPORTER_OTLP_ENDPOINT`` turns it on,
+``OTEL_SERVICE_NAME``, ``OTEL_EXPORTER_OTLP_HEADERS``, ``OTEL_TRACES_SAMPLER`` and the like mean what they mean
+everywhere. Spans are sent by a thread of the exporter's; a collector that is away costs spans, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.ids import JobId, Millis, SlotId
+from rollmuxd.core.model import OrderKind
+from rollmuxd.core.state import State
+from rollmuxd.daemon.open_orders import OpenOrders
+from rollmuxd.explain.causes import sentence
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span, Tracer
+
+log = structlog.get_logger("rollmuxd.spans")
+
+#: what turns it on
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+#: how long the last spans may take to be sent when the daemon stops
+FLUSH_MS: Final = 5_000
+
+
+class Tracing:
+    """Spans on their way to a collector: a sink of the driver's, and what closes it."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self.spans = Spans(provider.get_tracer("rollmuxd", version("rollmuxd")))
+
+    def close(self) -> None:
+        """Send what is left, and stop. Waits for a few seconds at most."""
+        with suppress(Exception):
+            self._provider.force_flush(FLUSH_MS)
+            self._provider.shutdown()
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Tracing | None:
+    """Tracing, if the environment asks for it; a line in the log where it asks and cannot have it."""
+    if not any(environment.get(name) for name in ENDPOINTS) or environment.get("OTEL_SDK_DISABLED", "") == "true":
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as error:
+        log.warning("no_spans", reason=f"{error.name} is not installed; it comes with: pip install 'rollmuxd[otel]'")
+        return None
+    named = {} if environment.get("OTEL_SERVICE_NAME") else {"service.name": "rollmuxd"}
+    provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return Tracing(provider)
+
+
+@dataclass(slots=True)
+class _Who:
+    """A job, as its spans name it."""
+
+    name: str
+    owner: str
+    #: the span of its iteration; None: it has not begun one since the daemon started
+    iteration: Span | None = None
+
+
+@dataclass(slots=True)
+class _Phase:
+    """An open slot: its span, and the part of it that is going on."""
+
+    job: JobId
+    span: Span
+    part: Span
+
+
+class Spans:
+    """Makes spans of facts. ``sink`` is to be one of the driver's sinks, ``begin`` told of a replayed state."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._jobs: dict[JobId, _Who] = {}
+        self._phases: dict[SlotId, _Phase] = {}
+        self._orders: OpenOrders[Span] = OpenOrders()
+
+    def begin(self, state: State) -> None:
+        """Know the jobs that there are; what is open of them is left out."""
+        self._jobs = {job.id: _Who(job.spec.name, job.owner) for job in state.jobs.values() if job.live}
+        self._phases.clear()
+        self._orders = OpenOrders()
+
+    def sink(self, facts: Sequence[tuple[int, f.Fact]]) -> None:
+        """Facts became durable."""
+        for _, fact in facts:
+            see = _SEES.get(type(fact))
+            if see is not None:
+                see(self, fact)
+
+    # ---- jobs --------------------------------------------------------------------------------------------------------
+
+    def _registered(self, fact: f.JobRegistered) -> None:
+        self._over(fact)
+        self._jobs[fact.job] = _Who(fact.spec.name, fact.owner)
+
+    def _over(self, fact: f.JobRegistered | f.JobEnded | f.JobLost) -> None:
+        """The job's run is over, and its iteration with it."""
+        who = self._jobs.pop(fact.job, None)
+        if who is not None and who.iteration is not None:
+            who.iteration.end(_ns(fact.at))
+
+    # ---- slots -------------------------------------------------------------------------------------------------------
+
+    def _queued(self, fact: f.SlotQueued) -> None:
+        who = self._jobs.get(fact.job)
+        if who is None:
+            return
+        if fact.iteration or who.iteration is None:
+            if who.iteration is not None:
+                who.iteration.end(_ns(fact.at))
+            who.iteration = self._span("iteration", None, fact.at, job=who.name, owner=who.owner, run=fact.run)
+        span = self._span(fact.phase, who.iteration, fact.at, job=who.name, owner=who.owner, slot=fact.slot)
+        self._phases[fact.slot] = _Phase(fact.job, span, self._span("wait", span, fact.at))
+
+    def _claimed(self, fact: f.SlotClaimed | f.NodeLent) -> None:
+        if phase := self._phases.get(fact.slot):
+            phase.span.set_attribute("rollmux.gpus", list(fact.gpus))
+            self._next_part(phase, "load", fact.at)
+
+    def _granted(self, fact: f.SlotGranted) -> None:
+        if phase := self._phases.get(fact.slot):
+            self._next_part(phase, "run", fact.at)
+
+    def _next_part(self, phase: _Phase, name: str, at: Millis) -> None:
+        phase.part.end(_ns(at))
+        phase.part = self._span(name, phase.span, at)
+
+    def _shrunk(self, fact: f.SlotShrunk) -> None:
+        if phase := self._phases.get(fact.slot):
+            phase.span.add_event("shrunk", {"rollmux.kept": len(fact.kept)}, _ns(fact.at))
+
+    def _ended(self, fact: f.SlotReleased | f.SlotWithdrawn | f.SlotFaulted | f.SlotLost | f.SlotRevoked) -> None:
+        phase = self._phases.pop(fact.slot, None)
+        if phase is None:
+            return
+        how = f.name(fact).removeprefix("slot_")
+        phase.span.set_attribute("rollmux.ended", how)
+        if how in ("faulted", "lost", "revoked"):
+            from opentelemetry.trace import Status, StatusCode
+
+            phase.span.set_status(Status(StatusCode.ERROR, f"{how}: {sentence(getattr(fact, 'reason', None))}"))
+        phase.part.end(_ns(fact.at))
+        phase.span.end(_ns(fact.at))
+
+    # ---- parking -----------------------------------------------------------------------------------------------------
+
+    def _ordered(self, fact: f.OrderIssued) -> None:
+        who = self._jobs.get(fact.job)
+        if who is not None and fact.kind is not OrderKind.LOAD:
+            about = {"job": who.name, "owner": who.owner, "pool": fact.pool, "node": fact.node}
+            self._orders.add(fact, self._span(str(fact.kind), who.iteration, fact.at, **about))
+
+    def _order_over(self, fact: f.OrderEnded | f.OrderFaulted | f.OrderContactLost) -> None:
+        if span := self._orders.over(fact.order):
+            self._moved(span, fact.at, "" if isinstance(fact, f.OrderEnded) else sentence(fact.error))
+
+    def _seen(self, fact: f.StateObserved) -> None:
+        if span := self._orders.seen(fact):
+            self._moved(span, fact.at, f"its end was not reported; the state was seen: {fact.status}")
+
+    def _moved(self, span: Span, at: Millis, error: str) -> None:
+        if error:
+            from opentelemetry.trace import Status, StatusCode
+
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end(_ns(at))
+
+    def _span(self, name: str, parent: Span | None, at: Millis, **attributes: str | int) -> Span:
+        from opentelemetry.context import Context
+        from opentelemetry.trace import set_span_in_context
+
+        # An empty context: whatever else in this process traces is no parent of ours.
+        context = Context() if parent is None else set_span_in_context(parent, Context())
+        named = {f"rollmux.{key}": value for key, value in attributes.items()}
+        return self._tracer.start_span(name, context, attributes=named, start_time=_ns(at))
+
+
+_SEES: Final[dict[type[f.Fact], Callable[..., None]]] = {
+    f.JobRegistered: Spans._registered,
+    f.JobEnded: Spans._over,
+    f.JobLost: Spans._over,
+    f.SlotQueued: Spans._queued,
+    f.SlotClaimed: Spans._claimed,
+    f.NodeLent: Spans._claimed,
+    f.SlotGranted: Spans._granted,
+    f.SlotShrunk: Spans._shrunk,
+    f.SlotReleased: Spans._ended,
+    f.SlotWithdrawn: Spans._ended,
+    f.SlotFaulted: Spans._ended,
+    f.SlotLost: Spans._ended,
+    f.SlotRevoked: Spans._ended,
+    f.OrderIssued: Spans._ordered,
+    f.OrderEnded: Spans._order_over,
+    f.OrderFaulted: Spans._order_over,
+    f.OrderContactLost: Spans._order_over,
+    f.StateObserved: Spans._seen,
+}
+
+
+def _ns(at: Millis) -> int:
+    return at * 1_000_000
