@@ -29,12 +29,7 @@ class AsyncDaemon:
             # Connections belong to a loop; those of a loop that has ended can only be dropped.
             from rollmuxd.client.transport import AsyncTransport
 
-            if self.address.base_url.startswith("https:"):
-                # A certificate is fetched and compared, or a file of them read: not on the loop.
-                made = await asyncio.to_thread(AsyncTransport, self.address)
-            else:
-                made = AsyncTransport(self.address)
-            self._transport, self._loop = made, loop
+            self._transport, self._loop = AsyncTransport(self.address), loop
         return await self._transport.send(call)
 
     async def run(self, flow: Flow[T]) -> T:

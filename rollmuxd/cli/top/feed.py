@@ -51,29 +51,16 @@ def last_facts(call: Call, since: str | None = None, *, most: int = LAST) -> lis
 
     feed = call.get("/v1/me")
     after = max(feed["first"] - 1, feed["last"] - most)
-    if since is not None:
-        after = _first_from(call, _ms(since), after, feed["last"])
+    begin = 0 if since is None else _ms(since)
     found: list[Any] = []
     while after < feed["last"]:
         page = call.get("/v1/facts", after=after, limit=_PAGE)
-        found += [fact_of(fact) for fact in page["facts"]]
+        found += [fact_of(fact) for fact in page["facts"] if fact["at"] >= begin]
         say_unreadable(page.get("unreadable", ()))
         if page["last"] == after:
             break
         after = page["last"]
     return found
-
-
-def _first_from(call: Call, at: int, low: int, high: int) -> int:
-    """The number after which facts are of that time or later, by halves: facts are in the order of their times."""
-    while low < high:
-        middle = (low + high) // 2
-        page = call.get("/v1/facts", after=middle, limit=1)
-        if page["facts"] and page["facts"][0]["at"] < at:
-            low = page["facts"][0]["seq"]
-        else:
-            high = middle
-    return low
 
 
 def _ms(time: str) -> int:
