@@ -64,7 +64,7 @@ SLOT = {
 }
 
 PICTURE = """\
-rollmuxd top   12:00:34 UTC   2 nodes, 1 group, 3 jobs, 1 waiting   by group
+rollmuxd top   12:00:34 UTC   2 nodes, 1 group, 3 jobs, 1 waiting
 POOL     GPUS  HELD                       NODES  FREE  LATELY
 rollout     4  ██████████░░░░░░░░░░  50%      1     0  ▄
 train       4  ░░░░░░░░░░░░░░░░░░░░   0%      1     0
@@ -145,7 +145,7 @@ def test_on_a_screen_the_last_line_names_the_keys(table):
     drawn = Console(width=120, file=io.StringIO())
     drawn.print(view.picture(seen, {}, width=120, rows=40))
 
-    assert drawn.file.getvalue().splitlines()[-1].startswith("q: quit  s: sort  /: filter  ↑↓: choose  e: explain")
+    assert drawn.file.getvalue().splitlines()[-1].startswith("q: quit  /: filter  ↑↓: choose  e: explain")
 
 
 def test_where_there_is_no_terminal_it_prints_once_without_colours(rollmuxd, there):
@@ -396,7 +396,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
 
 
-def test_on_a_terminal_it_sorts_explains_pauses_outlives_a_restart_of_the_daemon_and_ends_at_q(table, tmp_path):
+def test_on_a_terminal_it_explains_pauses_outlives_a_restart_of_the_daemon_and_ends_at_q(table, tmp_path):
     socket = tmp_path / "rollmux.sock"
     with Daemon(str(socket), handler(table)) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -404,9 +404,7 @@ def test_on_a_terminal_it_sorts_explains_pauses_outlives_a_restart_of_the_daemon
         screen = Terminal("top", "--interval", "0.2", "--url", f"unix://{socket}", env=env)
         screen.sees("\x1b[?1049h")  # on a screen of its own: what was there comes back
         screen.sees("math-7b")
-        screen.press("s")
-        screen.sees("by slowdown")
-        screen.press(DOWN + "e")
+        screen.press(DOWN * 2 + "e")
         screen.sees("It sits with code-7b.")
         screen.press(" ")
         screen.sees("WAITING FOR A PLACE")
@@ -414,7 +412,7 @@ def test_on_a_terminal_it_sorts_explains_pauses_outlives_a_restart_of_the_daemon
         screen.sees("pause math-7b?")
         screen.press("y")
         screen.sees("math-7b: pause; it is pausing")
-        screen.press(DOWN + "py")
+        screen.press(UP + "py")
         screen.sees("it is being ended")
         server.gone = True
         screen.press(" ")

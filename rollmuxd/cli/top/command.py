@@ -34,7 +34,7 @@ def top(call: Call, once: bool, interval: float, owner: str | None) -> None:
     """Pools and nodes, which jobs hold them, how jobs keep their bounds, and what waits.
 
     The arrow keys choose a job: e explains it, p pauses or resumes it, x ends it (p and x ask first). / shows only jobs
-    with a text in their name, owner, group, phase or status. s sorts by something else, q ends the view.
+    with a text in their name, owner, group, phase or status. q ends the view.
 
     With --json, one object: when (at), and the lists pools, nodes, hosts, groups, jobs and slots of the HTTP
     interface. Jobs that are over are not in it, and of the slots only those that hold GPUs.

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-SORTS: Final = ("group", "slowdown", "owner")
 #: arrow and other special keys send several characters; several keys may come in one read
 _KEYS: Final = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 _DOWN: Final = frozenset(("\x1b[B", "\x1bOB", "j"))
@@ -30,7 +29,6 @@ class Action(NamedTuple):
 class Screen:
     """What the keys have set."""
 
-    sort: str = SORTS[0]
     #: only jobs with this text in their name, owner, group, phase or status
     filter: str = ""
     typing: bool = False
@@ -75,9 +73,7 @@ class Screen:
         self.typing = key != _ESCAPE and key not in _ENTER
 
     def _command(self, key: str, listed: Sequence[Mapping[str, Any]]) -> Action | None:
-        if key == "s":
-            self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
-        elif key == "/":
+        if key == "/":
             self.typing = True
         elif key == _ESCAPE:
             self.filter, self.chosen = "", None
@@ -103,14 +99,7 @@ class Screen:
         text = self.filter.casefold()
         found = [job for job in jobs if text in "\n".join(_texts(job)).casefold()]
         waiting = [job for job in found if job["status"] == "waiting"]
-        return sorted((job for job in found if job["status"] != "waiting"), key=self._order) + waiting
-
-    def _order(self, job: Mapping[str, Any]) -> tuple[Any, ...]:
-        if self.sort == "slowdown":
-            return (-(job.get("slowdown") or 0),)
-        if self.sort == "owner":
-            return (job["owner"], job["name"])
-        return (len(job.get("group") or ""), job.get("group") or "", job["name"])
+        return sorted((job for job in found if job["status"] != "waiting"), key=_order) + waiting
 
     def keys(self) -> str:
         """The last line of the screen."""
@@ -123,7 +112,13 @@ class Screen:
         if self.said:
             return self.said
         shown = f" ({self.filter})" if self.filter else ""
-        return f"q: quit  s: sort  /: filter{shown}  ↑↓: choose  e: explain  p: pause, resume  x: end"
+        return f"q: quit  /: filter{shown}  ↑↓: choose  e: explain  p: pause, resume  x: end"
+
+
+def _order(job: Mapping[str, Any]) -> tuple[int, str, str]:
+    """By group, then by name."""
+    group = job.get("group") or ""
+    return len(group), group, job["name"]
 
 
 def _texts(job: Mapping[str, Any]) -> list[str]:

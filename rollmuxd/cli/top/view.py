@@ -42,17 +42,17 @@ def picture(
     unmet = [job for job in placed if job.get("unmet")]
     room = _room(rows, len(seen["pools"]), len(seen["nodes"]), len(placed), len(waiting), len(unmet))
     nodes, jobs = seen["nodes"][: room.nodes], _window(placed, room.jobs, screen.chosen)
-    parts: list[RenderableType] = [_head(seen, screen.sort, trouble), _pools(seen["pools"], held), Text()]
+    parts: list[RenderableType] = [_head(seen, trouble), _pools(seen["pools"], held), Text()]
     parts += [_nodes(nodes, holders, names, width), *_more("nodes", len(nodes), len(seen["nodes"])), Text()]
     parts.append(_jobs(jobs, holders, seen["at"], width, screen.chosen) if placed else Text(_no_job(screen)))
     parts += _more("jobs", len(jobs), len(placed))
     if unmet:
         some = unmet[: room.unmet]
-        told = _reasons("NO PROMISE", some, "unmet", width, whole=rows is None)
+        told = _reasons("NO PROMISE", some, "unmet")
         parts += [Text(), told, *_more("without their promise", len(some), len(unmet))]
     if waiting:
         few = _window(waiting, room.waiting, screen.chosen)
-        told = _reasons("WAITING FOR A PLACE", few, "reason", width, whole=rows is None, chosen=screen.chosen)
+        told = _reasons("WAITING FOR A PLACE", few, "reason", screen.chosen)
         parts += [Text(), told, *_more("waiting", len(few), len(waiting))]
     if rows is not None:
         parts.append(_keys(screen))
@@ -109,14 +109,14 @@ def _room(rows: int | None, pools: int, nodes: int, jobs: int, waiting: int, unm
     return Room(of_nodes, max(1, left - 1) if jobs > left else max(1, left), few, some)
 
 
-def _head(seen: Mapping[str, Any], sort: str, trouble: str) -> Text:
+def _head(seen: Mapping[str, Any], trouble: str) -> Text:
     if trouble:
         return Text(printable(trouble), "bold red", no_wrap=True, overflow="ellipsis")
     count = len(seen["jobs"])
     waiting = sum(job["status"] == "waiting" for job in seen["jobs"])
     said = f"{seen['at'][11:19]} UTC   {_of(len(seen['nodes']), 'node')}, {_of(len(seen['groups']), 'group')}, "
     said += f"{_of(count, 'job')}{f', {waiting} waiting' if waiting else ''}"
-    head = Text.assemble(("rollmuxd top   ", "bold"), said, (f"   by {sort}", "dim"))
+    head = Text.assemble(("rollmuxd top   ", "bold"), said)
     head.no_wrap, head.overflow = True, "ellipsis"
     return head
 
@@ -127,38 +127,22 @@ def _of(count: int, noun: str) -> str:
 
 #: columns of which a part will do, where there is no room for all of it
 _ANY_PART: Final = frozenset(("JOB", "NODE", "NOW", "HELD BY", "STATES", "WHY", "OWNER", "WAITING FOR A PLACE"))
-#: the narrowest that these get
-_LEAST: Final = 7
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int | None = None) -> Table:
-    """A table no wider than that: what is cut ends in an ellipsis, and of the widest most is cut."""
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
+    """A table no wider than the screen: what is cut ends in an ellipsis, and of the widest most is cut."""
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
-        number = column.startswith("#")
-        made.add_column(column.removeprefix("#"), justify="right" if number else "left", no_wrap=True)
-    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
-    for place, most in enumerate(_widths(columns, cells, width)):
-        for row in cells:
-            row[place].truncate(most, overflow="ellipsis")
-    for row in cells:
-        made.add_row(*row)
+        number, least = column.startswith("#"), len(column) if column in _ANY_PART else None
+        made.add_column(
+            column.removeprefix("#"), justify="right" if number else "left", min_width=least, no_wrap=least is None
+        )
+    for row in rows:
+        cells = [cell if isinstance(cell, Text) else Text(cell) for cell in row]
+        for cell in cells:
+            cell.no_wrap, cell.overflow = True, "ellipsis"
+        made.add_row(*cells)
     return made
-
-
-def _widths(columns: Sequence[str], cells: Sequence[Sequence[Text]], width: int | None) -> list[int]:
-    """How wide each column may be."""
-    heads = [len(column.removeprefix("#")) for column in columns]
-    wide = [max([head, *(row[place].cell_len for row in cells)]) for place, head in enumerate(heads)]
-    over = 0 if width is None else sum(wide) + 2 * (len(wide) - 1) - width
-    giving = [place for place, column in enumerate(columns) if column in _ANY_PART]
-    while over > 0 and giving:
-        widest = max(giving, key=lambda place: wide[place])
-        if wide[widest] <= max(_LEAST, heads[widest]):
-            break
-        wide[widest] -= 1
-        over -= 1
-    return wide
 
 
 #: columns that a screen narrower than this goes without
@@ -169,9 +153,9 @@ _DISPENSABLE: Final = frozenset(("POOLS", "GROUP", "#GPUS", "OWNER", "STATUS"))
 def _fitted(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
     """The same, without what a narrow screen can go without."""
     if width >= _NARROW:
-        return _table(columns, rows, width)
+        return _table(columns, rows)
     kept = [place for place, column in enumerate(columns) if column not in _DISPENSABLE]
-    return _table([columns[place] for place in kept], [[row[place] for place in kept] for row in rows], width)
+    return _table([columns[place] for place in kept], [[row[place] for place in kept] for row in rows])
 
 
 def bar(share: float, width: int) -> str:
@@ -309,12 +293,9 @@ def _reasons(
     head: str,
     jobs: Sequence[Mapping[str, Any]],
     reason: str,
-    width: int,
-    *,
-    whole: bool,
     chosen: str | None = None,
 ) -> RenderableType:
-    """Jobs and why it is so, on a line each; ``whole``: all of the reason, on however long a line."""
+    """Jobs and why it is so, on a line each."""
     rows: list[list[str | Text]] = [
         [
             _name(job, chosen),
@@ -324,7 +305,7 @@ def _reasons(
         ]
         for job in jobs
     ]
-    return _table([head, "OWNER", "#SLO", "WHY"], rows, None if whole else width)
+    return _table([head, "OWNER", "#SLO", "WHY"], rows)
 
 
 def _more(what: str, shown: int, there: int) -> list[RenderableType]:
