@@ -56,7 +56,6 @@ from rollmuxd.daemon.http.app import make_app
 from rollmuxd.daemon.http.listener import HANDSHAKE_S, Listener, Places
 from rollmuxd.daemon.http.peer import ConnectionLimits, PeerHttpToolsProtocol, hang_up_slow, limited
 from rollmuxd.daemon.journal import file
-from rollmuxd.daemon.journal.retention import Keep, RetentionTask
 from rollmuxd.daemon.journal.store import Journal, JournalError, JournalFailed, JournalInUse, JournalRefused
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
@@ -161,7 +160,7 @@ async def serve(
         async def settled() -> tuple[Millis, int]:
             return await driver.read(lambda core, now: (now, driver.last_seq))
 
-        today = LiveUsage(journal, settled)
+        today = LiveUsage(journal, settled, settings.journal.keep_days)
 
         def begun(state: State) -> None:
             metrics.begin(state)
@@ -207,12 +206,6 @@ async def serve(
             replaying=replaying,
             lease_ms=config.lease_ms,
         )
-        kept = settings.journal
-        keeper = RetentionTask(
-            journal,
-            Keep(kept.keep_days, round(kept.keep_gb * 1e9), kept.keep_audit_days),
-            settled,
-        )
         services = Services(
             driver=driver,
             actuator=actuator,
@@ -221,7 +214,6 @@ async def serve(
             hub=hub,
             clock=clock,
             started_at=clock.now(),
-            keeper=keeper,
             drivers=drivers,
             today=today,
             switches=circuits.switches,
@@ -241,7 +233,6 @@ async def serve(
                 tasks.start_soon(observer.run)
                 tasks.start_soon(circuits.run)
                 tasks.start_soon(endings.run)
-                tasks.start_soon(keeper.run)
                 tasks.start_soon(today.run)
                 limits = connection_limits(settings)
                 server = Server(make_app(services, metrics), sockets, settings.daemon.shutdown_s, limits, tls)

@@ -356,7 +356,7 @@ def _journal_gauges(path: Path | None, retention_failed: bool) -> Iterator[Metri
         return
     yield GaugeMetricFamily(
         "rollmux_journal_retention_failed",
-        "1 since the journal could not be looked after, as it is every hour, until it can: part of it may be damaged.",
+        "1 since the journal could not be looked after, until it can: part of it may be damaged.",
         value=retention_failed,
     )
     try:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rollmuxd.daemon.hosts.channel import ChannelHub
     from rollmuxd.daemon.hosts.circuits import Switch
     from rollmuxd.daemon.hosts.endings import Endings
-    from rollmuxd.daemon.journal.retention import RetentionTask
     from rollmuxd.daemon.journal.store import Journal
     from rollmuxd.daemon.settings import Settings
     from rollmuxd.daemon.usage.daily import LiveUsage
@@ -43,8 +42,6 @@ class Services:
     clock: Clock
     #: on ``clock``
     started_at: Millis
-    #: tends the journal; None: there is none on a disk
-    keeper: RetentionTask | None = None
     #: residency drivers by name: asked what they say to a job's states before it is registered
     drivers: Mapping[str, Residency] = field(default_factory=dict)
     #: whose jobs there are
@@ -53,5 +50,5 @@ class Services:
     switches: Mapping[str, Switch] = field(default_factory=dict)
     #: when hosts go away; None: they do not
     endings: Endings | None = None
-    #: the usage of today; None: reports read the facts
+    #: the usage of days, which tends the journal; None: reports read the facts
     today: LiveUsage | None = None

@@ -215,8 +215,6 @@ class DefaultsTable(_Table):
 
 class JournalTable(_Table):
     keep_days: Annotated[int, Field(ge=1, le=36_500)] = 90  # to look into what happened
-    keep_gb: Annotated[float, Field(ge=0.001, le=100_000)] = 10.0  # months of a busy cluster
-    keep_audit_days: Annotated[int, Field(ge=1, le=36_500)] = 1_095
 
 
 class LogTable(_Table):

@@ -69,8 +69,8 @@ async def write(scenario: str, folder: Path, *, compacted: bool = False) -> None
     from rollmuxd.core.apply import apply
     from rollmuxd.core.state import State
     from rollmuxd.daemon.access.keys import ApiKey, Role
-    from rollmuxd.daemon.journal.retention import Keep, RetentionTask
     from rollmuxd.daemon.journal.store import Journal
+    from rollmuxd.daemon.usage.daily import LiveUsage
 
     played = play(scenario)
     facts = [f.decode(body) for body in played.journal]
@@ -93,7 +93,7 @@ async def write(scenario: str, folder: Path, *, compacted: bool = False) -> None
             async def settled() -> tuple[int, int]:
                 return state.at, len(facts)
 
-            await RetentionTask(journal, Keep(1, 10**12, 1_000), settled).run_once()
+            await LiveUsage(journal, settled, keep_days=1).run_once()
             assert journal.first > middle // 2
             scenario = "compacted"
         await journal.close()

@@ -30,9 +30,9 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon import app, writer
 from rollmuxd.daemon.app import CannotStart, make_policy, serve
 from rollmuxd.daemon.journal import backup as journal_tools
-from rollmuxd.daemon.journal import retention
 from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.settings import BadSettings, JournalTable, Settings, load_settings
+from rollmuxd.daemon.usage import daily
 from rollmuxd.spi.fake_fabric import MockFabric
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.e2e]
@@ -784,7 +784,7 @@ async def test_the_daemon_takes_as_many_open_files_as_it_may_have():
 
 
 async def test_a_running_daemon_is_backed_up_compacted_and_restarted_on_what_is_left(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr(retention, "FIRST_S", 0)
+    monkeypatch.setattr(daily, "EVERY_S", 0.2)
     # Facts of two days ago, as if it had run since.
     ago = int(time.time() * 1000) - 2 * 86_400_000
     journal = Journal.open(tmp_path / "state")

@@ -2,20 +2,18 @@
 
 - A report says the same of days whose facts are gone as it said when they were there.
 - A daemon that starts on a compacted journal has the state that it had.
-- Who did what is kept for longer.
 - A daemon that is killed in the middle goes on where it was; commits wait no more than a moment.
 """
 
 import asyncio
+import contextlib
 import random
 import sqlite3
-import threading
 import time
 from contextlib import closing
 from types import SimpleNamespace
 
 import anyio
-import anyio.from_thread
 import msgspec
 import pytest
 from memory_journal import MemoryJournal
@@ -43,11 +41,10 @@ from rollmuxd.core.inputs import (
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
-from rollmuxd.daemon.journal import retention
 from rollmuxd.daemon.journal.backup import backup, check, restore
-from rollmuxd.daemon.journal.retention import DAY, Keep, Retention, RetentionTask
 from rollmuxd.daemon.journal.store import Journal, JournalDamaged
-from rollmuxd.daemon.usage.daily import FactsGone, compute_usage
+from rollmuxd.daemon.usage import daily
+from rollmuxd.daemon.usage.daily import DAY, FactsGone, LiveUsage, compute_usage
 from rollmuxd.daemon.usage.ledger import UsageLedger
 from rollmuxd.policies.rollmux import RollMux
 
@@ -143,11 +140,10 @@ def keeper(journal, cluster, keep):
     async def settled():
         return cluster.now, len(cluster.facts)
 
-    return RetentionTask(journal, keep, settled)
+    return LiveUsage(journal, settled, keep)
 
 
-ALL = Keep(days=1_000, bytes=10**12, audit_days=1_000)
-ONE = Keep(days=1, bytes=10**12, audit_days=1_000)
+ALL, ONE = 1_000, 1
 
 
 def plainly(cluster, since, until):
@@ -197,8 +193,8 @@ WITHIN = [
 async def test_a_report_says_the_same_before_and_after_the_facts_are_gone(tmp_path, lived, keep):
     journal = await written(tmp_path, lived)
     if keep is not None:
-        done = await keeper(journal, lived, keep).run_once()
-        assert done.booked == DAYS
+        await keeper(journal, lived, keep).run_once()
+        assert len(await journal.days()) == DAYS
         assert (journal.first > 1) == (keep is ONE)
     for since, until in SPANS + ([] if keep is ONE else WITHIN):
         same(await reported(journal, lived, since, until), plainly(lived, since, until))
@@ -229,18 +225,20 @@ async def test_days_are_booked_one_by_one_as_they_pass_and_come_to_the_same(tmp_
         cluster.live(BEGIN + day * DAY + 5 * HOUR, rng)
         await journal.append(list(enumerate(cluster.facts, 1))[told:])
         told = len(cluster.facts)
-        assert (await keeper(journal, cluster, ONE).run_once()).booked == 1
+        await keeper(journal, cluster, ONE).run_once()
+        assert len(await journal.days()) == day
     same(await reported(journal, cluster, None, None), plainly(cluster, None, None))
     await journal.close()
 
 
 async def test_a_daemon_that_starts_on_a_compacted_journal_has_the_state_that_it_had(tmp_path, lived):
     journal = await written(tmp_path, lived)
-    done = await keeper(journal, lived, ONE).run_once()
+    await keeper(journal, lived, ONE).run_once()
+    first = journal.first
     await journal.close()
-    assert done.cut > 100
+    assert first > 100
     journal = Journal.open(tmp_path)
-    assert journal.first == done.first > 1
+    assert journal.first == first
     for snapshot in (True, False):
         past = journal.load(snapshot=snapshot)
         state = msgspec.json.decode(past.snapshot, type=State)
@@ -255,7 +253,7 @@ async def test_a_daemon_that_starts_on_a_compacted_journal_has_the_state_that_it
     await journal.close()
     found = check(tmp_path / "journal.sqlite3")
     assert found.good, found.line()
-    assert (found.first, found.last) == (done.first, len(lived.facts) + 1)
+    assert (found.first, found.last) == (first, len(lived.facts) + 1)
     assert "compacted" in found.line()
 
 
@@ -274,7 +272,8 @@ async def test_a_compacted_journal_is_backed_up_and_restored_like_any(tmp_path, 
 
 async def test_damage_after_the_cut_is_found_as_before_and_the_state_at_the_cut_is_proven(tmp_path, lived):
     journal = await written(tmp_path, lived)
-    first = (await keeper(journal, lived, ONE).run_once()).first
+    await keeper(journal, lived, ONE).run_once()
+    first = journal.first
     await journal.close()
     with closing(sqlite3.connect(tmp_path / "journal.sqlite3", isolation_level=None)) as connection:
         connection.execute("DELETE FROM snapshots WHERE day IS NULL OR seq >= ?", (first,))
@@ -320,19 +319,21 @@ async def test_what_keeps_the_books_from_being_closed_shows_until_it_is_gone(tmp
     journal = await written(tmp_path, lived)
     of = keeper(journal, lived, ALL)
     await journal.operate(damage("UPDATE facts SET sum = sum + 1 WHERE seq = 40"))
-    with pytest.raises(JournalDamaged, match=r"fact 40 of .*journal check` says what is damaged, and what to do$"):
+    with pytest.raises(JournalDamaged, match=r"fact 40 is .*journal check` says what is damaged, and what to do$"):
         await of.run_once()
-    assert "fact 40 of" in of.trouble
+    assert "fact 40 is damaged" in of.trouble
     await journal.operate(damage("UPDATE facts SET sum = sum - 1 WHERE seq = 40"))
+    of = keeper(journal, lived, ALL)  # as after a restart
     await of.run_once()
     assert of.trouble == ""
+    assert len(await journal.days()) == DAYS
     await journal.close()
 
 
 async def test_no_day_is_booked_of_damaged_facts(tmp_path, lived):
     journal = await written(tmp_path, lived)
     await journal.operate(damage("UPDATE facts SET body = replace(body, '\"at\":', '\"at\": ') WHERE seq = 40"))
-    with pytest.raises(JournalDamaged, match="fact 40 of"):
+    with pytest.raises(JournalDamaged, match="fact 40 is damaged"):
         await keeper(journal, lived, ONE).run_once()
     assert await journal.days() == []
     await journal.close()
@@ -341,7 +342,7 @@ async def test_no_day_is_booked_of_damaged_facts(tmp_path, lived):
 @pytest.fixture
 def later(lived, monkeypatch):
     """A clock that is ahead by a year: nothing happens on all these days."""
-    monkeypatch.setattr(retention, "PAUSE_S", 0)
+    monkeypatch.setattr(daily, "PAUSE_S", 0)
     return SimpleNamespace(facts=lived.facts, core=lived.core, now=lived.now + 340 * DAY)
 
 
@@ -359,7 +360,7 @@ async def states(journal):
 
 
 async def test_days_with_facts_after_days_without_are_booked_as_any(tmp_path, monkeypatch):
-    monkeypatch.setattr(retention, "PAUSE_S", 0)
+    monkeypatch.setattr(daily, "PAUSE_S", 0)
     cluster, rng = Cluster(), random.Random(4)
     cluster.live(BEGIN + DAY + 9 * HOUR, rng)
     cluster.now += 30 * DAY
@@ -395,7 +396,7 @@ async def test_the_state_at_a_cut_stays_whatever_comes_after_it(tmp_path, lived)
     journal = await written(tmp_path, lived)
     soon = SimpleNamespace(facts=list(lived.facts), now=lived.now + 4 * DAY)
     await keeper(journal, soon, ALL).run_once()
-    await keeper(journal, soon, ONE._replace(days=0)).run_once()
+    await keeper(journal, soon, 0).run_once()
     assert await states(journal) == [9]
     soon.facts.append(f.HostAdded(soon.now, HostSpec("new", "fake", 0)))
     await journal.append([(len(soon.facts), soon.facts[-1])])
@@ -407,146 +408,48 @@ async def test_the_state_at_a_cut_stays_whatever_comes_after_it(tmp_path, lived)
     assert check(tmp_path / "journal.sqlite3").good
 
 
-async def test_who_did_what_outlives_the_facts_and_goes_when_it_is_old_too(tmp_path, lived):
-    journal = await written(tmp_path, lived)
-    await keeper(journal, lived, ONE).run_once()
-    old = [fact for fact in lived.facts[: journal.first - 1] if f.name(fact) == "node_draining"]
-    kept = await journal.lasting(0, "node_draining", 1_000)
-    assert [fact for _, fact in kept] == old
-    assert old
-    assert all(fact == lived.facts[seq - 1] for seq, fact in kept)
-    await keeper(journal, lived, Keep(1, 10**12, audit_days=2)).run_once()
-    left = await journal.lasting(0, "node_draining", 1_000)
-    assert [fact for _, fact in left] == [fact for fact in old if fact.at >= lived.now - 2 * DAY]
-    await journal.close()
-
-
-async def test_what_people_do_is_what_lasts():
-    assert {"audited", "node_draining", "slot_revoked", "gpus_verified_clean", "job_ended"} <= set(retention.LASTING)
-    assert not {"slot_granted", "session_fenced", "order_issued"} & set(retention.LASTING)
-
-
-async def test_facts_go_by_size_too_and_those_of_today_never(tmp_path, lived):
-    journal = await written(tmp_path, lived)
-    await keeper(journal, lived, ALL).run_once()
-    assert journal.first == 1
-    done = await keeper(journal, lived, Keep(1_000, 150_000, 1_000)).run_once()
-    assert done.first > 1
-    done = await keeper(journal, lived, Keep(1_000, 1, 1_000)).run_once()
-    today = next(seq for seq, fact in enumerate(lived.facts, 1) if fact.at >= BEGIN + DAYS * DAY)
-    assert done.first == today
-    assert [seq for seq, _ in await journal.read(0, 10_000)] == list(range(today, len(lived.facts) + 1))
-    await journal.close()
-
-
 async def test_nothing_goes_whose_state_could_not_be_read(tmp_path, lived):
     journal = await written(tmp_path, lived)
     await keeper(journal, lived, ALL).run_once()
     await journal.operate(lambda writer: writer.execute("UPDATE snapshots SET body = x'00' WHERE day < 20005"))
-    with pytest.raises(JournalDamaged, match=r"the state at the beginning of .* is damaged"):
-        await keeper(journal, lived, ONE).run_once()
+    await keeper(journal, lived, ONE).run_once()
     assert journal.first == 1
     assert len(await journal.read(0, 10_000)) == len(lived.facts)
     await journal.close()
 
 
-async def test_wherever_it_breaks_off_the_next_one_goes_on(tmp_path, lived):
-    stopped = 0
-    for number in range(9):
-        folder = tmp_path / str(number)
-        await (await written(folder, lived)).close()
-        left = number
-
-        def write(operation):
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-            writer.execute("BEGIN IMMEDIATE")
-            result = operation(writer)
-            writer.execute("COMMIT")
-            return result
-
-        with closing(sqlite3.connect(folder / "journal.sqlite3", isolation_level=None)) as writer:
-            try:
-                Retention(folder / "journal.sqlite3", ONE, write).run_once(lived.now, len(lived.facts))
-            except KeyboardInterrupt:
-                stopped += 1
-        assert check(folder / "journal.sqlite3").good
-        journal = Journal.open(folder)
-        await keeper(journal, lived, ONE).run_once()
-        same(await reported(journal, lived, None, None), plainly(lived, None, None))
-        assert len(await journal.lasting(0, "node_draining", 100)) > 0
-        await journal.close()
-    assert stopped > 5
-
-
-async def test_booking_that_is_cancelled_ends_within_a_batch_and_the_next_one_books_all(tmp_path, lived, monkeypatch):
-    """A stop would wait for it: the facts of a busy day take minutes."""
-    journal = await written(tmp_path, lived)
-    of = keeper(journal, lived, ALL)
-    monkeypatch.setattr(retention, "BATCH", 10)
-    scope, ended, read = anyio.CancelScope(), threading.Event(), []
-    rows_after, run_once = retention.rows_after, Retention.run_once
-
-    async def booking():
-        with scope:
-            await of.run_once()
-
-    task = asyncio.create_task(booking())
-
-    def reading(connection, last, path, *, until):
-        read.append(last)
-        if last == 50:
-            anyio.from_thread.run_sync(scope.cancel)
-            anyio.from_thread.run_sync(lambda: None)  # whoever is cancelled has heard of it
-        return rows_after(connection, last, path, until=until)
-
-    def tending(*args, **options):
-        try:
-            return run_once(*args, **options)
-        finally:
-            ended.set()
-
-    monkeypatch.setattr(retention, "rows_after", reading)
-    monkeypatch.setattr(Retention, "run_once", tending)
-    await asyncio.wait([task])
-    assert await asyncio.to_thread(ended.wait, 60)
-    assert read == [0, 10, 20, 30, 40, 50]
-    assert of.trouble == ""
-    monkeypatch.setattr(retention, "rows_after", rows_after)
-    assert (await of.run_once()).booked == DAYS
-    await journal.close()
-
-
-@pytest.mark.parametrize("number", [0, 3, 6, 7], ids=["opens a day", "closes one", "cuts", "sweeps"])
-async def test_upkeep_that_is_cancelled_while_it_writes_is_no_trouble_and_the_next_one_goes_on(
-    tmp_path, lived, monkeypatch, number
-):
+@pytest.mark.parametrize("number", [0, 3, 5, 6, 7], ids=["books", "books more", "cuts", "sweeps", "sweeps on"])
+@pytest.mark.parametrize("how", ["cancelled", "killed"])
+async def test_wherever_it_breaks_off_the_next_one_goes_on(tmp_path, lived, monkeypatch, number, how):
     journal = await written(tmp_path, lived)
     of, operate, scope, left = keeper(journal, lived, ONE), journal.operate, anyio.CancelScope(), number
 
     async def operating(operation):
         nonlocal left
-        if left == 0:
-            scope.cancel()
         left -= 1
+        if left < 0 and how == "killed":
+            raise KeyboardInterrupt
+        if left < 0:
+            scope.cancel()
         return await operate(operation)
 
     monkeypatch.setattr(journal, "operate", operating)
-    with scope:
+    with scope, contextlib.suppress(KeyboardInterrupt):
         await of.run_once()
-    assert scope.cancelled_caught
     assert left == -1
     assert of.trouble == ""
-    await of.run_once()
+    monkeypatch.setattr(journal, "operate", operate)
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").good
+    journal = Journal.open(tmp_path)
+    await keeper(journal, lived, ONE).run_once()
     assert journal.first > 1
     same(await reported(journal, lived, None, None), plainly(lived, None, None))
     await journal.close()
     assert check(tmp_path / "journal.sqlite3").good
 
 
-async def test_space_is_given_back_and_commits_wait_no_more_than_a_moment(tmp_path):
+async def test_space_is_used_again_and_commits_wait_no_more_than_a_moment(tmp_path):
     journal = Journal.open(tmp_path)
     fact = f.SlotQueued(0, "s123", "j12", 1, "n1", "rollout", "0123456789abcdef" * 8)
     day = 20_000 * DAY
@@ -573,15 +476,15 @@ async def test_space_is_given_back_and_commits_wait_no_more_than_a_moment(tmp_pa
 
     writing = asyncio.create_task(write_on())
     began = time.perf_counter()
-    done = await RetentionTask(journal, ONE, settled).run_once()
+    await LiveUsage(journal, settled, ONE).run_once()
     took = time.perf_counter() - began
     going = False
     await writing
+    assert journal.first == 24_001
+    await journal.append([(n, f.LoopStalled(day + 3 * DAY, 7)) for n in range(seq + 1, seq + 20_001)])
     await journal.close()
 
-    assert done.cut == 24_000
-    assert done.bytes_after < before / 5
-    assert (tmp_path / "journal.sqlite3").stat().st_size < done.bytes_after + 300 * 4096 < before
+    assert (tmp_path / "journal.sqlite3").stat().st_size < before
     waits.sort()
     assert len(waits) > 20
     # As a rule a commit waits 1 ms, and 10 to 30 ms at most; all of it takes seconds. A busy machine slows both.

@@ -145,7 +145,7 @@ async def test_a_report_is_of_its_moment_whatever_is_booked_while_it_is_made():
     same(usage.view(0, now), wanted)
 
 
-async def test_books_of_the_day_before_are_remembered_until_the_journal_has_them():
+async def test_the_books_of_a_day_that_is_over_are_in_the_journal_before_any_report_is_made():
     facts = history(3)
     day = facts[-1].at // 2 + 1
     with patch.object(daily, "DAY", day):
@@ -154,7 +154,7 @@ async def test_books_of_the_day_before_are_remembered_until_the_journal_has_them
         await told.report()
         await told.tell(len(facts))
         await told.report()
-        assert list(told.today.over) == [0]
+        assert await told.journal.days() == [0]
         with patch.object(told.journal, "read", side_effect=AssertionError("it reads facts")):
             same(await told.report(), told.plainly())
 

@@ -52,7 +52,7 @@ async def test_a_journal_that_is_full_or_could_not_be_tended_is_told_by_readyz(r
         class Care:
             trouble = ""
 
-        object.__setattr__(world.services, "keeper", Care())
+        object.__setattr__(world.services, "today", Care())
         assert (await scrape(client))["rollmux_journal_retention_failed",] == 0
         assert (await client.get("/readyz")).json()["reason"] == ""
         Care.trouble = "fact 5 is damaged: the path and the rest are for those who may read the log"

@@ -34,6 +34,8 @@ class MemoryJournal:
         self._bodies: list[tuple[int, bytes]] = []
         self._snapshots: dict[int, bytes] = {}
         self._keys: dict[str, ApiKey] = {}
+        self._usage: dict[int, bytes] = {}
+        self._states: dict[int, tuple[int, bytes]] = {}
 
     @property
     def last_seq(self) -> int:
@@ -96,17 +98,24 @@ class MemoryJournal:
     async def make_reserve(self) -> None:
         self.tight = False
 
-    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, Fact | Unreadable]]:
-        return []
-
     async def days(self) -> list[int]:
-        return []
+        return sorted(self._usage)
 
     async def usage_of(self, day: int) -> bytes:
-        raise KeyError(day)
+        return self._usage[day]
 
-    async def state_before(self, day: int) -> tuple[int, bytes] | None:
-        return None
+    async def state_before(self, day: int) -> tuple[int, int, bytes] | None:
+        found = [(seq, of, state) for of, (seq, state) in sorted(self._states.items()) if of <= day]
+        return found[-1] if found else None
+
+    async def close_day(self, day: int, usage: bytes, seq: int, state: bytes) -> None:
+        self._usage[day], self._states[day + 1] = usage, (seq, state)
+
+    async def cut(self, seq: int, day: int) -> None:
+        self.first = seq + 1
+
+    async def sweep(self) -> int:
+        return 0
 
     async def close(self) -> None:
         pass

@@ -177,8 +177,6 @@ def prepare(path: Path) -> None:
         if connection.execute("PRAGMA user_version").fetchone()[0]:
             refuse_other_format(connection, path)
             return
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        connection.execute("VACUUM")  # only now it is so: WAL has made the first page already
         connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
 
 

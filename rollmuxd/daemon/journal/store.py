@@ -73,6 +73,8 @@ log = structlog.get_logger("rollmuxd.journal")
 RESERVE_BYTES: Final = 16_000_000
 #: snapshots kept: the newest, and one more in case that is damaged
 SNAPSHOTS_KEPT: Final = 2
+#: facts that are deleted in one commit, for which others wait
+SWEPT: Final = 500
 #: bytes of facts that are read at a time
 READ_BYTES: Final = 1_000_000
 #: SQLite's own limit is 32,766 parameters a statement, at five a row
@@ -340,9 +342,31 @@ class Journal:
         """Note that the journal is used (:attr:`away_ms` of the next one). Should that fail, nothing else does."""
         self._reader_thread.submit(os.utime, self._mark)
 
-    def begins_with(self, first: int) -> None:
-        """From now on the facts before this one are gone."""
-        self.first = first
+    async def close_day(self, day: int, usage: bytes, seq: int, state: bytes) -> None:
+        """Keep the usage of a day that is over, and the state after its last fact ``seq``."""
+        packed = await asyncio.get_running_loop().run_in_executor(None, file.packed, state)
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO usage (day, body) VALUES (?, ?)", (day, usage))
+            file.keep_state(connection, seq, packed, day + 1)
+
+        await self.operate(write)
+
+    async def cut(self, seq: int, day: int) -> None:
+        """Leave out the facts up to this one, after which the state at this day's beginning comes."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            file.set_meta(connection, "cut", str(seq))
+            connection.execute("DELETE FROM snapshots WHERE seq < ? OR day < ?", (seq, day))
+            self.first = seq + 1
+
+        await self.operate(write)
+
+    async def sweep(self) -> int:
+        """Delete some of the facts that were left out; how many. New facts take their pages."""
+        some = "SELECT seq FROM facts WHERE seq < ? ORDER BY seq LIMIT ?"
+        delete = f"DELETE FROM facts WHERE seq IN ({some})"  # noqa: S608  # question marks only
+        return await self.operate(lambda connection: connection.execute(delete, (self.first, SWEPT)).rowcount)
 
     async def recover(self) -> None:
         """After a failure: open the file again, and see whether it can be written.
@@ -376,12 +400,6 @@ class Journal:
         """Up to ``limit`` facts with numbers above ``after``, fewer where they are large; on its own connection."""
         return await self._in_reader(self._read, after, limit)
 
-    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, Fact | Unreadable]]:
-        """Facts of a kind that outlive the others, of those that were compacted away."""
-        query = f"{file.ROWS} facts WHERE seq > ? AND seq < ? AND kind = ? ORDER BY seq LIMIT ?"
-        rows = await self._in_reader(self._ask, query, (after, self.first, kind, limit))
-        return file.known_facts(self.path, rows)
-
     async def days(self) -> list[int]:
         """The days (since 1970, of UTC) whose usage is kept, in order."""
         return [day for (day,) in await self._in_reader(self._ask, "SELECT day FROM usage ORDER BY day", ())]
@@ -392,11 +410,15 @@ class Journal:
         rows = await self._in_reader(self._ask, query, (day,))
         return cast("bytes", rows[0][0])
 
-    async def state_before(self, day: int) -> tuple[int, bytes] | None:
-        """The last state that can be read of a day's beginning, this one's or one's before; and the last fact in it."""
+    async def state_before(self, day: int) -> tuple[int, int, bytes] | None:
+        """The last state that can be read of a day's beginning, this one's or one's before.
 
-        def newest(rows: Iterable[Any]) -> list[tuple[int, bytes]]:
-            return [(seq, state) for body, total, seq, *_ in rows if (state := file.whole(body, total)) is not None][:1]
+        The last fact in it, the day, and the state.
+        """
+
+        def newest(rows: Iterable[Any]) -> list[tuple[int, int, bytes]]:
+            whole = ((seq, day, file.whole(body, total)) for body, total, seq, day, _ in rows)
+            return [(seq, day, state) for seq, day, state in whole if state is not None][:1]
 
         query = f"{file.STATES} WHERE day <= ? ORDER BY day DESC"
         found = await self._in_reader(self._ask, query, (day,), newest)
@@ -444,9 +466,9 @@ class Journal:
 
     def _read(self, after: int, limit: int) -> list[tuple[int, Fact | Unreadable]]:
         query = f"{file.ROWS} facts WHERE seq > ? ORDER BY seq LIMIT ?"
-        # What is cut off and not swept yet is gone, too.
+        # What was left out and not swept yet is gone, too.
         rows = self._ask(query, (max(after, self.first - 1), limit), until_large)
-        # ``first`` as it is now: it moves before what is cut off is swept.
+        # ``first`` as it is now: it moves before what is left out is swept.
         found = file.with_missing(file.known_facts(self.path, rows), max(after, self.first - 1))
         return list(islice(found, limit))
 

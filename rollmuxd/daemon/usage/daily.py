@@ -1,14 +1,17 @@
 """What was booked in a span of time: days that are over from their usage, today from usage counted as it goes.
 
-The fold is the same everywhere (:class:`~rollmuxd.daemon.usage.ledger.UsageLedger`). :class:`LiveUsage` continues
-that of today each minute, some facts at a time. So a report of whole days and of today costs what its rows and a
-minute's facts cost. Only where a span begins or ends within a day are all of that day's facts read.
+A day is one of UTC. The fold is the same everywhere (:class:`~rollmuxd.daemon.usage.ledger.UsageLedger`).
+:class:`LiveUsage` continues it each minute, some facts at a time. When a day is over, its usage is written down, with
+the state that the next one begins in. So a report of whole days and of today costs what its rows and a minute's facts
+cost. Only where a span begins or ends within a day are all of that day's facts read.
+
+Facts that are older than ``journal.keep_days`` go, and today's never (``docs/decisions/0014-compaction.md``).
 """
 
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
-from zlib import decompress
+from zlib import compress, decompress
 from zlib import error as zlib_error
 
 import anyio
@@ -19,20 +22,22 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
-from rollmuxd.daemon.journal.file import JournalError
-from rollmuxd.daemon.journal.retention import BATCH, DAY
+from rollmuxd.daemon.journal.file import JournalDamaged, JournalError
 from rollmuxd.daemon.journal.store import Journal, Unreadable
 from rollmuxd.daemon.usage.ledger import DailyUsage, UsageLedger
 from rollmuxd.daemon.writer import Unavailable
 
 log = structlog.get_logger("rollmuxd.journal")
 
+DAY: Final = 86_400_000
 #: how often facts are booked, unless a report asks before
 EVERY_S: Final = 60.0
+#: facts that are folded between two breaths: one or two milliseconds, which is what the loop may have to wait
+BATCH: Final = 200
 #: slept between two batches where no call waits for them
 PAUSE_S: Final = 0.005
-#: days that are over whose usage is remembered, until those in the journal are made
-REMEMBERED: Final = 3
+#: what to do about damage that is found here: whether a daemon would start on it says the check
+REMEDY: Final = "`rollmuxd journal check` says what is damaged, and what to do"
 
 #: the time, and the last fact before it, once that is durable
 Settled: TypeAlias = Callable[[], Awaitable[tuple[Millis, int]]]
@@ -50,47 +55,77 @@ class FactsGone(Exception):
 
 
 class LiveUsage:
-    """The usage of today until now. Used from one event loop.
+    """The usage of today until now; writes down that of each day that is over. Used from one event loop.
 
     Each question counts the facts that became durable since the last one. :meth:`run` asks now and then, so that no
-    caller waits for many of them. Durable facts do not change, whatever becomes of the writer.
+    caller waits for many of them. Durable facts do not change, whatever becomes of the writer. A daemon that starts
+    continues with the first day that is not written down.
     """
 
-    def __init__(self, journal: Journal, settled: Settled) -> None:
+    def __init__(self, journal: Journal, settled: Settled, keep_days: int = 36_500) -> None:
         self._journal = journal
         self._settled = settled
+        self._keep_days = keep_days
         self._busy = anyio.Lock()
         self._state = State()
         self._ledger: UsageLedger | None = None
         self._day = 0
         #: the last fact that was booked
         self._seq = 0
-        #: the day of the journal's first fact, if that was today when it was read
-        self.first_day: int | None = None
-        #: days that are over
-        self.over: dict[int, DailyUsage] = {}
+        #: the day with which it began
+        self.first_day = 0
+        #: the last day on which it was looked what is too old
+        self._cut_on = 0
+        #: why the last :meth:`run_once` failed; "": it has not
+        self.trouble = ""
 
     async def run(self) -> None:
-        """Book what there is, for ever."""
+        """Book what there is, and delete what is too old, for ever."""
         while True:
             await anyio.sleep(EVERY_S)
             try:
-                await self.usage(*await self._settled(), pause_s=PAUSE_S)
+                await self.run_once()
             except (Unavailable, JournalError, FactsGone, BrokenInvariant, sqlite3.Error) as error:
-                log.warning("today_not_booked", reason=str(error), remedy="reports read the facts meanwhile")
+                # Reports and space suffer; what is promised does not.
+                log.warning("journal_retention_failed", reason=str(error))
+
+    async def run_once(self) -> None:
+        """Now. Raises what :meth:`usage` does, and JournalDamaged where facts could not be booked."""
+        try:
+            now, durable = await self._settled()
+            usage = await self.usage(now, durable, PAUSE_S)
+            if self._cut_on != now // DAY and not self._journal.tight:
+                await self._cut(now // DAY - self._keep_days)
+                self._cut_on = now // DAY
+            if usage.unreadable:
+                raise JournalDamaged(self._journal.path, f"fact {usage.unreadable[0]} is damaged or missing", REMEDY)
+        except Exception as error:
+            self.trouble = str(error) or type(error).__name__
+            raise
+        self.trouble = ""
+
+    async def _cut(self, day: int) -> None:
+        """Delete the facts of the days before this one."""
+        found, deleted = await self._journal.state_before(day), 0
+        if found is not None and found[0] >= self._journal.first:
+            await self._journal.cut(found[0], found[1])
+        while count := await self._journal.sweep():
+            deleted += count
+            await anyio.sleep(PAUSE_S)
+        if deleted:
+            log.info("facts_cut", facts=deleted, first=self._journal.first)
 
     async def usage(self, now: Millis, durable: int, pause_s: float = 0) -> DailyUsage:
         """What was booked today until ``now``, of all facts up to ``durable``; a copy.
 
         Raises:
-            FactsGone, JournalError: what is there of today cannot be read.
+            FactsGone, JournalError: what is there of today cannot be read, or a day that is over not be written down.
         """
         async with self._busy:
             try:
                 ledger = await self._booked(now, durable, pause_s)
             except BaseException:  # half of a fact may be booked
-                self._ledger = self.first_day = None
-                self.over.clear()
+                self._ledger = None
                 raise
             return ledger.close(now)[0].copy()
 
@@ -101,24 +136,26 @@ class LiveUsage:
             end = (self._day + 1) * DAY
             if now < end:
                 return ledger
-            # The day is over.
-            self.over[self._day] = ledger.close()[0]
-            if len(self.over) > REMEMBERED:
-                del self.over[min(self.over)]
+            usage = ledger.close()[0]
+            if not usage.unreadable:
+                closed = compress(msgspec.json.encode(usage.without_zeros()))
+                await self._journal.close_day(self._day, closed, self._seq, msgspec.json.encode(self._state))
             self._day += 1
-            self._ledger = following = UsageLedger(since=end, until=end + DAY, state=self._state)
-            for seq in self.over[self._day - 1].unreadable:  # its state still lacks what they said
-                following.miss(seq)
-            ledger = following
+            self._ledger = ledger = UsageLedger(since=end, until=end + DAY, state=self._state)
+            for seq in usage.unreadable:  # the state still lacks what they said
+                ledger.miss(seq)
 
-    async def _begun(self, day: int) -> UsageLedger:
-        """The day from its beginning."""
-        days, first = await self._journal.days(), await self._journal.read(0, 1)
-        began = [fact.at // DAY for _, fact in first if not isinstance(fact, Unreadable)]
-        self.first_day = day if self._journal.first == 1 and not days and began == [day] else None
-        self._seq, self._state = await _begin(self._journal, day)
-        self._day = day
-        self._ledger = UsageLedger(since=day * DAY, until=(day + 1) * DAY, state=self._state)
+    async def _begun(self, today: int) -> UsageLedger:
+        """The first day that is not written down, from its beginning."""
+        if (found := await self._journal.state_before(today)) is not None:
+            self._seq, self._day, state = found
+            self._state = msgspec.json.decode(state, type=State)
+        else:
+            self._seq, self._state = await _begin(self._journal, today)
+            first = await self._journal.read(0, BATCH)
+            self._day = next((fact.at // DAY for _, fact in first if not isinstance(fact, Unreadable)), today)
+        self.first_day = self._day
+        self._ledger = UsageLedger(since=self._day * DAY, until=(self._day + 1) * DAY, state=self._state)
         return self._ledger
 
 
@@ -138,11 +175,9 @@ async def compute_usage(
     """
     end = now if until is None else min(until, now)
     this = now // DAY
-    # What is over comes from there too, until the journal has it.
-    fresh = await today.usage(now, durable) if today is not None and end > (this - 1) * DAY else None
-    over = today.over if today is not None else {}
+    fresh = await today.usage(now, durable) if today is not None else None  # which writes down what is over
     days = await journal.days()
-    first = min(days, default=(today.first_day if today is not None else None) or 0) * DAY
+    first = min(days, default=0 if today is None else today.first_day) * DAY
     at = first if since is None else max(since, first)
     total = DailyUsage()
     while at < end:
@@ -152,9 +187,6 @@ async def compute_usage(
         booked = await _stored_usage(journal, number) if whole and ends <= end and number in days else None
         if booked is not None:
             total.add(booked)
-            at = ends
-        elif whole and ends <= end and number in over:
-            total.add(over[number])
             at = ends
         elif whole and end == now and number == this and fresh is not None:
             total.add(fresh)
@@ -181,7 +213,7 @@ async def _stored_usage(journal: Journal, day: int) -> DailyUsage | None:
 async def _begin(journal: Journal, day: int) -> tuple[int, State]:
     """The nearest state that is there of this day's beginning or before, and the last fact in it. Raises FactsGone."""
     if (found := await journal.state_before(day)) is not None:
-        return found[0], msgspec.json.decode(found[1], type=State)
+        return found[0], msgspec.json.decode(found[2], type=State)
     if journal.first > 1:
         raise FactsGone(journal.first)
     return 0, State()

@@ -10,7 +10,7 @@ up by its time. Usable offline, on any list of facts::
     report = ledger.report(by="job")
 
 Usage adds up: that of spans that follow each other is, added, that of the whole. So a daemon closes it once for
-each day (UTC), keeps that, and deletes the day's facts when they are old (:mod:`rollmuxd.daemon.journal.retention`).
+each day (UTC), keeps that, and deletes the day's facts when they are old (:mod:`rollmuxd.daemon.usage.daily`).
 
 The bill is made of the usage when it is shown. Held time is charged to its holder. Time in which a group's nodes
 were not held (between slots, while states were parked) is split among its jobs by what they held. The rest of the

@@ -42,7 +42,7 @@ async def readyz(call: Call) -> Health:
 
 
 def _retention_failed(call: Call) -> bool:
-    return call.services.keeper is not None and bool(call.services.keeper.trouble)
+    return call.services.today is not None and bool(call.services.today.trouble)
 
 
 @routes.get("/metrics", produces=("text/plain",))
