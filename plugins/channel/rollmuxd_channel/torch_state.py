@@ -30,6 +30,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from rollmuxd_channel import communicators as nccl
 from rollmuxd_channel import storages
 from rollmuxd_channel.storages import HostMemory, Kept, TorchStateError
 
@@ -67,11 +68,11 @@ class TorchState:
     :class:`Dropped` it is freed and not kept. ``device``: "cuda" (all GPUs of this process), or one of them as
     "cuda:1"; left out: the accelerator, where there is one, else "cpu". Tensors elsewhere stay as they are.
     ``gradients="drop"`` sets gradients to None at a park. ``rebuild`` makes the state again when it is loaded after a
-    discard. ``pin=False``: ordinary host memory. What NCCL keeps for this process's groups stays, and belongs into
-    ``residual_gb``.
+    discard. ``pin=False``: ordinary host memory. ``communicators="suspend"``: what NCCL keeps for this process's groups
+    is given back at a park too, and taken again at a load. "keep": it stays, and belongs into ``residual_gb``.
 
     Raises TypeError for a part that is none of these. Raises ValueError for a dropped module or optimizer without a
-    refill.
+    refill, and for communicators that this torch cannot suspend.
     """
 
     def __init__(
@@ -81,12 +82,20 @@ class TorchState:
         gradients: Literal["park", "drop"] = "park",
         rebuild: Callable[[], object] | None = None,
         pin: bool = True,
+        communicators: Literal["keep", "suspend"] = "keep",
         **parts: Any,
     ) -> None:
         if not parts:
             raise TypeError("TorchState needs at least one part: TorchState(model=model, optimizer=optimizer)")
         if gradients not in ("park", "drop"):
             raise ValueError(f'gradients={gradients!r}: it is "park" or "drop"')
+        if communicators not in ("keep", "suspend"):
+            raise ValueError(f'communicators={communicators!r}: it is "keep" or "suspend"')
+        if communicators == "suspend" and not nccl.supported():
+            raise ValueError(
+                f'communicators="suspend": torch {torch.__version__} cannot suspend them (2.13 with NCCL 2.29.7 can); '
+                "keep them, and count what they hold into residual_gb"
+            )
         for name, part in parts.items():
             _check(name, part)
         self.place: Place = "loaded"
@@ -95,8 +104,10 @@ class TorchState:
         self._gradients = gradients
         self._rebuild = rebuild
         self._host = HostMemory(pin=pin and self._device.type != "cpu", warn=_warn_not_pinned)
+        self._suspends = communicators == "suspend"
         #: while it is not loaded
         self._kept: list[Kept] = []
+        self._suspended: list[Any] = []
 
     def attach(self, job: Any, *, pool: str | None = None) -> "TorchState":
         """Register load, park and discard as hooks of a :func:`rollmuxd.job`; best before it starts."""
@@ -115,9 +126,11 @@ class TorchState:
         if self._gradients == "drop":
             self._drop_gradients()
         kept = self._survey()
+        self._suspend(kept)
         try:
             storages.copy_out(kept, self._host)
         except (RuntimeError, MemoryError) as error:
+            nccl.resume(self._suspended)
             need = sum(one.nbytes for one in kept if one.keep) / 1e9
             raise TorchStateError(
                 f"not parked: its {need:.3g} GB do not go to host memory: {storages.first_line(error)}"
@@ -146,6 +159,7 @@ class TorchState:
                 f"not loaded: no room for its {need:.3g} GB on {where}: {storages.first_line(error)}"
             ) from error
         try:
+            nccl.resume(self._suspended)
             if was == "gone" and self._rebuild is not None:
                 self._rebuild()
             for part in self._parts.values():
@@ -186,6 +200,19 @@ class TorchState:
         return sum(one.nbytes for one in (self._survey() if self.place == "loaded" else self._kept))
 
     # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _suspend(self, kept: list[Kept]) -> None:
+        """Before anything is moved: all ranks have to, and one that cannot has lost nothing."""
+        if not self._suspends:
+            return
+        storages.synchronize(storages.devices(kept))
+        try:
+            self._suspended = nccl.suspend(self._device)
+        except RuntimeError as error:
+            raise TorchStateError(
+                f"not parked: its communicators cannot be suspended: {storages.first_line(error)}; where NCCL is older "
+                'than 2.29.7 say communicators="keep"'
+            ) from error
 
     def _survey(self) -> list[Kept]:
         return storages.survey(

@@ -11,7 +11,7 @@ from patience import PATIENCE_S
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
-from rollmuxd_channel import storages  # noqa: E402
+from rollmuxd_channel import communicators, storages  # noqa: E402
 from rollmuxd_channel.torch_state import Dropped, TorchState, TorchStateError  # noqa: E402
 
 
@@ -398,6 +398,108 @@ def test_memory_that_cannot_be_pinned_is_said_once_and_done_without(caplog):
 
 
 # ---- in a job -------------------------------------------------------------------------------------------------------
+
+
+class Communicator:
+    """A process group's backend, as far as it is asked to free what it keeps."""
+
+    def __init__(self, log, name, *, fails=""):
+        self.log, self.name, self.fails = log, name, fails
+
+    def suspend(self):
+        self._do("suspend")
+
+    def resume(self):
+        self._do("resume")
+
+    def _do(self, what):
+        if self.fails == what:
+            raise RuntimeError(f"Backend {self.name} does not support {what}")
+        self.log.append(f"{what} {self.name}")
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    """Communicators of two process groups, and what was asked of them."""
+    log = []
+    made = [Communicator(log, "one"), Communicator(log, "two")]
+    monkeypatch.setattr(communicators, "_backends", lambda device: iter(made))
+    return made, log
+
+
+def test_communicators_are_suspended_before_anything_is_moved_and_resumed_when_all_is_back(groups, monkeypatch):
+    _, log = groups
+    model, _ = trained()
+    state = TorchState(model=model, communicators="suspend")
+    for what in ("copy_out", "copy_in"):
+        does = getattr(storages, what)
+        monkeypatch.setattr(storages, what, lambda *args, does=does, what=what: (log.append(what), does(*args)))
+    state.park()
+    state.load()
+    assert log == ["suspend one", "suspend two", "copy_out", "copy_in", "resume one", "resume two"]
+
+
+def test_a_park_whose_communicators_cannot_be_suspended_has_moved_nothing(groups):
+    made, log = groups
+    made[1].fails = "suspend"
+    model, _ = trained()
+    before = bits_of(model)
+    state = TorchState(model=model, communicators="suspend")
+    with pytest.raises(TorchStateError, match=r"two does not support suspend; .*communicators=\"keep\""):
+        state.park()
+    assert log == ["suspend one", "resume one"]
+    assert (state.place, same_bits(before, bits_of(model))) == ("loaded", True)
+
+
+def test_a_park_without_host_memory_resumes_what_it_had_suspended(groups, monkeypatch):
+    _, log = groups
+    monkeypatch.setattr(storages, "copy_out", raising)
+    with pytest.raises(TorchStateError, match="do not go to host memory"):
+        TorchState(model=trained()[0], communicators="suspend").park()
+    assert log == ["suspend one", "suspend two", "resume one", "resume two"]
+
+
+def raising(*_):
+    raise RuntimeError("no host memory")
+
+
+def test_a_load_whose_communicators_do_not_come_back_is_no_load_and_may_be_told_again(groups):
+    made, log = groups
+    made[1].fails = "resume"
+    model, _ = trained()
+    before = bits_of(model)
+    state = TorchState(model=model, communicators="suspend")
+    state.park()
+    with pytest.raises(RuntimeError, match="resume"):
+        state.load()
+    assert state.place == "parked"
+    assert {tensor.untyped_storage().nbytes() for tensor in all_tensors(model)} == {0}
+    made[1].fails = ""
+    state.load()
+    assert log[2:] == ["resume one", "resume two"]
+    assert same_bits(before, bits_of(model))
+
+
+def test_communicators_that_this_torch_cannot_suspend_are_refused_at_once(monkeypatch):
+    monkeypatch.setattr(communicators, "supported", lambda: False)
+    with pytest.raises(ValueError, match=r"cannot suspend them .*residual_gb"):
+        TorchState(model=trained()[0], communicators="suspend")
+
+
+def test_groups_over_gloo_keep_nothing_on_a_device_and_are_left_alone(tmp_path):
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        state = TorchState(model=trained()[0], communicators="suspend")
+        state.park()
+        state.load()
+        distributed.barrier()
+        (group,) = distributed.distributed_c10d._world.pg_map
+        # What is asked of NCCL's is there in this torch, and gloo says no.
+        with pytest.raises(RuntimeError, match="gloo does not support suspend"):
+            group._get_backend(torch.device("cpu")).suspend()
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_as_hooks_of_a_job_it_moves_for_its_pool():

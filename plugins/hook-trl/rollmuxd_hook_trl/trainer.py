@@ -56,6 +56,8 @@ class Sharing(_Trainer):  # type: ignore[misc]
       ``output_dir``;
     - ``parking``: whether model and optimizer are moved to host memory while another job has the GPUs (default: where
       they are on an accelerator);
+    - ``communicators``: whether NCCL's give back what they keep there meanwhile ("suspend"), or not ("keep", the
+      default);
     - ``weights``: a :class:`~rollmuxd_hook_kit.turns.Mover` that brings weights to the server, in place of TRL's
       collective over both pools.
 
@@ -90,6 +92,7 @@ class Sharing(_Trainer):  # type: ignore[misc]
         #: the trainer's GPUs were needed since the last rollout; and needed before its rewards, in the cycle before
         self._computed = self._computes_first = False
         self._parking: bool = settings.pop("parking", not self._on_cpu)
+        communicators = settings.pop("communicators", "keep")
         gateway = settings.pop("gateway", "")
         shape = "asynchronous" if self._asynchronous else "server" if self._has_server else "one pool"
         settings = _job_settings(settings, config, self._mover, shape=shape, on_cpu=self._on_cpu)
@@ -101,6 +104,7 @@ class Sharing(_Trainer):  # type: ignore[misc]
                 model=lambda: self._part("model_wrapped"),  # (FSDP's outermost one knows what it has gathered)
                 optimizer=lambda: self._part("optimizer"),
                 others=lambda: [self._part("ref_model"), self._part("reward_funcs"), self._part("_buffered_inputs")],
+                communicators=communicators,
             ).attach(self._job, pool="train")
         self._turns = Turns(self._job, settle, gateway=gateway)
         self._turns.start()

@@ -370,6 +370,15 @@ def test_parking_what_also_generates_in_another_pool_is_refused(runs, out, daemo
     assert daemon.calls == []
 
 
+def test_communicators_are_kept_unless_the_job_says_otherwise(runs, out, daemon):
+    with pytest.raises(ValueError, match=r"communicators='drop'"):
+        runs.trainer("high", out, rollmux=dict(parking=True, communicators="drop"))
+    assert daemon.calls == []
+    run = runs.trainer("high", out, max_steps=1, rollmux=dict(parking=True, communicators="suspend"))
+    run.train()
+    assert daemon.phases == ["init", "init", *CYCLE]
+
+
 def test_a_wait_for_the_gpus_makes_no_context_on_any_that_it_has_no_memory_on(runs, monkeypatch):
     from rollmuxd_hook_kit import ranks
 
