@@ -109,6 +109,9 @@ class Estimate(Struct, frozen=True):
     #: mean of the jobs' mean iteration over their own alone, on these pools
     slowdown: Range
     against: tuple[Against, ...]
+    gpus: Gpus
+    #: what loading or parking a state was taken to last
+    switch_s: float
     #: what stands in the way whatever the gain; empty: nothing
     hindrance: str = ""
     #: the ranges cover each part of these logs, and as much drift again as in their second half
@@ -148,6 +151,8 @@ def estimate(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs, *, seed: 
             _against("one after the other on the same pools", in_turn, shared),
             _against(f"one after the other, each on all {gpus.all} GPUs", together, shared),
         ),
+        gpus=gpus,
+        switch_s=costs.switch_s,
         hindrance=_hindrance(len(logs), costs),
         drifts=drifts,
     )

@@ -206,6 +206,7 @@ def test_the_command_tells_people_and_programs(tmp_path):
     assert told.exit_code == 0, told.output
     assert "29 steps, rollout 20.5 s, train 13.5 s on average" in told.output
     assert "one after the other on the same pools" in told.output
+    assert "assumed: pools of 8 and 8 GPUs, and 0 s to load or to park a state" in told.output
 
     figures = CliRunner().invoke(cli, ["estimate", "--log", str(path), "--switch-s", "0", "--json"])
     assert json.loads(figures.output)["jobs"] == 2

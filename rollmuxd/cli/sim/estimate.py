@@ -168,6 +168,10 @@ def show(found: Estimate, names: Sequence[str]) -> None:
         "",
     )
     click.echo(f"\neach job's iteration takes {_written(found.slowdown)} times what it takes alone on these pools")
+    click.echo(
+        f"assumed: pools of {found.gpus.rollout} and {found.gpus.train} GPUs, and {found.switch_s:g} s to load or to "
+        "park a state (rollmuxd estimate has options)"
+    )
     click.echo("ranges: phases that lose nothing on more GPUs, to phases that speed up with GPUs to the power of 0.7")
     for it in found.drifts:
         if it.log < len(names):  # jobs like the same log drift alike
