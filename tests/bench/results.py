@@ -282,10 +282,12 @@ def noise() -> str:
     for case, options in (
         ("real step logs, planned on means", {"data": str(DATA), "more": {"plan": "mean"}}),
         ("real step logs, planned on the worst", {"data": str(DATA), "more": {"plan": "max"}}),
+        ("generated iterations, planned on means", {}),
     ):
+        workload = "real-logs" if "data" in options else "generated"
         names = ("rollmux", "rollmux-artifact", *(() if told else ("default",)))
         asked = ",".join(("solo", *names))
-        rows = by_policy(compared("real-logs", asked, seeds=1, fidelity="phase", jobs=100, **options))
+        rows = by_policy(compared(workload, asked, seeds=1, fidelity="phase", jobs=100, **options))
         for name in names:
             work = rows[name]["work"]
             told.append([case, f"`{name}`", percent(work["slo_attainment"]), f"{work['slowdown']['mean']:.2f}",

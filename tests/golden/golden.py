@@ -19,7 +19,6 @@ import hashlib
 import json
 import math
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -28,12 +27,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
 from rollmuxd.core import facts
-from rollmuxd.sim.compare import Task, draw
+from rollmuxd.sim.compare import Task
 from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.workload import Options, SimJob
+from rollmuxd.sim.workload import Options
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from simkit import checked
@@ -70,7 +68,9 @@ CASES: Final = (
     Case("micro-spatial", "micro-spatial", "phase", _MOVING, draws=1, all_draws=1),
     Case("micro-spatial-faults", "micro-spatial", "phase", _MOVING, faults="all", draws=1),
     # few nodes, bounds, and phases that take another time in each iteration
-    Case("varied", "weave-production", "phase", replace(_MOVING, jobs=12, nodes={"rollout": 3, "train": 3})),
+    Case(
+        "generated", "generated", "phase", msgspec.structs.replace(_MOVING, jobs=12, nodes={"rollout": 3, "train": 3})
+    ),
     Case("weave-production", "weave-production", "cost", msgspec.structs.replace(_MOVING, jobs=60)),
 )
 
@@ -108,25 +108,13 @@ class Digests:
             self._kept.close()
 
 
-def varied(job: SimJob, seed: int) -> SimJob:
-    """The job with phases that take another time in each of 50 iterations, and with tails that keep a GPU."""
-    chance, (took, *_) = random.Random(f"varied {seed} {job.name}"), job.series
-    series = tuple(tuple(max(1, round(ms * chance.lognormvariate(0, 0.2))) for ms in took) for _ in range(50))
-    rollout, *rest = job.spec.phases
-    spec = replace(job.spec, phases=(replace(rollout, min_gpus=1), *rest))
-    return replace(job, series=series, spec=spec, tail_from=tuple(chance.uniform(0.5, 0.75) for _ in series))
-
-
 def play(case: Case, policy: str, seed: int, keep: Path | None, jobs: int | None) -> tuple[Outcome, Digests]:
     """One run, of so many jobs at most."""
     digests = Digests(keep / f"{policy}-{case.name}-{seed}.jsonl" if keep is not None else None)
-    options = case.options if jobs is None else replace(case.options, jobs=jobs)
+    options = case.options if jobs is None else msgspec.structs.replace(case.options, jobs=jobs)
     task = Task(case.workload, options, policy, case.fidelity, "work", seed)
-    drawn = draw(task)
-    if case.name == "varied":
-        drawn = replace(drawn, jobs=tuple(varied(job, seed) for job in drawn.jobs))
     try:
-        return checked.perform(task, drawn, faults=PRESETS[case.faults], hear=digests.hear), digests
+        return checked.perform(task, faults=PRESETS[case.faults], hear=digests.hear), digests
     finally:
         digests.close()
 

@@ -3,7 +3,7 @@
 - The production trace has the published counts, hours and peaks.
 - The nine classes keep their ranges, and a draw of them has the paper's hours.
 - Equal seeds give equal workloads, in every process; another seed gives another one.
-- Logged iterations have their type's mean.
+- Logged and generated iterations have their type's mean.
 - A malformed row names file, line and column; an option that makes no sense says so; missing data says how to get it.
 """
 
@@ -216,10 +216,9 @@ def test_weights_take_as_long_as_models_are_large_and_links_are_many(kind, table
     assert job_of(read("weave-production-honest", Options(sync="table")).draw(0), kind).planned[2] == table
 
 
-def test_every_iteration_hands_on_its_weights_whatever_else_it_takes(tmp_path):
-    data = logs(tmp_path, one=[(1, 1), (10, 4), (30, 4), (20, 16)]).data
-    job = job_of(read("real-logs", Options(data=data, sync="table")).draw(0), "7B_8k")
-    plain = job_of(read("real-logs", Options(data=data)).draw(0), "7B_8k")
+def test_every_iteration_hands_on_its_weights_whatever_else_it_takes():
+    job = job_of(read("generated", Options(sync="table", jobs=20)).draw(0), "7B_8k")
+    plain = job_of(read("generated", Options(jobs=20)).draw(0), "7B_8k")
     assert {took[2] for took in job.series} == {900}
     assert [took[0] for took in job.series] == [took[0] for took in plain.series]
     assert [took[1] for took in job.series] == [max(1, took[1] - 900) for took in plain.series]
@@ -315,7 +314,7 @@ def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path, monkeypat
         read("real-logs")
 
 
-# ---- logged iterations -------------------------------------------------------------------------------------------
+# ---- logged and generated iterations -----------------------------------------------------------------------------
 
 
 def logs(folder: Path, **runs: list[tuple[float, float]]) -> Options:
@@ -364,6 +363,39 @@ def test_families_of_logs_weigh_alike():
     for job in workload.jobs[:20]:
         for phase, mean in zip(zip(*job.series, strict=True), job.planned, strict=True):
             assert statistics.fmean(phase) == pytest.approx(mean, rel=1e-4)
+
+
+@pytest.mark.parametrize(("multi_turn", "low", "high"), [(False, 0.03, 0.06), (True, 0.2, 0.45)])
+def test_generated_rollouts_vary_as_real_ones(multi_turn, low, high):
+    jobs = [
+        job
+        for job in read("generated", Options(jobs=60)).draw(0).jobs
+        if len(job.series) > 100 and job.kind.startswith(("4B", "8B")) is multi_turn
+    ]
+    spread = statistics.median(
+        statistics.pstdev(gen := [step[0] for step in job.series]) / statistics.fmean(gen) for job in jobs
+    )
+    assert low < spread < high
+
+
+def test_generated_iterations_are_as_many_as_fit_and_have_their_types_mean():
+    for job in read("generated", Options(jobs=20)).draw(0).jobs:
+        assert len(job.series) == len(job.tail_from) == job.work == max(1, round(job.lasts_ms / job.solo_ms))
+        for phase, mean in zip(zip(*job.series, strict=True), job.planned, strict=True):
+            assert statistics.fmean(phase) == pytest.approx(mean, rel=1e-4)
+
+
+def test_the_tail_begins_when_80_percent_of_the_responses_are_done():
+    jobs = read("generated", Options(jobs=20)).draw(0).jobs
+    shares = [share for job in jobs for share in job.tail_from]
+    assert all(0 < share <= 1 for share in shares)
+    assert 0.5 < statistics.fmean(shares) < 0.75
+
+
+def test_a_tail_keeps_one_gpu_of_eight():
+    workload = read("generated", Options(jobs=60)).draw(0)
+    assert {(wants(job)["rollout"], job.spec.phases[0].min_gpus) for job in workload.jobs} == {(1, 1), (2, 2)}
+    assert all(job.spec.phases[1].min_gpus == 0 for job in workload.jobs)
 
 
 # ---- the micro-benchmarks ----------------------------------------------------------------------------------------

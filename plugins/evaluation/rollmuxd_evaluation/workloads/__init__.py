@@ -6,6 +6,7 @@ from rollmuxd.sim.workloads import Catalogue
 from rollmuxd_evaluation.workloads.across_racks import AcrossRacks
 from rollmuxd_evaluation.workloads.asynchronous import AsynchronousRuns
 from rollmuxd_evaluation.workloads.classes import CLASSES, Classes
+from rollmuxd_evaluation.workloads.generated import Generated
 from rollmuxd_evaluation.workloads.micro import MULTIPLEXING, TAILS, Multiplexing, Tails
 from rollmuxd_evaluation.workloads.production import Production
 from rollmuxd_evaluation.workloads.real_logs import RealLogs
@@ -36,6 +37,7 @@ WORKLOADS: Final[Catalogue] = {
     **{kind: (f"the same, {heavy} jobs only, of all three sizes", Classes) for kind, heavy in _HEAVY.items()},
     **{name: (_class_summary(name), Classes) for name in CLASSES},
     "real-logs": ("the production trace's jobs, every iteration a logged step of a public training run", RealLogs),
+    "generated": ("the production trace's jobs with generated iterations (noise, spikes, drift) and tails", Generated),
     **{name: (_multiplexing_summary(name), Multiplexing) for name in MULTIPLEXING},
     "across-racks": (
         "made: two jobs of 72B and two of 235B-A22B, on 8 H20 and 16 H800 hosts each; for fidelity network",

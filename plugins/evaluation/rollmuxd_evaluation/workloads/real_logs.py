@@ -11,22 +11,16 @@ The logs are of small co-located runs (0.5B to 7.6B parameters): shape and varia
 How long single responses took is not in them, so no tail is released.
 
 ``logs`` takes every other family (``odd``, ``even``), so that what was tried on one half can be held against the other.
-``plan`` says what a job registers: see :func:`planned`.
 """
 
 import random
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
-from rollmuxd.core.config import PlanWith
-from rollmuxd.sim.workload import Durations, Options, SimJob, Workload, find
-from rollmuxd_evaluation.workloads import production
-from rollmuxd_evaluation.workloads.shapes import Shape, Terms, ms
+from rollmuxd.sim.workload import Options, find
+from rollmuxd_evaluation.workloads.series import Drawn, Iterated, Series, Step, scaled
+from rollmuxd_evaluation.workloads.shapes import Shape
 from rollmuxd_evaluation.workloads.tables import opened
-
-#: rollout and train of one iteration, in whatever unit
-Step: TypeAlias = tuple[float, float]
 
 FOLDER: Final = "rl_steps"
 ORIGIN: Final = (
@@ -37,8 +31,6 @@ ORIGIN: Final = (
 )
 #: which families are drawn from, counted from 1 as ``runs.csv`` has them
 LOGS: Final = ("all", "odd", "even")
-#: what a job registers as its phases' times: see :func:`planned`
-PLANS: Final = ("mean", "first10", "max", "p90", "worst")
 #: passes that run on the trainer beside the actor's update
 PASSES: Final = ("old_logprob_s", "ref_s", "values_s", "critic_update_s", "adv_s")
 
@@ -67,69 +59,28 @@ def families(folder: Path) -> list[list[tuple[str, list[Step]]]]:
     return list(known.values())
 
 
-def scaled(steps: Sequence[Step], means: Durations) -> tuple[Durations, ...]:
-    """The steps as integer milliseconds, each phase scaled by one factor so that its mean is as given."""
-    rollout = means[0] * len(steps) / sum(step[0] for step in steps) / 1000
-    train = means[1] * len(steps) / sum(step[1] for step in steps) / 1000
-    return tuple((ms(rollout * gen), ms(train * update)) for gen, update in steps)
-
-
-def planned(series: Sequence[Durations], shape: Shape, plan: str) -> Durations:
-    """What a job registers.
-
-    ``mean``: of the whole series, as if the future were known. ``first10``: of the first ten iterations, which is what
-    a short profile sees. ``max``: the longest of each phase, the paper's worst case. ``p90`` and ``worst``: the mean;
-    it is the policy that plans with a quantile of what it sees, if it follows that.
-    """
-    if plan in ("mean", "p90", "worst"):
-        return shape.planned
-    seen = series[:10] if plan == "first10" else series
-    if plan == "first10":
-        return tuple(round(sum(phase) / len(seen)) for phase in zip(*seen, strict=True))
-    return tuple(max(phase) for phase in zip(*seen, strict=True))
-
-
-class RealLogs:
-    """The production trace's jobs, each replaying a log.
-
-    A seed draws which, the SLOs, and which jobs stay if fewer are wanted.
-    """
+class RealLogs(Iterated):
+    """The production trace's jobs, each replaying a log; a seed draws which."""
 
     def __init__(self, name: str, summary: str, options: Options) -> None:
-        self.name, self.summary = name, summary
-        self._terms = Terms(options, ("logs", "plan"))
-        self._plan = self._terms.choice("plan", PLANS)
-        self._profiles = production.profiles()
-        self._arrivals = production.arrivals(list(self._profiles))
+        super().__init__(name, summary, options, ("logs",))
         known = families(find(f"{FOLDER}/runs.csv", options.data, ORIGIN).parent)
         self._families = {"all": known, "odd": known[::2], "even": known[1::2]}[self._terms.choice("logs", LOGS)]
         if not self._families:
             raise ValueError(f"logs=even wants two code bases, and {len(known)} is there")
 
-    def draw(self, seed: int) -> Workload:
-        """The workload of one seed."""
-        runs = sum(map(len, self._families))
-        source = f"arrivals and types of the production trace, iterations of {runs} logged runs"
-        sees = PlanWith(self._plan) if self._plan in ("p90", "worst") else PlanWith.MEAN
-        return Workload(self.name, tuple(self._jobs(seed)), self._terms.pools(), source, sees)
+    def _source(self) -> str:
+        return f"arrivals and types of the production trace, iterations of {sum(map(len, self._families))} logged runs"
 
-    def _jobs(self, seed: int) -> Iterator[SimJob]:
+    def _drawn(self, seed: int) -> Drawn:
         draw = random.Random(f"logs {seed}")
-        chosen = self._terms.thinned(self._arrivals, seed)
-        known: dict[tuple[str, str], tuple[Durations, ...]] = {}
-        for it, slo in zip(chosen, self._terms.slos(len(chosen), seed), strict=True):
-            shape = self._profiles[it.kind]
+        known: dict[tuple[str, str], Series] = {}
+
+        def drawn(shape: Shape, count: int) -> Series:
+            del count  # a log that is over begins again
             run, logged = draw.choice(draw.choice(self._families))
             if (run, shape.kind) not in known:
-                known[run, shape.kind] = scaled(logged, shape.planned)
-            series, lasts = known[run, shape.kind], ms(it.duration_s)
-            yield self._terms.job(
-                it.job,
-                shape,
-                arrives_ms=round(it.submit_s * 1000),
-                lasts_ms=lasts,
-                slo=slo,
-                planned=planned(series, shape, self._plan),
-                series=series,  # a log that is over begins again
-                iterations=max(1, round(lasts / sum(shape.planned))),
-            )
+                known[run, shape.kind] = Series(scaled(logged, shape.planned))
+            return known[run, shape.kind]
+
+        return drawn
