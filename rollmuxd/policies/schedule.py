@@ -192,65 +192,48 @@ def first_turn_feasible(
         end = _turn(z, step)
         begun.append((end - step[2], end))
     some = begun[(TURNED - 2) * len(old) : (TURNED - 1) * len(old)]
-    comes = dict.fromkeys(at for begin, _ in some for at in (begin - 1, begin))
-    return all(_first_turn_feasible(before, after, steps, begun, at, [at] * clocks, each, bounds) for at in comes)
 
-
-def _first_turn_feasible(
-    before: Sequence[Leg],
-    after: Sequence[Leg],
-    steps: Sequence[Step],
-    begun: Sequence[tuple[Millis, Millis]],
-    comes: Millis,
-    z: list[Millis],
-    each: Mapping[JobId, int],
-    bounds: Mapping[JobId, Bound],
-) -> bool:
-    """The same, for a newcomer at that time."""
-    done = dict.fromkeys(each, 0)
-    since = dict.fromkeys(each, comes)
-    passed = [0] * len(before)
-    for number, (begin, end) in enumerate(begun):
-        index = number % len(before)
-        if begin > comes:
-            continue
-        passed[index] += 1
-        job, nodes, _, _ = steps[index]
-        for clock in (job, *nodes):
-            z[clock] = max(z[clock], end)
-        name = before[index].job
-        done[name] += 1
-        if done[name] % each[name] == 0:
-            since[name] = end
-    rotation = min(passed)
-    known: dict[tuple[JobId, int], list[int]] = {}
-    for leg, count in zip(before, passed, strict=True):
-        known.setdefault((leg.job, leg.phase), []).append(count)
-    turns = [
-        (leg, step, known[leg.job, leg.phase].pop(0) if known.get((leg.job, leg.phase)) else rotation)
-        for leg, step in zip(after, steps[len(before) :], strict=True)
-    ]
-    finished = dict.fromkeys(each, 0)
-    for now in range(rotation, rotation + PLAYED):
-        for leg, step, first in turns:
-            name = leg.job
-            if now < first:
-                continue  # it has been passed in this rotation
-            if done[name] % each[name] != leg.phase:  # its job passes it when it asks for a later one
-                for node in step[1]:
-                    z[node] = max(z[node], z[step[0]])
+    def is_borne(comes: Millis) -> bool:
+        z, passed = [comes] * clocks, [0] * len(before)
+        done, finished, since = dict.fromkeys(each, 0), dict.fromkeys(each, 0), dict.fromkeys(each, comes)
+        for number, (begin, end) in enumerate(begun):
+            at = number % len(before)
+            if begin > comes:
                 continue
-            end = _turn(z, step)
+            passed[at] += 1
+            for clock in (steps[at][0], *steps[at][1]):
+                z[clock] = max(z[clock], end)
+            name = before[at].job
             done[name] += 1
-            if done[name] % each[name]:
-                continue
-            count = finished[name] = finished[name] + 1
-            bound = bounds.get(name)
-            if bound is None or count < bound.judged_at:
-                continue
-            if end - since[name] > count * bound.limit_ms + bound.credit_ms:
-                return False
-    return True
+            if done[name] % each[name] == 0:
+                since[name] = end
+        rotation = min(passed)
+        known: dict[tuple[JobId, int], list[int]] = {}
+        for leg, count in zip(before, passed, strict=True):
+            known.setdefault((leg.job, leg.phase), []).append(count)
+        turns = [
+            (leg, step, known[leg.job, leg.phase].pop(0) if known.get((leg.job, leg.phase)) else rotation)
+            for leg, step in zip(after, steps[len(before) :], strict=True)
+        ]
+        for now in range(rotation, rotation + PLAYED):
+            for leg, step, first in turns:
+                name = leg.job
+                if now < first:
+                    continue  # it has been passed in this rotation
+                if done[name] % each[name] != leg.phase:  # its job passes it when it asks for a later one
+                    for node in step[1]:
+                        z[node] = max(z[node], z[step[0]])
+                    continue
+                end = _turn(z, step)
+                done[name] += 1
+                if done[name] % each[name] == 0 and name in bounds:
+                    count, bound = finished[name] + 1, bounds[name]
+                    if count >= bound.judged_at and end - since[name] > count * bound.limit_ms + bound.credit_ms:
+                        return False
+                    finished[name] = count
+        return True
+
+    return all(map(is_borne, dict.fromkeys(at for begin, _ in some for at in (begin - 1, begin))))
 
 
 def binding(schedule: Sequence[Leg]) -> Binding | None:

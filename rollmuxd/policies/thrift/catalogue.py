@@ -97,12 +97,27 @@ class Planner:
         if len(needs) == 1:
             return self.alone(needs[0]).value
         key = tuple(needs)
-        if key not in self._values:
-            entries = yield from self._entries(needs)
-            if len(self._values) >= VALUES:
-                self._values.clear()
-            self._values[key] = min(entries, default=None)
-        return self._values[key]
+        if key in self._values:
+            return self._values[key]
+        ordered = sorted(needs, key=lambda need: (need.profile, need.limit_ms or inf, need.job))
+        profiles, limits, worth = _columns(ordered)
+        prices = [room.price for room in self.rooms.values()]
+        found = None
+        for entry in self._of(profiles):
+            turn = min(map(mul, entry.rates, limits))
+            if entry.least_ms > turn:
+                continue
+            if entry.certified is None:
+                entry.certified = self._search(profiles, entry)
+                yield
+            for nodes, period in entry.certified:
+                if period <= turn:
+                    value = sum(map(mul, nodes, prices)) - sum(map(mul, entry.rates, worth)) / (period or 1)
+                    found = value if found is None else min(found, value)
+        if len(self._values) >= VALUES:
+            self._values.clear()
+        self._values[key] = found
+        return found
 
     def fit(
         self,
@@ -122,26 +137,34 @@ class Planner:
         if len(needs) == 1 and not seated:
             return self.alone(needs[0])
         best: Plan | None = None
-        seating = _Seating([need.profile for need in needs], seated or {}, rooms or self.rooms)
-        for value, rates, counts in sorted(self._choices(needs, seating, below)):
-            if value >= below - TIE:
+        profiles, limits, worth = _columns(needs)
+        seating = _Seating(profiles, seated or {}, rooms or self.rooms)
+        for least, rates, counts, price in sorted(self._choices(limits, worth, seating, below)):
+            if least >= below - TIE:
                 break
-            made = self._seated(needs, rates, counts, seating, below)
-            if made is not None:
-                best, below = made, made.value
+            seats, low = seating.fill(rates, counts)
+            turn, gain = min(map(mul, rates, limits)), sum(map(mul, rates, worth))
+            if price > below - TIE:  # no longer rotation is worth enough
+                turn = min(turn, gain / (price - below + TIE))
+            if seats is None or low > turn:
+                continue
+            period, order = _certify(profiles, rates, seats, counts, low, turn)
+            value = price - gain / (period or 1)
+            if order and value < below - TIE:
+                below, mine = (
+                    value,
+                    [{pool: some[at] for pool, some in seats.items() if some[at]} for at in range(len(needs))],
+                )
+                best = Plan(tuple(needs), tuple(mine), dict(zip(self.rooms, counts, strict=True)), order, period, value)
         return best
 
     def _choices(
-        self, needs: Sequence[JobDemand], seating: "_Seating", below: float
-    ) -> Iterator[tuple[float, tuple[int, ...], tuple[int, ...]]]:
-        """Rates, and nodes of each pool, that may keep the bounds for less than that; the first is the least value."""
-        limits = [need.limit_ms or inf for need in needs]
-        worth = [need.worth * need.solo_ms for need in needs]
-        counts = [
-            (nodes, sum(map(mul, nodes, (room.price for room in self.rooms.values()))))
-            for nodes in seating.counts(self.dearest)
-        ]
-        for rates in _rates(len(needs), self.rounds):
+        self, limits: Sequence[float], worth: Sequence[float], seating: "_Seating", below: float
+    ) -> Iterator[tuple[float, tuple[int, ...], tuple[int, ...], float]]:
+        """Value, rates, nodes of each pool and their price, as may keep the bounds for less than ``below``."""
+        prices = [room.price for room in self.rooms.values()]
+        counts = [(nodes, sum(map(mul, nodes, prices))) for nodes in seating.counts(self.dearest)]
+        for rates in _rates(len(limits), self.rounds):
             turn, low = min(map(mul, rates, limits)), max(map(mul, rates, seating.rounds))
             if low > turn:
                 continue
@@ -150,68 +173,14 @@ class Planner:
             for nodes, price in counts:
                 least = max(low, *(area / (count or 1) for area, count in zip(areas, nodes, strict=True)))
                 if least <= turn and (value := price - gain / (least or 1)) < below - TIE:
-                    yield value, rates, nodes
+                    yield value, rates, nodes, price
 
     def fit_named(self, needs: Sequence[JobDemand], pins: Mapping[JobId, Pins]) -> Plan | None:
         """A certified plan of jobs, each of which sits on given nodes."""
         _, seats = numbered({need.job: pins[need.job] for need in needs})
         return self.fit(needs, dict(enumerate(seats.values())))
 
-    def _seated(
-        self,
-        needs: Sequence[JobDemand],
-        rates: tuple[int, ...],
-        counts: tuple[int, ...],
-        seating: "_Seating",
-        below: float,
-    ) -> Plan | None:
-        """These rates on so many nodes of each pool, with seats around those that are taken, if it is worth more."""
-        turn = min(rate * (need.limit_ms or inf) for rate, need in zip(rates, needs, strict=True))
-        seats, low = seating.fill(rates, counts)
-        price = sum(count * room.price for count, room in zip(counts, self.rooms.values(), strict=True))
-        worth = sum(rate * need.worth * need.solo_ms for rate, need in zip(rates, needs, strict=True))
-        if seats is None or low > turn or price - worth / (low or 1) >= below - TIE:
-            return None
-        if price > below - TIE:  # no longer rotation is worth enough
-            turn = min(turn, worth / (price - below + TIE))
-        period, order = _certify(seating.profiles, rates, seats, counts, low, turn)
-        value = price - worth / (period or 1)
-        if not order or value >= below - TIE:
-            return None
-        return Plan(
-            needs=tuple(needs),
-            seats=tuple(
-                {pool: mine[place] for pool, mine in seats.items() if mine[place]} for place in range(len(needs))
-            ),
-            nodes=dict(zip(self.rooms, counts, strict=True)),
-            order=order,
-            period_ms=period,
-            value=value,
-        )
-
     # ---- the catalogue -----------------------------------------------------------------------------------------------
-
-    def _entries(self, needs: Sequence[JobDemand]) -> Generator[None, None, Iterator[float]]:
-        """Search what these jobs can do together within their bounds; the values of that."""
-        ordered = sorted(needs, key=lambda need: (need.profile, need.limit_ms or inf, need.job))
-        profiles = tuple(need.profile for need in ordered)
-        limits = [need.limit_ms or inf for need in ordered]
-        allowed: list[tuple[float, Entry]] = []
-        for entry in self._of(profiles):
-            turn = min(map(mul, entry.rates, limits))
-            if entry.least_ms <= turn:
-                allowed.append((turn, entry))
-                if entry.certified is None:
-                    entry.certified = self._search(profiles, entry)
-                    yield
-        worth = [need.worth * need.solo_ms for need in ordered]
-        prices = [room.price for room in self.rooms.values()]
-        return (
-            sum(map(mul, nodes, prices)) - sum(map(mul, entry.rates, worth)) / (period or 1)
-            for turn, entry in allowed
-            for nodes, period in entry.certified or ()
-            if period <= turn
-        )
 
     def _of(self, profiles: tuple[Profile, ...]) -> list[Entry]:
         """The entries of a set of profiles (sorted)."""
@@ -242,6 +211,15 @@ class Planner:
                 if period <= entry.least_ms:
                     break  # further nodes of other pools make it no faster
         return found
+
+
+def _columns(needs: Sequence[JobDemand]) -> tuple[tuple[Profile, ...], list[float], list[float]]:
+    """Of each job its profile, its bound, and what an iteration of it is worth (dollars per hour, times ms)."""
+    return (
+        tuple(need.profile for need in needs),
+        [need.limit_ms or inf for need in needs],
+        [need.worth * need.solo_ms for need in needs],
+    )
 
 
 @cache

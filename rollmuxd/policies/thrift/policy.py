@@ -199,14 +199,29 @@ class Thrift(RollMux):
         return self._unplanned(state, job) if best is None else best[1]
 
     def _join(self, state: State, planner: Planner, job: Job, need: JobDemand) -> tuple[float, Placed] | None:
-        """The group that grows dearer by least."""
+        """The group whose value grows by least, by how much, and where the job would go there."""
         best: tuple[float, Placed] | None = None
-        free = free_by_pool(state)
+        free, most, owner = free_by_pool(state), self.max_nodes.get(job.owner), state.owners.get(job.owner)
+        left = len(state.nodes) if not most else max(0, most - len(owner.nodes if owner is not None else ()))
+        rooms = {pool: replace(it, spare=min(left, len(free.get(pool, ())))) for pool, it in planner.rooms.items()}
         for group, sitting in islice(self._likely(state, planner, job, need), GROUPS_TRIED):
-            needs = self._needs(state, planner, sitting)
-            below = inf if best is None else best[0] - 1e-9
-            best = self._plan_with(state, planner, free, job, need, group, sitting, needs, below) or best
-            if best is not None and best[0] <= TIE and self.objective == "cost":
+            needs = (*self._needs(state, planner, sitting), need)
+            was = value_of(planner, sitting, needs[:-1])
+            below = inf if best is None else was + best[0]
+            ways = filter(None, (needs, self._yielding(needs)))
+            plans = (planner.fit(asked, dict(enumerate(sitting.seats)), rooms, below) for asked in ways)
+            plan = next((it for it in plans if it is not None), None)
+            pins = {} if plan is None else (plan.by_name(sitting.names, free, set()) or {}).get(job.id, {})
+            if plan is None or not pins or not self._holds(state, job, group, pins):
+                continue
+            if plan.needs != needs:  # where jobs yield: what a rotation takes if they do not
+                whole = [replace(it, limit_ms=None) for it in needs]
+                plan = planner.fit_named(whole, {**sitting.pinned, job.id: pins})
+            plan = plan and self._borne(state, group, sitting, job, replace(plan, needs=needs), pins)
+            if plan is None:
+                continue
+            best = plan.value - was, self._answer(state, job, group, plan, pins)
+            if best[0] <= TIE and self.objective == "cost":
                 break  # nothing is cheaper than nothing
         return best
 
@@ -272,42 +287,6 @@ class Thrift(RollMux):
                 if self.can_afford_newcomer(state, group.id):
                     yield group, sitting
 
-    def _plan_with(
-        self,
-        state: State,
-        planner: Planner,
-        free: Mapping[PoolName, Sequence[NodeId]],
-        job: Job,
-        need: JobDemand,
-        group: Group,
-        sitting: GroupSnapshot,
-        needs: tuple[JobDemand, ...],
-        below: float,
-    ) -> tuple[float, Placed] | None:
-        """The group with the job: by how much its value grows, if by less than that, and where the job would go."""
-        wanted = (*needs, need)
-        most, owner = self.max_nodes.get(job.owner), state.owners.get(job.owner)
-        left = len(state.nodes) if not most else max(0, most - len(owner.nodes if owner is not None else ()))
-        rooms = {pool: replace(it, spare=min(left, len(free.get(pool, ())))) for pool, it in planner.rooms.items()}
-        was = value_of(planner, sitting, needs)
-        seats = dict(enumerate(sitting.seats))
-        ways = filter(None, (wanted, self._yielding(wanted)))
-        plans = (planner.fit(asked, seats, rooms, was + below + 1e-9) for asked in ways)
-        plan = next((it for it in plans if it is not None), None)
-        named = None if plan is None else plan.by_name(sitting.names, free, set())
-        pins = {} if named is None else named[job.id]
-        if plan is None or not pins or not self._holds(state, job, group, pins):
-            return None
-        if plan.needs != wanted:  # where jobs yield: what a rotation takes if they do not
-            whole = planner.fit_named([replace(it, limit_ms=None) for it in wanted], {**sitting.pinned, job.id: pins})
-            if whole is None:
-                return None
-            plan = replace(whole, needs=wanted)
-        order = self._feasible_order(state, group, sitting, job, plan, pins)
-        if order is None:
-            return None
-        return plan.value - was, self._answer(state, job, group, replace(plan, order=order), pins)
-
     def _yielding(self, needs: tuple[JobDemand, ...]) -> tuple[JobDemand, ...]:
         """By credit, where a promised job comes to jobs that have none: what is planned, as these yield (0047).
 
@@ -324,15 +303,15 @@ class Thrift(RollMux):
             for it in needs
         )
 
-    def _feasible_order(
+    def _borne(
         self, state: State, group: Group, sitting: GroupSnapshot, job: Job, plan: Plan, pins: Pins
-    ) -> tuple[tuple[int, int], ...] | None:
-        """The plan's order, from the first iteration in it from which each job bears the first turns.
+    ) -> Plan | None:
+        """The plan, from the first iteration in its order from which each job bears the first turns.
 
         By what it has in hand, and at once; a job that is not judged yet, by the time that it is.
         """
         if self.dispatch is Dispatch.CREDIT:
-            return plan.order  # it is not followed
+            return plan  # its order is not followed
         jobs = [job if it.job == job.id else state.jobs[it.job] for it in plan.needs]
         seats = {**sitting.pinned, job.id: pins}
         legs = [Shape(it, ()).legs(dict(seats[it.id])) for it in jobs]
@@ -352,7 +331,7 @@ class Thrift(RollMux):
         for begin in (at for at, (_, phase) in enumerate(plan.order) if not phase):
             order = plan.order[begin:] + plan.order[:begin]
             if first_turn_feasible(before, [legs[place][phase] for place, phase in order], each, bounds):
-                return order
+                return replace(plan, order=order)
         return None
 
     def _answer(
