@@ -107,7 +107,8 @@ class Replan(Struct, frozen=True):
 class Move(Struct, frozen=True):
     """A placed job is better placed elsewhere: one step of a regrouping, certified by itself.
 
-    For as long as the move lasts the job counts in both places, and every member's promise holds in both.
+    For as long as the move lasts the job counts in both places, and every member's promise holds in both. Where the
+    job sits there already, only the group's schedule becomes another.
     """
 
     job: JobId

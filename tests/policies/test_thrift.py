@@ -530,6 +530,26 @@ def test_what_is_left_of_two_groups_moves_together() -> None:
     cluster.keeps_every_promise()
 
 
+@pytest.mark.parametrize(("credit_s", "take_s"), [(5_000, (150, 150)), (0, (250, 125))])
+def test_what_a_job_leaves_is_put_in_another_order_where_that_pays_and_each_member_can_pay_for_a_turns_wait(
+    credit_s: float, take_s: tuple[float, float]
+) -> None:
+    """In what is left of the schedule one job goes round twice, and the other waits for it. No job is moved."""
+    cluster = Cluster(4, 3, Thrift(steady=True, objective="work"))
+    jobs = (job("a", 50, 100, 2.0), job("b", 50, 50, 1.5), job("c", 400, 150, 2.0))
+    for spec in jobs:
+        cluster.arrives(spec)
+        solo_s = sum(phase.planned_ms or 0 for phase in spec.phases) / 1000
+        cluster.has_run(spec.name, 100, solo_s=round(solo_s), took_s=round((spec.slo or 0) * solo_s - credit_s / 100))
+    assert cluster.mates() == [{"a", "b", "c"}]
+    cluster.now = 10 * HOUR_MS
+    cluster.ends("c")
+    assert cluster.looks_for_moves() == []
+    (group,) = cluster.core.state.groups
+    assert paces(cluster.core, group) == {"j1": 1000 * take_s[0], "j2": 1000 * take_s[1]}
+    cluster.keeps_every_promise()
+
+
 @pytest.mark.parametrize(("iterations", "moves"), [(2, 0), (3, 1)])
 def test_nobody_moves_to_who_could_not_pay_for_his_loading_and_a_turns_wait(iterations: int, moves: int) -> None:
     """Whoever comes loads his states where others would be: 30 s, and a turn takes 301 s. An iteration earns 125."""

@@ -240,7 +240,11 @@ def regroup(c: Context, key: str) -> None:
     if c.regrouping is None:
         c.regrouping = chain(to_where_promises_hold(c), c.policy.regroup(c.state, c.now))
     for found in c.regrouping:
-        if found is not None and not refused(c, found):
+        if found is not None and stays(c, found):
+            placed = found.placed
+            group = c.state.groups[placed.group or ""]
+            c.fact(f.GroupReplanned(c.now, group.id, found.job, placed.period_ms, placed.schedule, (), found.why))
+        elif found is not None and not refused(c, found):
             plan(c, found)  # what comes after it is asked of the state with it
         else:
             c.timers.at(c.now + STEP_MS, "regroup", "")
@@ -286,6 +290,15 @@ def plan(c: Context, move: Move) -> None:
             move.off,
         )
     )
+
+
+def stays(c: Context, move: Move) -> bool:
+    """Whether the job stays where it sits, and only the schedule there is another."""
+    job, placed = c.state.jobs.get(move.job), move.placed
+    group = None if job is None else c.state.group_of(job)
+    if job is None or group is None or group.coming or (placed.group, placed.pins) != (group.id, job.pins):
+        return False
+    return not _other_schedule(c, job, placed)
 
 
 def refused(c: Context, move: Move, *, guarded: bool = False) -> str:

@@ -17,6 +17,7 @@ from operator import le, mul
 from typing import Final, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from rollmuxd.core.ids import JobId, Millis, PoolName
 from rollmuxd.policies.schedule import Step, bounds_ms, pipelined
@@ -175,10 +176,11 @@ class Planner:
                 if least <= turn and (value := price - gain / (least or 1)) < below - TIE:
                     yield value, rates, nodes, price
 
-    def fit_named(self, needs: Sequence[JobDemand], pins: Mapping[JobId, Pins]) -> Plan | None:
-        """A certified plan of jobs, each of which sits on given nodes."""
+    def fit_named(self, needs: Sequence[JobDemand], pins: Mapping[JobId, Pins], below: float = inf) -> Plan | None:
+        """A certified plan of jobs, each of which sits on given nodes, of a value below that."""
         _, seats = numbered({need.job: pins[need.job] for need in needs})
-        return self.fit(needs, dict(enumerate(seats.values())))
+        rooms = {pool: replace(room, spare=0) for pool, room in self.rooms.items()}
+        return self.fit(needs, dict(enumerate(seats.values())), rooms, below)
 
     # ---- the catalogue -----------------------------------------------------------------------------------------------
 

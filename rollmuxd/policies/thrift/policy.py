@@ -5,7 +5,8 @@ A promise is a mean over a job's life. A job that is ahead of it may be slowed b
 
 - **Arrival**: the job joins the group whose value grows least. The members keep their nodes. Else it gets its own.
 - **Departure**: the schedule continues without the job's turns, which is always certified.
-- **Improve**: groups are partitioned in a better way (:mod:`~rollmuxd.policies.thrift.improve`) where that pays.
+- **Improve**: each group gets a better schedule in place, and groups are partitioned in a better way
+  (:mod:`~rollmuxd.policies.thrift.improve`), where that pays.
 - **Exhausted**: a job that has spent its credit runs within its promise again. Another schedule on the same nodes is
   tried first. Else a member moves, at worst the job itself to nodes of its own.
 
@@ -315,7 +316,7 @@ class Thrift(RollMux):
         jobs = [job if it.job == job.id else state.jobs[it.job] for it in plan.needs]
         seats = {**sitting.pinned, job.id: pins}
         legs = [Shape(it, ()).legs(dict(seats[it.id])) for it in jobs]
-        loads = self._takes_ms.get(job.spec.movable, 0) if job.pins else 0
+        loads = self._takes_ms.get(job.spec.movable, 0) if job.pins and job.pins != pins else 0
         bounds = {}
         for need, known in zip(plan.needs, jobs, strict=True):
             limit = limit_of(known)
@@ -472,6 +473,8 @@ class Thrift(RollMux):
         options, needs, costs, among = yield from self._options(state, planner, now)
         search = Search(planner, needs, costs, free, among=among, max_group=self.max_group)
         ages = {name: (now - state.jobs[name].registered_at) / HOUR_MS for name in needs}
+        for option in options if self.dispatch is Dispatch.SCHEDULE else ():
+            yield self._reordered(state, planner, option, needs, horizon_hours([ages[job] for job in option.seats]))
         refused: set[Key] = set()
         while len(refused) < REFUSED:
             best = yield from self._best(search, options, ages, refused)
@@ -483,6 +486,26 @@ class Thrift(RollMux):
                 yield move
             self._ahead = None
             refused.add(key)  # asked on: it is not to be, and another one may
+
+    def _reordered(
+        self, state: State, planner: Planner, option: GroupOption, needs: Mapping[JobId, JobDemand], hours: float
+    ) -> Move | None:
+        """A group's jobs where they sit, in a schedule that pays for the rotation which they may lose by it."""
+        group, mine = state.groups[option.group], [needs[name] for name in option.seats]
+        sitting, key = self._snapshot(state, group), (option.group, option.version, *mine)
+        if sitting is None or len(mine) < 2 or key in self._settled or not self._has_settled(state, group):
+            return None
+        self._settled[key] = hours
+        plan, job = planner.fit_named(mine, option.seats, option.value), state.jobs[sitting.jobs[-1]]
+        if plan is None:
+            return None
+        price = sum(planner.rooms[pool].price * count for pool, count in plan.nodes.items())
+        saves, costs = option.value - plan.value, price * plan.period_ms / HOUR_MS
+        borne = self._borne(state, group, sitting, job, plan, job.pins) if saves * hours > costs else None
+        if borne is None:
+            return None
+        why = Cause("saves", {"saves": saves, "moves": 0, "costs": costs})
+        return Move(job.id, self._answer(state, job, group, borne, job.pins), why)
 
     def look_again_ms(self, state: State, now: Millis) -> Millis:
         """Until some job's spare credit is spent at the pace that it has; two hours at most, and a minute at least."""
