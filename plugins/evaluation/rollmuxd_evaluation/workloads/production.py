@@ -11,12 +11,14 @@ The share ``async`` of the jobs (0) is asynchronous, with the same times: they r
 nothing here counts.
 """
 
+import csv
 import random
+from collections.abc import Iterator
+from importlib import resources
 from typing import NamedTuple
 
 from rollmuxd.sim.workload import Options, Workload, by_arrival
 from rollmuxd_evaluation.workloads.shapes import Shape, Terms, apart, inside, ms
-from rollmuxd_evaluation.workloads.tables import shipped
 
 SOURCE = "wutianyuan1/ROLL, trace/wild.trace and trace/profile.json (Apache-2.0)"
 
@@ -32,48 +34,34 @@ class Arrival(NamedTuple):
 
 def profiles(*, honest: bool = False) -> dict[str, Shape]:
     """The sixteen types by name."""
-    needs = (
-        "type",
-        "model_b",
-        "max_tokens_k",
-        "rollout_s",
-        "train_s",
-        "colocated_rollout_s",
-        "colocated_train_s",
-        "rollout_nodes",
-        "train_nodes",
-    )
     known: dict[str, Shape] = {}
-    for row in shipped("weave_profiles.csv", needs):
-        rollout, train = row.count("rollout_nodes", 1), row.count("train_nodes", 1)
-        kind = row.text("type")
+    for row in _shipped("weave_profiles.csv"):
+        rollout, train = int(row["rollout_nodes"]), int(row["train_nodes"])
+        kind, model_b = row["type"], float(row["model_b"])
         known[kind] = Shape(
             kind=kind,
-            model_b=row.number("model_b", above=True),
-            planned=(ms(row.number("rollout_s", above=True)), ms(row.number("train_s", above=True))),
+            model_b=model_b,
+            planned=(ms(float(row["rollout_s"])), ms(float(row["train_s"]))),
             nodes=(rollout, train if honest else 1),
             footprint=(rollout, train),
-            inside=inside(row.number("model_b"), 1024 * row.count("max_tokens_k", 1)),
-            colocated=(
-                ms(row.number("colocated_rollout_s", above=True)),
-                ms(row.number("colocated_train_s", above=True)),
-            ),
+            inside=inside(model_b, 1024 * int(row["max_tokens_k"])),
+            colocated=(ms(float(row["colocated_rollout_s"])), ms(float(row["colocated_train_s"]))),
         )
     return known
 
 
-def arrivals(kinds: list[str]) -> list[Arrival]:
+def arrivals() -> list[Arrival]:
     """The trace, by arrival."""
-    rows = shipped("weave_production.csv", ("job_id", "submit_s", "duration_s", "type"))
     return [
-        Arrival(
-            f"job{row.text('job_id')}",
-            row.number("submit_s"),
-            row.number("duration_s", above=True),
-            row.word("type", kinds),
-        )
-        for row in rows
+        Arrival(f"job{row['job_id']}", float(row["submit_s"]), float(row["duration_s"]), row["type"])
+        for row in _shipped("weave_production.csv")
     ]
+
+
+def _shipped(name: str) -> Iterator[dict[str, str]]:
+    """The rows of a table that comes with the package."""
+    table = resources.files("rollmuxd_evaluation") / "data" / name
+    return csv.DictReader(table.read_text(encoding="utf-8").splitlines())
 
 
 class Production:
@@ -84,7 +72,7 @@ class Production:
         self._terms = Terms(options, ("async",))
         self._asynchronous = self._terms.amount("async", 0.0, most=1.0)
         self._profiles = profiles(honest=name.endswith("-honest"))
-        self._arrivals = arrivals(list(self._profiles))
+        self._arrivals = arrivals()
 
     def draw(self, seed: int) -> Workload:
         """The workload of one seed."""

@@ -17,7 +17,7 @@ import random
 from pathlib import Path
 from typing import Final
 
-from rollmuxd.sim.workload import Options, find
+from rollmuxd.sim.workload import Malformed, Options, find
 from rollmuxd_evaluation.workloads.series import Drawn, Iterated, Series, Step, scaled
 from rollmuxd_evaluation.workloads.shapes import Shape
 from rollmuxd_evaluation.workloads.tables import opened
@@ -44,6 +44,8 @@ def steps(path: Path) -> list[Step]:
         )
         for row in opened(path, ("gen_s", "train_s"))
     ]
+    if not logged:
+        raise Malformed(str(path), 2, "gen_s", "no row is there, expected at least one")
     return logged[1:] or logged
 
 

@@ -59,7 +59,7 @@ class Iterated:
         self._plan = self._terms.choice("plan", PLANS)
         self._sees = PlanWith(self._plan) if self._plan in ("p90", "worst") else PlanWith.MEAN
         self._profiles = production.profiles()
-        self._arrivals = production.arrivals(list(self._profiles))
+        self._arrivals = production.arrivals()
 
     def draw(self, seed: int) -> Workload:
         """The workload of one seed."""
