@@ -68,7 +68,7 @@ def _as_json(value: Any) -> None:
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @of_a_directory
 def check(file: Path | None, state_dir: Path, as_json: bool) -> None:
-    """Read all of a journal or a backup, replay it, and compare. Changes nothing; the daemon may run.
+    """Read all of a journal or a backup, and replay it. Changes nothing; the daemon may run.
 
     FILE: a journal, a backup or a state directory; default: the daemon's. Exits with 1 if it is not good.
     """
@@ -111,8 +111,7 @@ def restore(file: Path, state_dir: Path, as_json: bool) -> None:
     Grants made after the backup are not known, so every run is lost. No earlier fence is given again, and GPUs are free
     once they were verified clean. The journal that was there is kept.
 
-    API keys that were revoked after the backup stay revoked, if the journal that was there can be read; which keys open
-    something is printed.
+    API keys that were revoked after the backup stay revoked, if the journal that was there can be read.
     """
     from rollmuxd.daemon.journal import backup as journal_tools
 
@@ -126,7 +125,6 @@ def restore(file: Path, state_dir: Path, as_json: bool) -> None:
         click.echo(f"what was there before is in {done.kept}")
     if done.keys_revoked:
         click.echo(f"API keys that were revoked since, and stay so: {printable(', '.join(done.keys_revoked))}")
-    click.echo(f"API keys that open it: {printable(', '.join(done.keys)) or 'none'}")
-    if done.keys and not done.revoked_known:
-        click.echo("which of them were revoked since is not known: revoke them again (rollmuxd key revoke ID)")
+    if not done.revoked_known:
+        click.echo("which API keys were revoked since is not known: see `rollmuxd key list`, and revoke them again")
     click.echo("start the daemon: rollmuxd daemon start")

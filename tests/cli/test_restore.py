@@ -1,4 +1,4 @@
-"""``rollmuxd journal restore``: which API keys open something afterwards."""
+"""``rollmuxd journal restore``: which API keys open nothing afterwards."""
 
 import asyncio
 import time
@@ -54,20 +54,18 @@ def revoke(state_dir, *ids):
     on_journal(state_dir, do)
 
 
-def test_a_key_that_was_revoked_since_the_backup_stays_so_and_it_is_said_which_are_good(rollmuxd, state_dir, tmp_path):
+def test_a_key_that_was_revoked_since_the_backup_stays_so_and_it_is_said_which(rollmuxd, state_dir, tmp_path):
     kept, leaked = add(state_dir, "ann", Role.ADMIN), add(state_dir, "bob")
     old, late = add(state_dir, "cid"), add(state_dir, "dan", expires_at=NOW - 1)
     revoke(state_dir, old)
     assert rollmuxd(f"journal backup {tmp_path}/kept --state-dir {state_dir}").code == 0
     revoke(state_dir, leaked)
     ran = rollmuxd(f"journal restore {tmp_path}/kept --state-dir {state_dir}")
-    assert f"API keys that were revoked since, and stay so: {leaked} (user, bob of team)" in ran.lines
-    assert f"API keys that open it: {kept} (admin, ann of team)" in ran.lines
+    assert f"API keys that were revoked since, and stay so: {leaked}" in ran.lines
     assert "not known" not in ran.out
     assert shut(state_dir) == {kept: "", leaked: "was revoked", old: "was revoked", late: "has expired"}
     again = rollmuxd(f"journal restore {tmp_path}/kept --state-dir {state_dir} --json")
-    assert again.json["keys"] == [f"{kept} (admin, ann of team)"]
-    assert again.json["keys_revoked"] == [f"{leaked} (user, bob of team)"]
+    assert again.json["keys_revoked"] == [leaked]
 
 
 def test_a_key_stays_revoked_over_restores_of_backups_that_know_it_and_that_do_not(rollmuxd, state_dir, tmp_path):
@@ -91,5 +89,5 @@ def test_where_it_is_not_known_which_keys_were_revoked_that_is_said(rollmuxd, st
         (state_dir / "journal.sqlite3").write_bytes(b"this is no database, whatever its name says" * 100)
     ran = rollmuxd(f"journal restore {tmp_path}/kept --state-dir {state_dir}")
     assert ran.code == 0
-    assert f"API keys that open it: {leaked} (user, bob of team)" in ran.lines
-    assert "which of them were revoked since is not known: revoke them again (rollmuxd key revoke ID)" in ran.lines
+    said = "which API keys were revoked since is not known: see `rollmuxd key list`, and revoke them again"
+    assert said in ran.lines

@@ -108,16 +108,6 @@ async def test_what_is_wrong_is_found_and_said(tmp_path, damage, named):
     assert named in found.line()
 
 
-async def test_a_snapshot_that_is_not_what_the_facts_come_to_is_found(tmp_path):
-    journal = Journal.open(tmp_path)
-    await journal.append([(1, host(1)), (2, host(2))])
-    state = State()
-    apply(state, host(1))
-    await journal.snapshot(2, msgspec.json.encode(state))
-    await journal.close()
-    assert check(tmp_path / "journal.sqlite3").wrong == ["the snapshot of fact 2 is not what the facts come to"]
-
-
 async def test_a_fact_that_cannot_be_is_found(tmp_path):
     journal = Journal.open(tmp_path)
     await journal.append([(1, host(1)), (2, f.SlotOver(at=2, slot="s9"))])

@@ -21,7 +21,6 @@ pytestmark = [
 ]
 #: a user that there is everywhere, and whose group has another number
 USER, GROUP = pwd.getpwnam("nobody").pw_uid, 12_345
-NAME = "nobody"
 NOW = int(time.time() * 1000)
 
 
@@ -77,11 +76,14 @@ async def test_a_file_that_is_roots_is_named_with_what_to_do(place, file):
     with run_by(USER), pytest.raises(JournalRefused) as raised:
         Journal.open(place / "state")
     said = str(raised.value)
-    assert f"{place}/state/{file} belongs to root and is closed to {NAME}" in said
-    assert f"as root: chown -R {NAME} {place}/state" in said
+    assert f"{place}/state/{file} is closed to this user (uid {USER})" in said
+    assert f"as root: chown -R --reference={place}/state {place}/state" in said
 
 
 async def test_a_directory_of_somebody_else_says_whose_it_is(place):
     os.chown(place / "state", 0, 0)
-    with run_by(USER), pytest.raises(JournalRefused, match=f"is closed to {NAME}; run this as (root|the user)"):
+    with (
+        run_by(USER),
+        pytest.raises(JournalRefused, match=f"is closed to this user .uid {USER}.: run this as the user whose"),
+    ):
         Journal.open(place / "state")

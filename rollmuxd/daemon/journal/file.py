@@ -24,7 +24,6 @@ Errors::
 
 import fcntl
 import os
-import pwd
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
@@ -425,33 +424,19 @@ def denied(error: BaseException, state_dir: Path) -> str | None:
     """What to say where this user may not use a file of the state directory; None: it is something else."""
     if not isinstance(error, PermissionError) and getattr(error, "sqlite_errorcode", 0) & 0xFF not in _DENIED:
         return None
-    me = _user(os.geteuid())
-    try:
-        if isinstance(error, PermissionError) and error.filename is not None:
-            file = Path(os.fsdecode(error.filename))
-        else:
-            file = next(one for one in sorted(state_dir.iterdir()) if not _may_use(one))
-        if not file.exists():  # it was to be made
-            file = file.parent
-        owner, keeper = _user(file.stat().st_uid), _user(state_dir.stat().st_uid)
-    except StopIteration:
-        return None
-    except OSError:
-        return f"{state_dir} is closed to {me}; run this as the user whose it is"
-    give_back = f"give it back, as root: chown -R {me} {state_dir}"
-    remedy = give_back if keeper == me else f"run this as {keeper}, whose {state_dir} is"
-    return f"{file} belongs to {owner} and is closed to {me}; {remedy}"
-
-
-def _may_use(file: Path) -> bool:
-    return os.access(file, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    closed = state_dir
+    with suppress(OSError):
+        effective = os.access in os.supports_effective_ids
+        files_ = (
+            one for one in sorted(state_dir.iterdir()) if not os.access(one, os.R_OK | os.W_OK, effective_ids=effective)
+        )
+        closed = next(files_, state_dir)
+        if closed is state_dir and not isinstance(error, PermissionError):
+            return None
+    return (
+        f"{closed} is closed to this user (uid {os.geteuid()}): run this as the user whose {state_dir} is, or give "
+        f"that user what is in it, as root: chown -R --reference={state_dir} {state_dir}"
+    )
 
 
 def put_aside(path: Path) -> Path | None:
