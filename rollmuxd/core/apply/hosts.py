@@ -59,16 +59,9 @@ def node_added(state: State, fact: f.NodeAdded) -> None:
         state.hosts[known.host].nodes.remove(spec.id)
     if spec.id not in host.nodes:
         host.nodes.append(spec.id)
-    state.nodes[spec.id] = Node(
-        id=spec.id,
-        host=spec.host,
-        gpus={gpu: Gpu() for gpu in spec.gpus},
-        pools=spec.pools,
-        gpu_type=spec.gpu_type,
-        gpu_mb=spec.gpu_mb,
-        price_per_gpu_hour=spec.price_per_gpu_hour,
-        drain=known is not None and known.drain and not known.unconfigured,
-    )
+    gpus, drain = {gpu: Gpu() for gpu in spec.gpus}, known is not None and known.drain and not known.unconfigured
+    price = spec.price_per_gpu_hour
+    state.nodes[spec.id] = Node(spec.id, spec.host, gpus, spec.pools, spec.gpu_type, spec.gpu_mb, price, drain=drain)
 
 
 def node_removed(state: State, fact: f.NodeRemoved) -> None:

@@ -224,15 +224,7 @@ def _forget_old_jobs(state: State) -> None:
 
 def session_opened(state: State, fact: f.SessionOpened) -> None:
     state.mint("e")
-    state.sessions[fact.session] = Session(
-        id=fact.session,
-        job=fact.job,
-        run=fact.run,
-        opened_at=fact.at,
-        pid=fact.pid,
-        host=fact.host,
-        started=fact.started,
-    )
+    state.sessions[fact.session] = Session(fact.session, fact.job, fact.run, fact.at, fact.pid, fact.host, fact.started)
     job = state.jobs[fact.job]
     before = job.session
     job.session = fact.session

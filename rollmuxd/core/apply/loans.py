@@ -21,9 +21,7 @@ def filler_placed(state: State, fact: f.FillerPlaced) -> None:
     for spec in job.spec.states:
         key = state_key(job.id, spec.pool, node.id)
         # no RAM is reserved for it: it goes where a placement needs the RAM
-        state.states[key] = JobState(
-            job=job.id, pool=spec.pool, node=node.id, spec=replace(spec, ram_mb=0), run=job.run
-        )
+        state.states[key] = JobState(job.id, spec.pool, node.id, replace(spec, ram_mb=0), job.run)
         node.states.append(key)
         job.states.append(key)
 

@@ -16,14 +16,7 @@ def move_planned(state: State, fact: f.MovePlanned) -> None:
     job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}")
     group = group_named(state, fact.group)
     job.move = JobMove(
-        group=group.id,
-        pins=fact.pins,
-        planned_at=fact.at,
-        why=fact.why,
-        admission=fact.admission,
-        promised=fact.promised,
-        period_ms=fact.period_ms,
-        off=fact.off,
+        group.id, fact.pins, fact.at, fact.why, fact.admission, fact.promised, fact.period_ms, off=fact.off
     )
     if group.id == job.group:
         job.move.schedule = merged(group.schedule, fact.schedule)

@@ -20,20 +20,8 @@ def order_issued(state: State, fact: f.OrderIssued) -> None:
         for gpu in node.gpus.values():
             gpu.dirty_by, gpu.touched_at = fact.job, fact.at
         all_gpus_clean(node, tuple(node.gpus))  # what it left there is to be there again
-    state.orders[fact.order] = Order(
-        id=fact.order,
-        kind=fact.kind,
-        job=fact.job,
-        run=fact.run,
-        pool=fact.pool,
-        node=fact.node,
-        driver=fact.driver,
-        issued_at=fact.at,
-        slot=fact.slot,
-        source=fact.source,
-        gpus=fact.gpus,
-        incarnation=state.incarnation,
-    )
+    about = (fact.order, fact.kind, fact.job, fact.run, fact.pool, fact.node, fact.driver)
+    state.orders[fact.order] = Order(*about, fact.at, fact.slot, fact.source, fact.gpus, incarnation=state.incarnation)
 
 
 def order_ended(state: State, fact: f.OrderEnded) -> None:

@@ -23,14 +23,7 @@ def slot_queued(state: State, fact: f.SlotQueued) -> None:
     state.mint("s")
     job = state.jobs[fact.job]
     state.slots[fact.slot] = Slot(
-        id=fact.slot,
-        job=fact.job,
-        run=fact.run,
-        session=fact.session,
-        phase=fact.phase,
-        request_id=fact.request_id,
-        queued_at=fact.at,
-        side=fact.side,
+        fact.slot, fact.job, fact.run, fact.session, fact.phase, fact.request_id, queued_at=fact.at, side=fact.side
     )
     state.slots_of[job.id].append(fact.slot)
     job.queued = fact.slot

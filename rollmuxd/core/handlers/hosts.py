@@ -12,17 +12,7 @@ from rollmuxd.core.errors import Conflict
 from rollmuxd.core.handlers.jobs import job_lost, lose
 from rollmuxd.core.handlers.orders import CRASHES_TO_SUSPECT, lost_contact, may_be_asked_for
 from rollmuxd.core.ids import HostId, Millis, NodeId
-from rollmuxd.core.model import (
-    Host,
-    Job,
-    JobState,
-    JobStatus,
-    Node,
-    NodeStatus,
-    OrderKind,
-    OrderStatus,
-    StateStatus,
-)
+from rollmuxd.core.model import Host, Job, JobState, JobStatus, Node, NodeStatus, OrderKind, OrderStatus, StateStatus
 from rollmuxd.core.steps.launch import is_ended_for_it, kill
 from rollmuxd.core.steps.observe import (
     clean_limit_mb,

@@ -3,14 +3,7 @@
 from rollmuxd.core.context import SERVED, Context
 from rollmuxd.core.estimates import credit_ms, solo_ms
 from rollmuxd.core.ids import Millis, NodeId, SlotId
-from rollmuxd.core.model import (
-    Dispatch,
-    Group,
-    Job,
-    Slot,
-    SlotStatus,
-    nodes_in,
-)
+from rollmuxd.core.model import Dispatch, Group, Job, Slot, SlotStatus, nodes_in
 from rollmuxd.core.order import PROMISED_NOTHING, gives_way
 from rollmuxd.core.spec import PhaseSpec
 

@@ -10,15 +10,7 @@ from rollmuxd.core.causes import Cause
 from rollmuxd.core.clean import Verdict, is_dirty_by, is_discarding, is_given_back, verdict
 from rollmuxd.core.context import Context
 from rollmuxd.core.ids import HostId, NodeId
-from rollmuxd.core.model import (
-    Job,
-    JobState,
-    JobStatus,
-    Node,
-    NodeStatus,
-    OrderKind,
-    StateStatus,
-)
+from rollmuxd.core.model import Job, JobState, JobStatus, Node, NodeStatus, OrderKind, StateStatus
 from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.dispatch import issue
 
