@@ -25,40 +25,17 @@ from rollmuxd.core.model import (
     StateStatus,
     nodes_in,
 )
-from rollmuxd.core.steps.dispatch import engines_of, holds_on, is_waited_for, issue, needed, request_of
+from rollmuxd.core.steps.dispatch import (
+    engines_of,
+    holds_on,
+    in_whole_engines,
+    is_waited_for,
+    issue,
+    needed,
+    request_of,
+)
 from rollmuxd.core.steps.lines import next_turn_on
 from rollmuxd.core.steps.reclaim import is_loading
-
-
-def offer(c: Context, slot: Slot) -> tuple[GpuId, ...]:
-    """All GPUs that a tail had, if it can have them back; () if it cannot, or if another job waits for them.
-
-    No others of its nodes: it began without them, so nothing of it was ever loaded there.
-    """
-    job = c.state.jobs[slot.job]
-    if slot.status is not SlotStatus.TAIL or job.group is None or not may_have_back(c, slot):
-        return ()
-    nodes = [node.id for node in nodes_before_shrink(c, slot)]
-    return () if is_waited_for(c, job, nodes) else slot.claimed
-
-
-def nodes_before_shrink(c: Context, slot: Slot) -> list[Node]:
-    """The nodes of which a tail had GPUs."""
-    nodes = [c.state.nodes[name] for name in c.state.phase_nodes(c.state.jobs[slot.job], slot.phase)]
-    return [node for node in nodes if not node.gpus.keys().isdisjoint(slot.claimed)]
-
-
-def may_have_back(c: Context, slot: Slot) -> bool:
-    """Whether a tail can have all GPUs that it had: its job stays, and nothing of another job is there."""
-    job, nodes = c.state.jobs[slot.job], nodes_before_shrink(c, slot)
-    pools = job.spec.pools_of(slot.phase)
-    if not job.has_place or not pools or any(node.status is not NodeStatus.UP for node in nodes):
-        return False
-    gpus = [gpu for node in nodes for name, gpu in node.gpus.items() if name in slot.claimed]
-    if any(gpu.holder not in (None, slot.id) or gpu.dirty_by not in (None, job.id) for gpu in gpus):
-        return False
-    states = [kept for node in nodes for kept in c.state.states_at(job, node) if kept.pool in pools]
-    return all(kept.status is StateStatus.LOADED for kept in states)
 
 
 def grow(c: Context, ask: i.GrowSlot) -> Answer:
@@ -69,26 +46,18 @@ def grow(c: Context, ask: i.GrowSlot) -> Answer:
     """
     slot = c.state.slot(ask.slot)
     check_holder(c, slot, ask.fence)
-    if slot.status is SlotStatus.RUNNING:
-        more = rest_of(c, slot)
-        if more:
-            grow_to(c, slot, more)
-        return Answer(slot=slot.id, repeated=not more)
-    if not may_have_back(c, slot):
+    more, is_tail = rest_of(c, slot), slot.status is SlotStatus.TAIL
+    if is_tail and not more:
         raise Conflict(f"slot {slot.id} cannot have back what it gave; it continues on {', '.join(slot.gpus)}")
-    c.fact(f.SlotGrown(c.now, slot.id, slot.claimed))
-    return Answer(slot=slot.id)
-
-
-def grow_to(c: Context, slot: Slot, more: tuple[GpuId, ...]) -> None:
-    """Hold more GPUs, and load onto them what the slot has on the others."""
-    c.fact(f.SlotGrown(c.now, slot.id, slot_with(c, slot, more)))
+    if more:
+        c.fact(f.SlotGrown(c.now, slot.id, slot_with(c, slot, more)))
     job = c.state.jobs[slot.job]
-    for kept in needed(c, job, slot):
+    for kept in needed(c, job, slot) if more and not is_tail else ():
         engines = engines_of(c, job, slot.phase, (kept.node,))
         there = tuple(gpu for gpus in engines if any(gpu in more for gpu in gpus) for gpu in gpus)
         if there:
             issue(c, OrderKind.LOAD, kept, slot.id, there)
+    return Answer(slot=slot.id, repeated=not more)
 
 
 def slot_with(c: Context, slot: Slot, more: tuple[GpuId, ...]) -> tuple[GpuId, ...]:
@@ -98,30 +67,34 @@ def slot_with(c: Context, slot: Slot, more: tuple[GpuId, ...]) -> tuple[GpuId, .
 
 
 def rest_of(c: Context, slot: Slot) -> tuple[GpuId, ...]:
-    """What a slot that began on a part of its phase's GPUs can have of the others now; () in its tail.
+    """The GPUs that a slot can have now, beside those that it holds; () where its job leaves, or it is loading.
 
-    No other slot may claim them: one that begins on a part does so beside a tail. So they are the slot's as soon as
-    they are clean, engine by engine.
+    A tail can have back all that it gave, and no others: it began without them, so nothing of it was loaded there. A
+    slot that began on a part of its phase's GPUs can have the others, engine by engine, until its own tail. No other
+    slot may claim them: one that begins on a part does so beside a tail.
     """
-    job = c.state.jobs[slot.job]
-    nodes = [c.state.nodes[name] for name in c.state.phase_nodes(job, slot.phase)]
-    whole = all(gpu in slot.gpus for node in nodes for gpu in node.gpus)
-    if whole or not slot.gpus or not job.has_place or is_tail_bound(c, slot) or is_loading(c, slot):
+    job, is_tail = c.state.jobs[slot.job], slot.status is SlotStatus.TAIL
+    if not job.has_place or is_loading(c, slot) or (not is_tail and is_tail_bound(c, slot)):
         return ()
-    usable = [node for node in nodes if node.status is NodeStatus.UP and may_load_more(c, node, slot)]
-    gpus = [(name, gpu) for node in usable for name, gpu in node.gpus.items()]
+    nodes = [c.state.nodes[name] for name in c.state.phase_nodes(job, slot.phase)]
+    if len(slot.gpus) == sum(len(node.gpus) for node in nodes):
+        return ()
+    usable = [node for node in nodes if node.status is NodeStatus.UP and is_at_rest(c, node, slot)]
+    gpus = [it for node in usable for it in node.gpus.items()]
     free = {name for name, gpu in gpus if gpu.holder is None and gpu.dirty_by in (None, job.id)}
-    engines = engines_of(c, job, slot.phase, [node.id for node in usable])
-    mine = free.union(slot.gpus)
-    return tuple(gpu for engine in engines if mine.issuperset(engine) for gpu in engine if gpu in free)
+    if is_tail:
+        gave = tuple(gpu for gpu in slot.claimed if gpu not in slot.gpus)
+        return gave if free.issuperset(gave) else ()
+    whole = in_whole_engines(c, job, slot.phase, [node.id for node in usable], free.union(slot.gpus))
+    return tuple(gpu for gpu in whole if gpu in free)
 
 
-def may_load_more(c: Context, node: Node, slot: Slot) -> bool:
-    """Whether the slot's states on a node are at rest: loaded where it holds GPUs, else parked or not there."""
+def is_at_rest(c: Context, node: Node, slot: Slot) -> bool:
+    """Whether the slot's states on a node are loaded, if it holds GPUs there or did, and else parked or not there."""
     job = c.state.jobs[slot.job]
     pools = job.spec.pools_of(slot.phase)
     mine = [kept.status for kept in c.state.states_at(job, node) if kept.pool in pools]
-    if holds_on(c, slot, node.id):
+    if slot.status is SlotStatus.TAIL or holds_on(c, slot, node.id):
         return all(status is StateStatus.LOADED for status in mine)
     return all(status in (StateStatus.PARKED, StateStatus.GONE) for status in mine)
 
@@ -161,12 +134,11 @@ def directives(c: Context, session: SessionId, slot: SlotId) -> tuple[Directive,
     keep = shrink_wish(c, known)
     if keep:
         return (Directive("shrink", slot, keep),)
-    gpus = offer(c, known)
-    if known.status is SlotStatus.RUNNING and (more := rest_of(c, known)):
-        gpus = slot_with(c, known, more)
-    if gpus:
-        return (Directive("grow", slot, gpus=gpus),)
-    move = c.state.jobs[known.job].move
+    job = c.state.jobs[known.job]
+    more = rest_of(c, known)
+    if more and not (known.status is SlotStatus.TAIL and is_waited_for(c, job, c.state.phase_nodes(job, known.phase))):
+        return (Directive("grow", slot, gpus=slot_with(c, known, more)),)
+    move = job.move
     if move is None:
         return ()
     names = nodes_in(move.pins)
@@ -211,5 +183,4 @@ def part_helps(c: Context, group: Group, head: int, slot: Slot, keep: tuple[str,
         return False
     gpus = [(name, gpu.holder) for node in nodes for name, gpu in c.state.nodes[node].gpus.items()]
     free = {name for name, holder in gpus if holder is None or (holder == slot.id and name not in keep)}
-    engines = engines_of(c, job, turn.phase, nodes)
-    return sum(len(engine) for engine in engines if free.issuperset(engine)) >= least
+    return len(in_whole_engines(c, job, turn.phase, nodes, free)) >= least

@@ -209,6 +209,13 @@ def engines_of(c: Context, job: Job, phase: str, nodes: Iterable[NodeId]) -> lis
     return [gpus for name in nodes for gpus in engines_on(tuple(c.state.nodes[name].gpus), each or 1)]
 
 
+def in_whole_engines(
+    c: Context, job: Job, phase: str, nodes: Iterable[NodeId], usable: Collection[GpuId]
+) -> list[GpuId]:
+    """Of these GPUs those on which a phase can run: all GPUs of an engine are among them."""
+    return [gpu for engine in engines_of(c, job, phase, nodes) if all(it in usable for it in engine) for gpu in engine]
+
+
 def claimable(c: Context, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tuple[str, ...] | None:
     """The GPUs that the slot would hold: all of its nodes', or a part where its phase starts on a part.
 
@@ -219,12 +226,11 @@ def claimable(c: Context, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tu
     mine = tuple(name for name, gpu in gpus if gpu.holder is None and gpu.dirty_by in (None, job.id))
     if len(mine) == len(gpus):
         return mine
-    least, usable = job.spec.min_gpus_of(slot.phase), set(mine)
+    least = job.spec.min_gpus_of(slot.phase)
     holders = (c.state.slots[holder] for name in nodes for holder in c.state.nodes[name].holders)
     if not least or any(holder.status in (SlotStatus.LOADING, SlotStatus.RUNNING) for holder in holders):
         return None
-    engines = engines_of(c, job, slot.phase, nodes)
-    return mine if least <= sum(len(engine) for engine in engines if usable.issuperset(engine)) else None
+    return mine if least <= len(in_whole_engines(c, job, slot.phase, nodes, set(mine))) else None
 
 
 def claim(c: Context, job: Job, slot: Slot, turn: int, gpus: tuple[str, ...]) -> None:
