@@ -15,7 +15,6 @@ them, while all its nodes are free. It is short, and if it waited for one pool, 
 """
 
 from collections.abc import Container
-from itertools import product
 from typing import Final
 
 from msgspec import Struct
@@ -125,11 +124,12 @@ class Rotation:
 def _standing(job: Job, slot: Slot, now: Millis) -> tuple[bool, bool, Millis]:
     """Where a job stands among those that wait: first those that waited very long, then guarded ones, then by credit.
 
-    Two guarded jobs would starve a third otherwise. The iteration at hand counts. While two wait both lose alike, so
-    their order stays.
+    Two guarded jobs would starve a third otherwise. The iteration at hand counts, and before the first one the wait. So
+    while two wait both lose alike, and their order stays.
     """
     slo = job.spec.slo if job.spec.slo is not None and job.promised else PROMISED_NOTHING
-    return now < patient_until(job, slot), not job.guarded, ahead_ms(job, slo, now)
+    before = now - slot.queued_at if job.progress.iteration_from is None else 0
+    return now < patient_until(job, slot), not job.guarded, ahead_ms(job, slo, now) - before
 
 
 def gives_way(job: Job) -> bool:
@@ -143,21 +143,9 @@ def patient_until(job: Job, slot: Slot) -> Millis:
 
 
 def overtakes_at(state: State, slots: list[Slot], now: Millis) -> Millis | None:
-    """When one of these requests may go before another by credit, though nothing else happens; None: never.
-
-    Its job has waited for very long then; or the other has not begun its first iteration, and loses no credit.
-    """
-    jobs = [state.jobs[slot.job] for slot in slots]
-    times = [until for job, slot in zip(jobs, slots, strict=True) if now < (until := patient_until(job, slot))]
-    begun = [job.progress.iteration_from is not None for job in jobs]
-    if not all(begun) and any(begun):
-        ranks = [_standing(job, slot, now) for job, slot in zip(jobs, slots, strict=True)]
-        lose = [rank for rank, has in zip(ranks, begun, strict=True) if has]
-        keep = [rank for rank, has in zip(ranks, begun, strict=True) if not has]
-        for mine, theirs in product(lose, keep):
-            if mine[:2] == theirs[:2] and mine[2] >= theirs[2]:
-                times.append(now + max(1, mine[2] - theirs[2]))
-    return min(times, default=None)
+    """When one of these requests has waited for so long that it goes before others by credit; None: all have."""
+    times = (patient_until(state.jobs[slot.job], slot) for slot in slots)
+    return min((until for until in times if now < until), default=None)
 
 
 def _project(state: State, group: Group) -> Projection:
