@@ -42,10 +42,8 @@ class Timers:
     def __init__(self) -> None:
         #: when each living session was heard of last
         self.seen: dict[SessionId, Millis] = {}
-        #: requests that no call attends, and until when they stay queued
+        #: requests that no call attends, and since when
         self.detached: dict[SlotId, Millis] = {}
-        #: and until when the others wait for them, where their turn has come
-        self.awaited: dict[SlotId, Millis] = {}
         #: how far running slots are: done, total
         self.progress: dict[SlotId, tuple[int, int]] = {}
         #: requests that are queued
@@ -85,15 +83,13 @@ class Timers:
         """It has ended."""
         self.seen.pop(session, None)
 
-    def detach(self, slot: SlotId, *, until: Millis, awaited_until: Millis) -> None:
-        """No call attends the request."""
-        self.detached[slot] = until
-        self.awaited[slot] = awaited_until
-        self.at(until, "detach", slot)
+    def detach(self, slot: SlotId, now: Millis, config: Config) -> None:
+        """No call attends the request. It keeps its place for the re-attach time."""
+        self.detached[slot] = now
+        self.at(now + config.reattach_ms, "detach", slot)
 
     def attach(self, slot: SlotId) -> bool:
         """A call attends it again; returns whether it was detached."""
-        self.awaited.pop(slot, None)
         return self.detached.pop(slot, None) is not None
 
     def forget_slot(self, slot: SlotId) -> None:
@@ -139,8 +135,7 @@ class Timers:
             if slot.status is SlotStatus.QUEUED:
                 self.waits(state.jobs[slot.job].owner, 1)
             if slot.status in (SlotStatus.QUEUED, SlotStatus.LOADING):
-                # a client that could not reach the daemon comes back within a lease, or has lost its session
-                self.detach(slot.id, until=now + config.reattach_ms, awaited_until=now + config.lease_ms)
+                self.detach(slot.id, now, config)
 
     # ---- looking again -----------------------------------------------------------------------------------------------
 
@@ -224,7 +219,8 @@ class Timers:
             seen = self.seen.get(key)
             return None if seen is None else seen + config.lease_ms
         if kind == "detach":
-            return self.detached.get(key)
+            since = self.detached.get(key)
+            return None if since is None else since + config.reattach_ms
         if kind == "look":
             return self._looks.get(key)
         return at

@@ -119,9 +119,7 @@ def detach(c: Context, ask: i.DetachSlot) -> Answer:
     """The call was dropped: the request keeps its place for the re-attach time, and is not granted meanwhile."""
     slot = c.state.slots.get(ask.slot)
     if slot is not None and slot.status in COMING:
-        phase = c.state.jobs[slot.job].spec.phase(slot.phase)
-        gap = 0 if phase is None else phase.gap_ms
-        c.timers.detach(slot.id, until=c.now + c.config.reattach_ms, awaited_until=c.now + gap + c.config.grace_ms)
+        c.timers.detach(slot.id, c.now, c.config)
         c.dirty.group(c.state.jobs[slot.job].group)
     return NOTHING
 

@@ -84,7 +84,7 @@ def advance(c: Context, group: Group, job: Job, slot: Slot) -> bool:
     if turn is None:
         return False
     nodes = c.rotation.nodes_of(c.state, group, job.id, slot.phase)
-    if not c.state.are_up(nodes) or slot.id in c.timers.awaited:
+    if not c.state.are_up(nodes) or slot.id in c.timers.detached:
         # A job that cannot start passes no other: two such would pass each other for ever. And an order that cannot be
         # carried out would be held against its job.
         return False
@@ -134,9 +134,12 @@ def may_skip(c: Context, group: Group, index: int) -> bool:
             return True  # it asks for a later one: the turn that it asks for was passed meanwhile
         if any(c.state.nodes[name].status in OUT for name in c.rotation.nodes_of(c.state, group, job.id, asked)):
             return True  # it cannot have its turn: no job waits for what comes after that
-        due = c.timers.awaited.get(job.queued)  # asked for, but its process no longer waits
-        if due is None:
+        since = c.timers.detached.get(job.queued)  # asked for, but its process no longer waits
+        if since is None:
             return False
+        # a client that could not reach the daemon comes back within a lease, or has lost its session
+        lacked_daemon = since <= c.timers.renewed_at
+        due = since + (c.config.lease_ms if lacked_daemon else job.spec.gap_ms_of(asked) + c.config.grace_ms)
     elif job.progress.idle_from is None:
         return True
     else:
@@ -152,7 +155,7 @@ def keeps_its_place(c: Context, absent: ScheduledTurn, slot: Slot) -> bool:
     would win nothing. A slot that begins on a part does win: the holder is asked to shrink for it.
     """
     job = c.state.jobs[absent.job]
-    asks = job.status in SERVED and job.queued in c.timers.awaited and c.state.slots[job.queued].phase == absent.phase
+    asks = job.status in SERVED and job.queued in c.timers.detached and c.state.slots[job.queued].phase == absent.phase
     if not asks or c.state.jobs[slot.job].spec.min_gpus_of(slot.phase):
         return False
     nodes = c.rotation.nodes_of(c.state, c.state.its_group(job), slot.job, slot.phase)

@@ -22,7 +22,7 @@ def next_turn_on(c: Context, group: Group, node: NodeId) -> int | None:
 def absent(c: Context, group: Group) -> set[SlotId]:
     """The group's requests that come before no other: those that no call attends, and those that yield."""
     queued = (c.state.slots[job.queued] for job in c.state.members(group) if job.queued)
-    return {slot.id for slot in queued if slot.id in c.timers.awaited or yields_to(c, group, slot) is not None}
+    return {slot.id for slot in queued if slot.id in c.timers.detached or yields_to(c, group, slot) is not None}
 
 
 def waits_for_another(c: Context, group: Group, slot: Slot, nodes: tuple[NodeId, ...]) -> bool:
@@ -76,7 +76,7 @@ def there_until(c: Context, job: Job, most: Millis) -> Millis:
     if job.status not in SERVED:
         return c.now
     if job.slot is not None or job.queued is not None:
-        return most if job.queued not in c.timers.awaited else c.now
+        return most if job.queued not in c.timers.detached else c.now
     idle, phase = job.progress.idle_from, next_phase(c, job)
     return c.now if idle is None or phase is None else idle + phase.gap_ms + c.config.grace_ms
 
