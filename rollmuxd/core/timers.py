@@ -42,8 +42,8 @@ class Timers:
     def __init__(self) -> None:
         #: when each living session was heard of last
         self.seen: dict[SessionId, Millis] = {}
-        #: requests that no call attends, and since when
-        self.detached: dict[SlotId, Millis] = {}
+        #: requests that no call attends: until when they stay queued, and until when others wait for them at their turn
+        self.detached: dict[SlotId, tuple[Millis, Millis]] = {}
         #: how far running slots are: done, total
         self.progress: dict[SlotId, tuple[int, int]] = {}
         #: requests that are queued
@@ -83,10 +83,10 @@ class Timers:
         """It has ended."""
         self.seen.pop(session, None)
 
-    def detach(self, slot: SlotId, now: Millis, config: Config) -> None:
-        """No call attends the request. It keeps its place for the re-attach time."""
-        self.detached[slot] = now
-        self.at(now + config.reattach_ms, "detach", slot)
+    def detach(self, slot: SlotId, *, until: Millis, awaited_until: Millis) -> None:
+        """No call attends the request."""
+        self.detached[slot] = until, awaited_until
+        self.at(until, "detach", slot)
 
     def attach(self, slot: SlotId) -> bool:
         """A call attends it again; returns whether it was detached."""
@@ -135,7 +135,8 @@ class Timers:
             if slot.status is SlotStatus.QUEUED:
                 self.waits(state.jobs[slot.job].owner, 1)
             if slot.status in (SlotStatus.QUEUED, SlotStatus.LOADING):
-                self.detach(slot.id, now, config)
+                # a client that could not reach the daemon comes back within a lease, or has lost its session
+                self.detach(slot.id, until=now + config.reattach_ms, awaited_until=now + config.lease_ms)
 
     # ---- looking again -----------------------------------------------------------------------------------------------
 
@@ -219,8 +220,7 @@ class Timers:
             seen = self.seen.get(key)
             return None if seen is None else seen + config.lease_ms
         if kind == "detach":
-            since = self.detached.get(key)
-            return None if since is None else since + config.reattach_ms
+            return self.detached[key][0] if key in self.detached else None
         if kind == "look":
             return self._looks.get(key)
         return at

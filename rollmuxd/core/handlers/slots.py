@@ -119,7 +119,8 @@ def detach(c: Context, ask: i.DetachSlot) -> Answer:
     """The call was dropped: the request keeps its place for the re-attach time, and is not granted meanwhile."""
     slot = c.state.slots.get(ask.slot)
     if slot is not None and slot.status in COMING:
-        c.timers.detach(slot.id, c.now, c.config)
+        awaited = c.state.jobs[slot.job].spec.gap_ms_of(slot.phase) + c.config.grace_ms
+        c.timers.detach(slot.id, until=c.now + c.config.reattach_ms, awaited_until=c.now + awaited)
         c.dirty.group(c.state.jobs[slot.job].group)
     return NOTHING
 

@@ -134,12 +134,9 @@ def may_skip(c: Context, group: Group, index: int) -> bool:
             return True  # it asks for a later one: the turn that it asks for was passed meanwhile
         if any(c.state.nodes[name].status in OUT for name in c.rotation.nodes_of(c.state, group, job.id, asked)):
             return True  # it cannot have its turn: no job waits for what comes after that
-        since = c.timers.detached.get(job.queued)  # asked for, but its process no longer waits
-        if since is None:
+        if job.queued not in c.timers.detached:
             return False
-        # a client that could not reach the daemon comes back within a lease, or has lost its session
-        lacked_daemon = since <= c.timers.renewed_at
-        due = since + (c.config.lease_ms if lacked_daemon else job.spec.gap_ms_of(asked) + c.config.grace_ms)
+        _, due = c.timers.detached[job.queued]  # asked for, but its process no longer waits
     elif job.progress.idle_from is None:
         return True
     else:
