@@ -65,7 +65,6 @@ def list_(call: Call) -> None:
         "STATUS": lambda view: "revoked" if view["revoked"] else "expired" if view.get("expired") else "good",
         "CREATED": "created_at",
         "EXPIRES": "expires_at",
-        "LAST USED": "used_at",
     }
     call.answer_rows(keys, columns, "no keys; on the Unix socket none is needed")
 

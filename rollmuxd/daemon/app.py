@@ -23,7 +23,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -39,12 +39,11 @@ from anyio.abc import TaskStatus
 
 from rollmuxd.core.effects import Effect, Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.ids import Millis, NodeId
+from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon import files, logs
 from rollmuxd.daemon import tracing as spans
 from rollmuxd.daemon.access.owner_limits import scheduler_of
-from rollmuxd.daemon.access.visibility import gone_from
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.channel import ChannelHub
@@ -60,7 +59,6 @@ from rollmuxd.daemon.journal.store import Journal, JournalError, JournalFailed, 
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import (
-    SYSTEM_SOCKET,
     BadSettings,
     Settings,
     split_address,
@@ -229,7 +227,6 @@ async def serve(
                     starting.start_soon(_leave_at, stopping, tasks.cancel_scope)
                     await tasks.start(driver.run)
                     starting.cancel_scope.cancel()
-                warn_of_gone_nodes(driver.scheduler.state, driver.configured)
                 tasks.start_soon(observer.run)
                 tasks.start_soon(circuits.run)
                 tasks.start_soon(endings.run)
@@ -597,16 +594,6 @@ def _bound(path: Path, mode: int) -> socket.socket:
     return bound
 
 
-def closed_directory(path: Path, mode: int) -> Path | None:
-    """The directory above a socket that keeps out users that the socket's mode lets in, if there is one."""
-    for folder in path.absolute().parents:
-        lets_in = folder.stat().st_mode
-        # Which group each belongs to is not looked at: that of a socket and of its directory is usually one.
-        if (mode & 0o006 and not lets_in & 0o001) or (mode & 0o060 and not lets_in & 0o011):
-            return folder
-    return None
-
-
 def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
@@ -619,22 +606,6 @@ def _answers(path: Path) -> bool:
     return True
 
 
-def warn_of_gone_nodes(state: State, configured: Container[NodeId]) -> None:
-    """Warn of jobs with a place on nodes that left the configuration: they would wait for ever."""
-    for job in state.jobs.values():
-        nodes = gone_from(configured, job) if job.has_place else []
-        if nodes:
-            log.warning(
-                "node_gone",
-                nodes=nodes,
-                job=job.id,
-                name=job.spec.name,
-                owner=job.owner,
-                reason="it has its place there, and is granted nothing on nodes that are not configured any more",
-                remedy=f"put them back, or end the job: rollmuxd job end {job.id}",
-            )
-
-
 def announce(
     settings: Settings,
     sockets: Sequence[socket.socket],
@@ -644,14 +615,6 @@ def announce(
     ready = publish(settings, sockets, tls)
     if not settings.hosts:
         log.warning("no_hosts", reason=without_hosts(settings), remedy="every job will be refused; add [[hosts]]")
-    mode = settings.daemon.socket_mode
-    if closed := closed_directory(settings.daemon.socket_path, int(mode, 8)):
-        log.warning(
-            "socket_out_of_reach",
-            socket=ready.socket,
-            reason=f"its mode is {mode}, and the directory {closed} keeps others out",
-            remedy=f"set daemon.socket to a path that all of them may enter, such as {SYSTEM_SOCKET}",
-        )
     secured = {} if tls is None else {"certificate": str(tls.certificate)}
     log.info("ready", url=ready.url, socket=ready.socket, pid=ready.pid, hosts=len(settings.hosts), **secured)
     return ready

@@ -353,8 +353,6 @@ class KeyView(Answer, frozen=True):
     #: when it ceases to open anything; null: it does not expire
     expires_at: str | None = None
     expired: bool = False
-    #: when it last opened something, to the minute; null: never
-    used_at: str | None = None
 
 
 class CircuitView(Answer, frozen=True):

@@ -180,29 +180,6 @@ async def test_a_job_that_is_started_while_the_daemon_is_stopped_does_not_run_al
     gc.collect()
 
 
-@pytest.mark.parametrize(("mode", "folder", "closed"), [
-    ("0666", 0o700, True), ("0666", 0o750, True), ("0666", 0o711, False),
-    ("0660", 0o700, True), ("0660", 0o710, False), ("0600", 0o700, False),
-])  # fmt: skip
-async def test_a_socket_that_its_directory_hides_from_whom_it_lets_in_is_warned_about(
-    settings, tmp_path, mode, folder, closed
-):
-    with tempfile.TemporaryDirectory(dir="/tmp") as below:  # pytest's own is closed further up
-        top = Path(below)
-        (top / "in").mkdir()
-        (top / "in").chmod(0o755)
-        top.chmod(folder)
-        (tmp_path / "state").mkdir()
-        chosen = settings(socket=top / "in" / "a.sock", socket_mode=mode)
-        with structlog.testing.capture_logs() as said:
-            app.announce(chosen, [])
-
-    warned = [line for line in said if line["event"] == "socket_out_of_reach"]
-    assert bool(warned) == closed
-    for line in warned:
-        assert (str(top) in line["reason"], "daemon.socket" in line["remedy"]) == (True, True)
-
-
 async def test_a_directory_that_cannot_be_written_to_is_told_with_the_command_that_helps(settings, monkeypatch):
     def closed(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -470,35 +447,6 @@ async def test_a_daemon_without_hosts_says_so_and_where_it_looked(settings):
     assert said["log_level"] == "warning"
     assert said["reason"].startswith("no rollmux.toml found (looked at rollmux.toml, ")
     assert "every job will be refused" in said["remedy"]
-
-
-async def test_a_job_on_a_node_that_was_taken_out_of_the_configuration_is_warned_of_at_the_start(tmp_path):
-    def settings(*nodes):
-        host = {
-            "id": "box",
-            "backend": "mock",
-            "options": {"memory": ""},
-            "nodes": [{"gpus": gpus, "pools": ["rollout"]} for gpus in nodes],
-        }
-        return Settings(daemon={"state_dir": tmp_path / "state", "listen": "", "shutdown_s": 2}, hosts=[host])
-
-    want = {"rollout": {"named": ["box/gpu0"]}}
-    body = {"name": "alice", "phases": [{"name": "rollout", "pools": ["rollout"]}], "wants": want}
-    with structlog.testing.capture_logs() as before:
-        async with running(settings("0", "1")) as where, client(where) as unix:
-            job = (await unix.post("/v1/jobs", json=body)).json()["job"]
-            with anyio.fail_after(PATIENCE_S):
-                while not (await unix.get(f"/v1/jobs/{job}")).json()["pins"]:
-                    await anyio.sleep(0.05)
-            assert (await unix.post("/v1/nodes/box/gpu0/drain", json={})).status_code == 200
-    with structlog.testing.capture_logs() as lines:
-        async with running(settings("1")) as where, client(where) as unix:
-            (listed,) = (await unix.get("/v1/jobs")).json()["items"]
-    assert not [line for line in before if line["event"] == "node_gone"]
-    (said,) = [line for line in lines if line["event"] == "node_gone"]
-    assert (said["log_level"], said["nodes"], said["job"], said["name"]) == ("warning", ["box/gpu0"], job, "alice")
-    assert f"rollmuxd job end {job}" in said["remedy"]
-    assert listed["pins"] == {"rollout": ["box/gpu0"]}, "nobody has ended it"
 
 
 def with_a_switch(tmp_path, cables=(1,), **options):

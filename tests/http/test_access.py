@@ -5,7 +5,6 @@ import os
 import pytest
 
 from rollmuxd.daemon.access.keys import Role, fits, new_key
-from rollmuxd.daemon.journal.store import JournalFailed
 
 pytestmark = pytest.mark.asyncio
 
@@ -122,26 +121,6 @@ async def test_a_key_expires_by_itself_and_says_so_to_whoever_has_it(running):
         (listed,) = [key for key in (await root.get("/v1/keys")).json()["items"] if key["key"] == made["key"]]
         assert (listed["expired"], listed["revoked"]) == (True, False)
         assert listed["expires_at"] == made["expires_at"]
-
-
-async def test_it_is_known_when_a_key_was_used_last(running):
-    async with running() as world, world.client("root") as root, world.client("alice") as alice:
-        before = {key.id: key.used_at for key in await world.journal.list_keys()}
-        assert set(before.values()) == {None}
-        assert (await alice.get("/v1/jobs")).status_code == 200
-        used = {key["user"]: key["used_at"] for key in (await root.get("/v1/keys")).json()["items"]}
-        assert used["alice"] is not None
-        assert used["bob"] is None
-
-
-async def test_a_key_whose_use_cannot_be_kept_is_good_all_the_same(running):
-    async with running() as world, world.client("alice") as alice:
-
-        async def note_use(used):
-            raise JournalFailed("the disk is full")
-
-        world.journal.note_use = note_use
-        assert (await alice.get("/v1/jobs")).status_code == 200
 
 
 async def test_secrets_are_compared_in_constant_time(monkeypatch):

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 import msgspec
 
@@ -78,12 +78,6 @@ class MemoryJournal:
             revoked = msgspec.structs.replace(key, revoked_at=now)
             await self._commit(lambda: self._keys.update({key_id: revoked}))
         return True
-
-    async def note_use(self, used: Mapping[str, Millis]) -> None:
-        for key_id, at in used.items():
-            if (key := self._keys.get(key_id)) is not None:
-                last = max(at, key.used_at or 0)
-                self._keys[key_id] = msgspec.structs.replace(key, used_at=last)
 
     async def note_left_alone(self, switch: str, reason: str) -> None:
         await self._commit(lambda: self.left_alone.update({switch: reason}))

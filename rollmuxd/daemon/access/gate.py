@@ -14,7 +14,6 @@ import pwd
 import re
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -24,14 +23,12 @@ from rollmuxd.core.ids import Millis
 from rollmuxd.core.model import Job, Session, Slot
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.keys import ApiKey, Role, fits, key_id_of, why_shut
-from rollmuxd.daemon.journal.store import Journal, JournalError
+from rollmuxd.daemon.journal.store import Journal
 
 T = TypeVar("T", Slot, Session)
 
 #: where :class:`rollmuxd.daemon.http.peer.PeerHttpToolsProtocol` puts the credentials of the socket's other end
 PEER_EXTENSION = "rollmux.peer"
-#: how exactly it is known when a key was used last
-KEPT_EVERY_MS: Final = 60_000
 _KEY_ID: Final = re.compile("[0-9a-f]{8}")
 
 
@@ -175,8 +172,6 @@ class Gate:
         self._now = now
         self._require_keys = require_keys
         self._keys: dict[str, tuple[ApiKey, Caller]] | None = None
-        #: when it was last kept that a key is used
-        self._kept: dict[str, Millis] = {}
         self._peers: dict[int, Caller] = {}
         self._own_uid = os.getuid()
 
@@ -193,11 +188,7 @@ class Gate:
         if authorization is not None:
             if self._keys is None:
                 await self.load()
-            now = self._now()
-            caller = self._by_key(authorization, self._keys or {}, now)
-            if now - self._kept.get(caller.key, 0) >= KEPT_EVERY_MS and not self._journal.tight:
-                await self._note_use(caller.key, now)
-            return caller
+            return self._by_key(authorization, self._keys or {}, self._now())
         if peer is not None:
             return self._by_uid(peer.uid)
         if not self._require_keys:
@@ -221,12 +212,6 @@ class Gate:
         if shut := why_shut(key, now):
             raise NotKnown(f"this API key {shut}; have another made (rollmuxd key add)", login=True, tried=key_id)
         return caller
-
-    async def _note_use(self, key_id: str, now: Millis) -> None:
-        """Have it kept that a key is in use: once a minute, since each time would be a commit for each call."""
-        self._kept[key_id] = now
-        with suppress(JournalError):  # a valid key is enough; the driver decides about the disk
-            await self._journal.note_use({key_id: now})
 
     def _by_uid(self, uid: int) -> Caller:
         caller = self._peers.get(uid)

@@ -46,8 +46,6 @@ class ApiKey(Struct, frozen=True):
     revoked_at: Millis | None = None
     #: from then on it opens nothing; None: it does not expire
     expires_at: Millis | None = None
-    #: when it last opened something, to the minute or so; None: never
-    used_at: Millis | None = None
 
 
 def new_key(owner: str, user: str, role: Role, now: Millis, *, expires_at: Millis | None = None) -> tuple[ApiKey, str]:

@@ -62,7 +62,7 @@ CREATE INDEX snapshots_by_seq ON snapshots (seq);
 CREATE TABLE usage (day INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE keys (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, user TEXT NOT NULL, role TEXT NOT NULL, hashed TEXT NOT NULL,
-    created_at INTEGER NOT NULL, revoked_at INTEGER, expires_at INTEGER, used_at INTEGER
+    created_at INTEGER NOT NULL, revoked_at INTEGER, expires_at INTEGER
 ) WITHOUT ROWID;
 INSERT INTO meta VALUES ('incarnation', '1'), ('id', lower(hex(randomblob(16))));
 """

@@ -24,7 +24,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from contextvars import Context
@@ -248,31 +248,24 @@ class Journal:
         return self._put(_Write(rows, None, then))
 
     def snapshot(self, seq: int, body: bytes) -> "asyncio.Future[None]":
-        """Keep the state as it is after fact ``seq``, so that a restart needs to replay only what comes after.
+        """Keep the state as it is after fact ``seq``, so that a restart needs to replay only what comes after."""
+        return asyncio.ensure_future(self._keep(seq, body, self._failures))
 
-        A large one (10,000 jobs: tens of megabytes) is compressed first, beside the writer's thread. Else every commit
-        behind it would wait most of a second.
-        """
-        if len(body) < file.PACKED_FROM:
-            return self._put(self._keep(seq, body))
-        return asyncio.ensure_future(self._pack(seq, body, self._failures))
-
-    async def _pack(self, seq: int, body: bytes, failures: int) -> None:
+    async def _keep(self, seq: int, body: bytes, failures: int) -> None:
+        # Beside the writer's thread: a large one (10,000 jobs: tens of megabytes) would hold each commit up for most of
+        # a second.
         packed = await asyncio.get_running_loop().run_in_executor(None, file.packed, body)
-        if self._failures == failures:  # else its facts may not have been written
-            await self._put(self._keep(seq, packed))
 
-    @staticmethod
-    def _keep(seq: int, body: bytes) -> _Write:
         def write(connection: sqlite3.Connection) -> None:
-            file.keep_state(connection, seq, body)
+            file.keep_state(connection, seq, packed)
             connection.execute(
                 "DELETE FROM snapshots WHERE day IS NULL AND seq NOT IN"
                 " (SELECT DISTINCT seq FROM snapshots WHERE day IS NULL ORDER BY seq DESC LIMIT ?)",
                 (SNAPSHOTS_KEPT,),
             )
 
-        return _Write((), write)
+        if self._failures == failures:  # else its facts may not have been written
+            await self.operate(write)
 
     async def add_key(self, key: ApiKey) -> None:
         """Keep an API key. Raises ValueError when there is one of that id."""
@@ -285,23 +278,20 @@ class Journal:
             )
             return connection.execute(insert, row).rowcount == 1
 
-        if not await self._put(_Write((), write)):
+        if not await self.operate(write):
             raise ValueError(f"there is an API key {key.id!r} already")
 
     async def list_keys(self) -> list[ApiKey]:
         """All API keys, revoked ones too, by id."""
 
         def read(connection: sqlite3.Connection) -> list[ApiKey]:
-            query = (
-                "SELECT id, owner, user, role, hashed, created_at, revoked_at, expires_at, used_at"
-                " FROM keys ORDER BY id"
-            )
+            query = "SELECT id, owner, user, role, hashed, created_at, revoked_at, expires_at FROM keys ORDER BY id"
             return [
                 ApiKey(id_, owner, user, Role(role), *rest)
                 for id_, owner, user, role, *rest in connection.execute(query).fetchall()
             ]
 
-        return cast("list[ApiKey]", await self._put(_Write((), read)))
+        return await self.operate(read)
 
     async def revoke_key(self, key_id: str, now: Millis) -> bool:
         """From now on this API key opens nothing. Tells whether there is such a key."""
@@ -311,16 +301,7 @@ class Journal:
             query = "UPDATE keys SET revoked_at = coalesce(revoked_at, ?) WHERE id = ?"
             return connection.execute(query, (now, key_id)).rowcount == 1
 
-        return bool(await self._put(_Write((), write)))
-
-    async def note_use(self, used: Mapping[str, Millis]) -> None:
-        """Keep when API keys were last used, by their ids."""
-        rows = [(at, key_id) for key_id, at in used.items()]
-
-        def write(connection: sqlite3.Connection) -> None:
-            connection.executemany("UPDATE keys SET used_at = max(coalesce(used_at, 0), ?) WHERE id = ?", rows)
-
-        await self._put(_Write((), write))
+        return await self.operate(write)
 
     async def note_left_alone(self, switch: str, reason: str) -> None:
         """Keep why an operator leaves an optical switch alone; an empty reason: it is left alone no longer."""
@@ -332,7 +313,7 @@ class Journal:
             else:
                 connection.execute("DELETE FROM meta WHERE name = ?", (name,))
 
-        await self._put(_Write((), write))
+        await self.operate(write)
 
     async def operate(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         """Run something in a transaction of the writer's: upkeep, in small pieces, since commits wait for it."""

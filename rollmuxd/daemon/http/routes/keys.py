@@ -66,6 +66,5 @@ def _view(call: Call, key: ApiKey, secret: str | None = None) -> KeyView:
         revoked=key.revoked_at is not None,
         expires_at=views.maybe_iso(key.expires_at),
         expired=key.expires_at is not None and key.expires_at <= call.services.clock.now(),
-        used_at=views.maybe_iso(key.used_at),
         secret=secret,
     )
