@@ -112,7 +112,7 @@ class Search:
     ) -> Generator[None, None, list[list[JobId]]]:
         """The parts of least value over the hours, moves included; none: nothing is below, or no job would move."""
         jobs = list(at)
-        columns: list[list[tuple[int, float]]] = [[] for _ in jobs]
+        values: dict[int, float] = {}  # by set of jobs that can share, as bits
         grow: list[tuple[int, ...]] = [(place,) for place in range(len(jobs))]
         apart = [0] * len(jobs)  # with which later ones a job cannot share, as bits: nor can any larger set with both
         while grow:
@@ -128,17 +128,22 @@ class Search:
             for place in members:
                 bits |= 1 << place
                 barred |= apart[place]
-            columns[members[0]].append((bits, value * hours + self._least_moves(names, at)))
+            values[bits] = value * hours + self._least_moves(names, at)
             if len(members) < self.max_group:
                 further = range(members[-1] + 1, len(jobs))
                 grow += [(*members, place) for place in further if not barred >> place & 1]
-        best = [(0.0, 0)]  # by set of jobs, as bits: the least value, and the part in which its first job is
+        best = [(0.0, 0)]  # by set of jobs: the least value, and the part in which its first job is
+        worth: list[list[tuple[int, float]]] = [[] for _ in jobs]  # by first job: parts below any partition of theirs
         for left in range(1, 1 << len(jobs)):
             if left % PARTITIONS_A_STEP == 0:
                 yield
-            of_first = columns[(left & -left).bit_length() - 1]
-            found = [(value + best[left ^ part][0], part) for part, value in of_first if part & left == part]
-            best.append(min(found))
+            of_first = worth[(left & -left).bit_length() - 1]
+            split = [(value + best[left ^ part][0], part) for part, value in of_first if part & left == part]
+            found, whole = min(split, default=(inf, 0)), values.get(left, inf)
+            if whole < found[0]:
+                found = whole, left
+                of_first.append((left, whole))
+            best.append(found)
         if best[-1][0] >= below - LEAST_GAIN:
             return []
         parts, left = [], len(best) - 1
