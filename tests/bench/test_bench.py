@@ -150,7 +150,7 @@ def test_jobs_without_times_are_spread_over_all_nodes() -> None:
 @pytest.mark.e2e
 def test_the_dashboard_is_measured_in_a_browser() -> None:
     pytest.importorskip("playwright", reason="playwright is not there: pip install playwright")
-    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+    if not any(map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"))):
         pytest.skip("no Chromium is there: apt-get install chromium")
     found = measured("web")
 

@@ -29,7 +29,7 @@ from rollmuxd.daemon.journal.store import Journal
 
 T = TypeVar("T")
 MEMBERS: Final = 4
-BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSERS: Final = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 REDRAWS: Final = 60
 #: how long a slot of the live part is held
 HOLD_S: Final = 8.0

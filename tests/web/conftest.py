@@ -24,7 +24,8 @@ LOAD = Path(__file__).with_name("load.py")
 FORWARD = Path(__file__).with_name("forward.py")
 #: rollmuxd, with a mock backend whose calls can go wrong
 FAULTY = Path(__file__).parents[1] / "shared" / "faulty_mock.py"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+#: The shell comes first: it spends half of the processor time, being without the windows and pages of a browser's own.
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 CONFIG = """
 [daemon]
