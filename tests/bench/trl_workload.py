@@ -5,6 +5,7 @@ Each part is a process of its own, forked from this one, which has imported TRL.
 """
 
 import functools
+import gc
 import itertools
 import json
 import os
@@ -261,6 +262,7 @@ def main() -> None:
         "alone": (lambda: no_rival(rollouts, tokens), url),
     }
     os.chdir(folder)
+    gc.freeze()  # a fork that looks for garbage would write to each page of what was imported
     for name, (part, there) in parts.items():
         ended(started(part, folder / f"{name}.json", there))
     three = [functools.partial(shared, name, folder, rollouts, tokens) for name in RUNS]

@@ -31,7 +31,8 @@ RANKS = 4
 
 #: a user's script with the import changed, and what it has to say on CPUs only (PARKING: model and optimizer move)
 TRAIN = """
-import pathlib, sys, time, torch, trl_grpo
+import gc, pathlib, sys, time, torch, trl_grpo
+gc.freeze()
 torch.set_num_threads(1)
 task, parking = sys.argv[1:]
 on_cpus = dict(rollmux=dict(parking=True)) if parking == "parking" else {}

@@ -30,8 +30,9 @@ PARKING = (
 #: to import verl takes seconds, so it is done once, and each run is a fork of that; one that is to stay comes no
 #: further than into its second checkpoint
 MANY = """
-import json, os, sys, time
+import gc, json, os, sys, time
 import verl_tiny
+gc.freeze()  # a fork that looks for garbage would write to each page of what was imported
 
 def stay():
     saved, done = verl_tiny.Workers.save_checkpoint, []

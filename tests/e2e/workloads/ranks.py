@@ -6,6 +6,7 @@ are forks of one process, which has imported torch for them; if one fails, all a
 
 import contextlib
 import datetime as dt
+import gc
 import hashlib
 import json
 import os
@@ -117,6 +118,7 @@ def main() -> int:
     name, ranks, timeout_s, stop = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4])
     port = free_port()
     there = {}
+    gc.freeze()  # a fork that looks for garbage would write to each page of what was imported
     for rank in range(ranks):
         pid = os.fork()
         if not pid:

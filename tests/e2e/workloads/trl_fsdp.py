@@ -5,6 +5,7 @@ torch, which does the work, shards over gloo.
 """
 
 import atexit
+import gc
 import hashlib
 import os
 import sys
@@ -40,6 +41,7 @@ def trained(name: str, **more: Any) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # TRL has garbage collected in each run, which takes longer than the run for what was imported
     torch.set_num_threads(1)
     state.AcceleratorState.__init__ = on_cpus_too
     trained("alone", kind=trl.GRPOTrainer)
