@@ -1,5 +1,6 @@
 """Real GRPO runs of TRL under a real daemon: `examples/trl_grpo.py`, in processes of their own."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -114,8 +115,8 @@ class Runs:
         self._started[started.pid] = self.folder / log
 
     def lives(self):
-        """None of the commands has ended."""
-        return all(command.poll() is None for command in self._commands.values())
+        """Nothing has ended."""
+        return all(self._status(pid) is None for pid in self._started)
 
     def kill(self, pid):
         for each in (*self._live.children_of(pid), pid):
@@ -131,20 +132,26 @@ class Runs:
 
     def _ended(self, pid):
         def status():
-            of = self._commands.get(pid)
-            found = self._starter(ask=pid)["status"] if of is None else of.poll()
+            found = self._status(pid)
             return None if found is None else (found,)
 
         (found,) = self._live.until(f"process {pid} has ended", status)
         del self._started[pid]
         return found
 
+    def _status(self, pid):
+        """Its exit status; None: it runs."""
+        of = self._commands.get(pid)
+        return self._starter(ask=pid)["status"] if of is None else of.poll()
+
     def close(self):
         for command in self._commands.values():
             if command.poll() is None:
                 self._live.end(command)
         for pid in self._started.keys() - self._commands.keys():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                for each in (*self._live.children_of(pid), pid):
+                    os.kill(each, signal.SIGKILL)
         for log in self.folder.glob("*.log"):
             print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-40:]))
 
@@ -249,10 +256,12 @@ def test_ranks_that_accelerate_has_launched_under_fsdp_are_parked_shard_by_shard
     sharded = ["--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"]
     layers = ["--fsdp_transformer_layer_cls_to_wrap", "LlamaDecoderLayer"]
     ranks = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch = ["accelerate.commands.launch", *ranks, "--main_process_port", str(free_port()), *sharded, *layers]
+    launch = [*ranks, "--main_process_port", str(free_port()), *sharded, *layers]
+    # torchrun, by which accelerate starts them, has them import TRL if it is not told to fork.
+    forks = {"PET_START_METHOD": "fork", "PET_RUN_PATH": "1"}
     rival = live.trainer("rival", rollout=None)
     rival.do("start")  # now: what it imports takes longer than what is left of the run then
-    runs.command([*launch, str(FSDP), "fsdp"], "fsdp.log", daemon)
+    runs.start("launched", "fsdp.log", {**where(daemon), **forks}, words=[*launch, str(FSDP), "fsdp"])
 
     def begun():
         assert runs.lives()

@@ -5,7 +5,6 @@ torch, which does the work, shards over gloo.
 """
 
 import atexit
-import gc
 import hashlib
 import os
 import sys
@@ -41,11 +40,9 @@ def trained(name: str, **more: Any) -> None:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # TRL has garbage collected in each run, which takes longer than the run for what was imported
     torch.set_num_threads(1)
     state.AcceleratorState.__init__ = on_cpus_too
     trained("alone", kind=trl.GRPOTrainer)
     trained("shared", rollmux=dict(name=sys.argv[1], parking=True))
     torch.distributed.destroy_process_group()
-    atexit._run_exitfuncs()
-    os._exit(0)  # gloo's threads are still there, and one that lets go of a tensor aborts a Python that ends
+    atexit._run_exitfuncs()  # a fork that multiprocessing has started ends without

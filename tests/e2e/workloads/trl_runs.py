@@ -21,6 +21,7 @@ import torch
 import transformers
 import trl
 import trl_grpo
+from accelerate.commands import launch
 from fake_trl import FakeGeneration
 from trl.trainer import grpo_trainer
 
@@ -82,7 +83,13 @@ def served(task: str) -> None:
     weights(task, shared)
 
 
-RUNS = {run.__name__: run for run in (example, alone, ranks, served)}
+def launched(words: list[str]) -> None:
+    """``accelerate launch``, as a user types it."""
+    sys.argv[1:] = words
+    launch.main()
+
+
+RUNS = {run.__name__: run for run in (example, alone, ranks, served, launched)}
 
 # ---- starting them ---------------------------------------------------------------------------------------------------
 
