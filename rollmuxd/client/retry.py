@@ -17,6 +17,7 @@ from msgspec import Struct, structs
 
 from rollmuxd.client.calls import Call
 from rollmuxd.client.errors import GaveUp, Refused, RollmuxError, TooManyRequests, Unavailable, Unreachable
+from rollmuxd.wire.requests import SlotBody
 
 T = TypeVar("T")
 
@@ -115,6 +116,9 @@ def persist(
             pause_s = _back_off(tries, error)
             yield Pause(pause_s if until is None else max(0.0, min(pause_s, until - now)))
             tries, trouble = tries + 1, f": {error}"
+            if isinstance(error, Unreachable) and isinstance(call.body, SlotBody):
+                # so that a daemon which is back is heard at once, and not at the end of a long poll
+                call = structs.replace(call, body=structs.replace(call.body, wait_s=0.0))
             if unless():
                 raise GaveUp(f"{call} is not wanted any more{trouble}") from error
         else:

@@ -451,7 +451,8 @@ class Session:
         if self._ending:
             return view
         if view.status in _OVER:
-            how = f"{view.status}{_because(view.reason)}; to continue, start it again from its last checkpoint"
+            why = _because("" if view.reason == view.status else view.reason)
+            how = f"{view.status}{why}; to continue, start it again from its last checkpoint"
             raise self._over(f"job {self.name} (run {view.run}) is {how}")
         if view.session is not None and view.session != self.session:
             raise self._over(

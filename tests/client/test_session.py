@@ -759,6 +759,13 @@ def test_ctrl_c_in_the_release_of_a_failing_program_gives_the_prompt_back_within
     assert session._clock.now - 1000 <= 13
 
 
+def test_a_daemon_that_is_back_is_heard_at_once_and_not_at_the_end_of_a_long_poll(session, play):
+    _, steps = play(session.enter("rollout"), [Unreachable("refused"), Unreachable("refused"), slot("queued"), RUNNING])
+
+    assert [body.wait_s > 0 for _, _, body in bodies(steps)] == [True, False, False, True]
+    assert "answers again" in "".join(session.said)
+
+
 def test_a_refused_release_is_a_lost_slot_with_the_daemons_reason(session, play):
     held = Held("t1", "rollout", "1.7", ())
 
@@ -769,16 +776,15 @@ def test_a_refused_release_is_a_lost_slot_with_the_daemons_reason(session, play)
     assert held.lost
 
 
-def test_a_slot_that_was_lost_with_its_job_says_to_start_again_from_the_checkpoint(session, play):
+@pytest.mark.parametrize(("reason", "because"), [("no heartbeat for 60 s", " (no heartbeat for 60 s)"), ("ended", "")])
+def test_a_slot_that_was_lost_with_its_job_says_to_start_again_from_the_checkpoint(session, play, reason, because):
     stale = Conflict("slot t1 is not yours any more: it is over", status=409)
 
     with pytest.raises(SlotLost) as lost:
         leaving = session.leave(Held("t1", "train", "1.7", ()), measured={}, then=None, failing=False)
-        play(leaving, [stale, view("ended", reason="no heartbeat for one lease time")])
+        play(leaving, [stale, view("ended", reason=reason)])
 
-    why = (
-        "job a (run 1) is ended (no heartbeat for one lease time); to continue, start it again from its last checkpoint"
-    )
+    why = f"job a (run 1) is ended{because}; to continue, start it again from its last checkpoint"
     assert str(lost.value) == f"a: slot t1 was lost while train ran: {why}"
 
 
