@@ -18,7 +18,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
@@ -617,31 +617,15 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _unknown_variables() -> Iterator[str]:
-    """One line for each ``ROLLMUX_*`` variable that is no setting."""
+    """One line for each ``ROLLMUX_*`` variable that names no table; what is wrong within one is found as in a file."""
     for variable in sorted(os.environ):
         if not variable.startswith(PREFIX) or variable in VARIABLES:
             continue
-        path = variable[len(PREFIX) :].lower().split("__")
-        if not _is_setting(path):
+        if variable[len(PREFIX) :].lower().partition("__")[0] not in Settings.model_fields:
             known = [*VARIABLES, *_variables()]
             meant = difflib.get_close_matches(variable, known, 1, 0.75)
             hint = f"did you mean {meant[0]}?" if meant else "unset it, or see rollmux.toml for what there is"
             yield f"environment: {variable} is not a setting; {hint}"
-
-
-def _is_setting(path: Sequence[str]) -> bool:
-    fields: Any = Settings
-    for part in path:
-        if fields is None:  # inside a plugin's own options
-            return True
-        if part not in fields.model_fields and fields.model_config.get("extra") != "allow":
-            return False
-        field = fields.model_fields.get(part)
-        annotation = None if field is None else _inner(field.annotation)
-        if annotation is None and field is not None and get_origin(field.annotation) is not dict:
-            return part == path[-1]
-        fields = annotation
-    return True
 
 
 def _variables() -> Iterator[str]:

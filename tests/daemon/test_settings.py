@@ -183,10 +183,10 @@ def test_everything_that_is_wrong_is_said_at_once():
 @pytest.mark.parametrize(
     ("variable", "answer"),
     [
-        ("ROLLMUX_DAEMON__LISTN", "did you mean ROLLMUX_DAEMON__LISTEN?"),
+        ("ROLLMUX_DAEMON__LISTN", "environment: daemon.listn is not a setting; did you mean listen?"),
         ("ROLLMUX_APIKEY", "did you mean ROLLMUX_API_KEY?"),
         ("ROLLMUX_LEASE_S", "ROLLMUX_LEASE_S is not a setting"),
-        ("ROLLMUX_DAEMON__LISTEN__X", "ROLLMUX_DAEMON__LISTEN__X is not a setting"),
+        ("ROLLMUX_DAEMON__LISTEN__X", "daemon.listen: input should be a valid string"),
     ],
 )
 def test_a_variable_that_sets_nothing_is_answered(monkeypatch, variable, answer):

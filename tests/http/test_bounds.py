@@ -45,16 +45,14 @@ def waiting_job(body_of_job, **more):
 
 
 @pytest.mark.parametrize("number", [str(2**53 + 1), str(2**64), str(-(2**64)), "1" + 400 * "0", "1" + 5000 * "0"])
-async def test_an_integer_beyond_2_to_the_53_is_refused_by_name_and_nothing_is_registered(running, body_of_job, number):
+async def test_an_integer_beyond_2_to_the_53_is_refused_and_nothing_is_registered(running, body_of_job, number):
     async with running() as world, world.client() as client:
         registration = body_of_job("math", states={"rollout": {"options": {"x": "HERE"}}})
         body = httpx.Request("POST", "http://x", json=registration).content.replace(b'"HERE"', number.encode())
         headers = {"content-type": "application/json"}
         answer = await client.post("/v1/jobs", content=body, headers=headers)
         assert answer.status_code == 422, answer.text
-        if len(number) < 4000:  # longer ones cannot even be read
-            assert answer.json()["data"]["field"] == "states.rollout.options.x"
-            assert "2^53" in answer.json()["detail"]
+        assert f"2^53, and {number[:40]} is not" in answer.json()["detail"]
         ended = await client.request(
             "DELETE", "/v1/jobs/math", content=b'{"run": %s}' % number.encode(), headers=headers
         )
@@ -63,8 +61,8 @@ async def test_an_integer_beyond_2_to_the_53_is_refused_by_name_and_nothing_is_r
 
 
 async def test_a_deep_body_of_many_integers_is_looked_through_in_linear_time():
-    """A thousand levels around 300,000 numbers: counted in calls, not in seconds."""
-    deep = b"[" * 900 + b"1," * 300_000 + b"1" + b"]" * 900
+    """Hundreds of levels around 300,000 numbers: counted in calls, not in seconds."""
+    deep = b"[" * 400 + b"1," * 300_000 + b"1" + b"]" * 400
     calls = []
     sys.setprofile(lambda frame, event, _: calls.append(event))
     try:
@@ -72,7 +70,7 @@ async def test_a_deep_body_of_many_integers_is_looked_through_in_linear_time():
     finally:
         sys.setprofile(None)
     assert len(calls) < 2_000_000
-    with pytest.raises(routing.Refusal, match=r"body: a\[1\]\.b: an integer"):
+    with pytest.raises(routing.Refusal, match=r"body: an integer"):
         limits.check_integers(b'{"a": [1, {"b": 9007199254740993}]}')
 
 

@@ -17,8 +17,6 @@ from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import JobStatus, OrderKind
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.daemon.http.routes import report as route
-from rollmuxd.daemon.usage.daily import FactsGone
 from rollmuxd.daemon.usage.ledger import UsageLedger, as_csv
 
 MINUTE = 60_000
@@ -260,21 +258,3 @@ async def test_a_report_of_a_day_that_is_known_reads_the_facts_since_the_last_on
         assert (await client.get("/v1/report")).json()["work"][0]["iterations"] == 0
         await job.ask("rollout", wait_s=25)
         assert (await client.get("/v1/report")).json()["work"][0]["iterations"] == 1
-
-
-@pytest.mark.asyncio
-async def test_a_report_that_a_compaction_overtakes_is_made_again(running, monkeypatch):
-    async with running() as world, world.client() as client:
-        await world.job(client)
-        made, calls = route.compute_usage, []
-
-        async def overtaken(journal, **asked):
-            calls.append(asked)
-            monkeypatch.setattr(journal, "first", len(calls) % 2 + 1)
-            if len(calls) == 1:
-                raise FactsGone(journal.first)
-            return await made(journal, **asked)
-
-        monkeypatch.setattr(route, "compute_usage", overtaken)
-        answer = await client.get("/v1/report")
-        assert (answer.status_code, len(calls)) == (200, 2), answer.text

@@ -11,9 +11,8 @@ from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routing import Call, Plain, Query, Routes
-from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.usage.daily import FactsGone, compute_usage
-from rollmuxd.daemon.usage.ledger import DailyUsage, as_csv
+from rollmuxd.daemon.usage.ledger import as_csv
 from rollmuxd.wire.answers import ReportView
 
 routes = Routes("report")
@@ -43,28 +42,15 @@ async def get_report(call: Call, query: ReportQuery) -> ReportView | Plain:
     services = call.services
     now, durable = await call.read(lambda core, now: (now, services.driver.last_seq))
     try:
-        usage, end = await _usage(services, since, until, now, durable)
+        usage, end = await compute_usage(
+            services.journal, since=since, until=until, now=now, durable=durable, today=services.today
+        )
     except FactsGone as error:
         raise Refusal(problems.GONE, str(error), data={"first": error.first}) from None
     report = usage.view(since or 0, end, by=query.by, owner=None if call.caller.admin else call.caller.owner)
     report = replace(report, mode=services.settings.daemon.mode)
     wants_csv = query.format == "csv" if query.format else "text/csv" in (call.header(b"accept") or "")
     return Plain(as_csv(report), "text/csv; charset=utf-8") if wants_csv else report
-
-
-async def _usage(
-    services: Services, since: Millis | None, until: Millis | None, now: Millis, durable: int
-) -> tuple[DailyUsage, Millis]:
-    while True:
-        first = services.journal.first
-        try:
-            return await compute_usage(
-                services.journal, since=since, until=until, now=now, durable=durable, today=services.today
-            )
-        except FactsGone:
-            if services.journal.first == first:
-                raise
-            # They were compacted while they were read: what was deleted is booked by now.
 
 
 def _time(name: str, text: str | UnsetType) -> Millis | None:
