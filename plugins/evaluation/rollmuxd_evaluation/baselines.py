@@ -34,6 +34,8 @@ from rollmuxd_evaluation.optimal import Optimal
 
 #: iterations that every job runs when the artifact plans a group
 ROUNDS: Final = 100
+#: and iterations of the longest of them, over which their own periods are measured
+HORIZON: Final = 24
 
 #: what a node-hour of each pool is taken to cost where a job has to choose without knowing the workload's prices
 NODE_PRICES: Final[Mapping[PoolName, float]] = {"rollout": 8 * 5.28 / 3, "train": 8 * 5.28}
@@ -89,7 +91,7 @@ class Artifact(InScheduleOrder):
         if len(members) == 1 or not isinstance(policy, FirstComeFirstServed):
             return {name: solo_ms(state.jobs[name]) or 0 for name in members}
         tracks = _by_job(policy.legs(state, group))
-        return dict(zip(tracks, _own_periods(tuple(tracks.values())), strict=True))
+        return dict(zip(tracks, own_periods(tuple(tracks.values())), strict=True))
 
 
 def _by_job(schedule: Sequence[Leg]) -> dict[JobId, _Track]:
@@ -108,52 +110,22 @@ def _tracks(schedule: Sequence[Leg]) -> tuple[_Track, ...]:
     return tuple(_by_job(schedule).values())
 
 
-def work_conserving_ms(schedule: Sequence[Leg], horizon_turns: int = 24) -> dict[JobId, Millis]:
-    """Mean own period per job when a free node takes the first *ready* turn instead of the next in order.
-
-    An event simulation over about ``horizon_turns`` of the longest job, measured over its last 80 % (research
-    6.4, mode ASYNC). It is an evaluation, not a certificate: nothing bounds a job's wait in the worst case.
-    """
-    legs: dict[JobId, list[Leg]] = {}
-    for leg in schedule:
-        legs.setdefault(leg.job, []).append(leg)
-    horizon = horizon_turns * max(sum(leg.busy_ms + leg.gap_ms for leg in mine) for mine in legs.values())
-    ready = {job: (mine[0].gap_ms, index) for index, (job, mine) in enumerate(legs.items())}
-    at_leg = dict.fromkeys(legs, 0)
-    node_free: dict[NodeId, Millis] = {}
-    ends: dict[JobId, list[Millis]] = {job: [] for job in legs}
-    now = 0
-    while now < horizon:
-        start, job = min(
-            (max([ready[job][0], *(node_free.get(node, 0) for node in legs[job][at_leg[job]].nodes)]), ready[job], job)
-            for job in legs
-        )[::2]
-        leg = legs[job][at_leg[job]]
-        now = start
-        end = start + leg.busy_ms
-        for node in leg.nodes:
-            node_free[node] = end
-        at_leg[job] = (at_leg[job] + 1) % len(legs[job])
-        if at_leg[job] == 0:
-            ends[job].append(end)
-        ready[job] = (end + legs[job][at_leg[job]].gap_ms, ready[job][1])
-    periods = {}
-    for job, done in ends.items():
-        late = [end for end in done if end >= horizon // 5]
-        periods[job] = (late[-1] - late[0]) // (len(late) - 1) if len(late) > 1 else horizon
-    return periods
-
-
 @lru_cache(maxsize=1 << 16)
-def _own_periods(tracks: tuple[_Track, ...]) -> tuple[Millis, ...]:
-    """Per job, in order: its own mean period when any ready job may start (:func:`work_conserving_ms`)."""
-    schedule = [
-        Leg(str(job), tuple(str(bit) for bit in range(mask.bit_length()) if mask >> bit & 1), busy, gap)
-        for job, track in enumerate(tracks)
-        for mask, busy, gap in track
-    ]
-    periods = work_conserving_ms(schedule)
-    return tuple(periods[str(job)] for job in range(len(tracks)))
+def own_periods(tracks: tuple[_Track, ...]) -> tuple[Millis, ...]:
+    """Per job, in order: its own mean period when any ready job may start.
+
+    Measured over the last 80 % of about 24 iterations of the longest job (research 6.4, mode ASYNC). It is an
+    evaluation, not a certificate: nothing bounds a job's wait in the worst case.
+    """
+    line = _Line(tracks)
+    horizon = HORIZON * max(sum(busy + gap for _, busy, gap in track) for track in tracks)
+    while line.now < horizon:
+        line.step()
+    periods = []
+    for ends in line.ends:
+        late = [end for end in ends if end >= horizon // 5]
+        periods.append((late[-1] - late[0]) // (len(late) - 1) if len(late) > 1 else horizon)
+    return tuple(periods)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -170,12 +142,13 @@ def makespan_ms(tracks: tuple[_Track, ...], rounds: int) -> Millis:
 
 
 class _Line:
-    """Jobs that go round their phases and stand in line for nodes."""
+    """Jobs that go round their phases, so often or (None) for ever, and stand in line for nodes."""
 
-    def __init__(self, tracks: tuple[_Track, ...], rounds: int) -> None:
+    def __init__(self, tracks: tuple[_Track, ...], rounds: int | None = None) -> None:
         self.tracks, self.rounds = tracks, rounds
         self.now: Millis = 0
-        self.done = [0] * len(tracks)
+        #: of each job, when its iterations have ended
+        self.ends: list[list[Millis]] = [[] for _ in tracks]
         self.at = [0] * len(tracks)
         #: those that wait, the first comer first
         self.waiting: list[int] = []
@@ -196,9 +169,9 @@ class _Line:
             self._held &= ~self.tracks[job][self.at[job]][0]
             following = self.at[job] + 1
             if following == len(self.tracks[job]):
-                self.done[job] += 1
+                self.ends[job].append(self.now)
                 following = 0
-            if self.done[job] < self.rounds:
+            if self.rounds is None or len(self.ends[job]) < self.rounds:
                 self._go_to(job, following)
         self._start()
 
