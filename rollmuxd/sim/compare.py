@@ -149,7 +149,7 @@ def perform(
     if task.fidelity == "cost":
         return fluid.run(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress)
     how: dict[str, Any] = {}
-    networks: list[Any] = []
+    network: Any = None
     if task.fidelity == "engine":
         from rollmuxd.sim.executions.engines import Engines  # needs numpy, which cost and phase do not
 
@@ -157,15 +157,12 @@ def perform(
     if task.fidelity == "network":
         from rollmuxd.sim.executions.network import Networks
 
-        def made() -> Any:
-            networks.append(Networks(task.options.topology, task.options.t_ocs_ms))
-            return networks[-1]
-
-        how["executions"] = made
+        network = Networks(task.options.topology, task.options.t_ocs_ms)
+        how["executions"] = lambda: network
     outcome = play(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress, **how)
     outcome.fidelity = task.fidelity
-    if networks:  # the last attempt is the one that counts
-        of = networks[-1].network
+    if network is not None:
+        of = network.network
         outcome.network = {
             "phases": of.phases, "between_racks": of.between_racks, "circuits_changed": of.changed,
             "circuits_kept": of.kept,

@@ -16,12 +16,12 @@ from rollmuxd.core.ids import GroupId, JobId, Millis, PoolName
 from rollmuxd.core.inputs import EndJob, Input, RegisterJob, Tick
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.explain.explainer import Explainer
-from rollmuxd.sim.inventory import Inventory, Told, TooFewNodes, with_enough
+from rollmuxd.sim.inventory import Inventory
 from rollmuxd.sim.kernel import Kernel
 from rollmuxd.sim.meter import Meter
 from rollmuxd.sim.outcome import WORK, JobOutcome, Outcome
 from rollmuxd.sim.policies import PolicyUnderTest
-from rollmuxd.sim.workload import SimJob, Workload, by_arrival
+from rollmuxd.sim.workload import Impossible, SimJob, Workload, by_arrival
 
 #: no job has a session here, and none is waited for
 NEVER: Millis = 1 << 50
@@ -41,11 +41,7 @@ def run(
     """One policy on one workload. ``hear`` gets every fact, ``progress`` how many jobs have ended."""
     workload.check()
     under_test = under_test.within(workload, "cost", accounting)
-
-    def attempt(stretch: float, told: Told) -> Outcome:
-        return _Fluid(workload, under_test, seed, accounting, stretch, told, progress).run()
-
-    return with_enough(workload, attempt, hear)
+    return _Fluid(workload, under_test, seed, accounting, hear, progress).run()
 
 
 class Course(Struct):
@@ -69,7 +65,6 @@ class _Fluid:
         under_test: PolicyUnderTest,
         seed: int,
         accounting: str,
-        stretch: float,
         hear: Callable[[f.Fact], None] | None,
         progress: Callable[[int], None] | None,
     ) -> None:
@@ -77,7 +72,7 @@ class _Fluid:
         self.jobs = by_arrival([under_test.adapt(job) for job in workload.jobs])
         self.policy_under_test, self.workload = under_test, workload
         self.by_work = accounting == WORK
-        self.inventory = Inventory(workload, self.jobs, stretch=stretch)
+        self.inventory = Inventory(workload, self.jobs)
         self.policy = under_test.policy(seed)
         config = Config(
             max_jobs=len(self.jobs) + 1,
@@ -130,7 +125,7 @@ class _Fluid:
         self.outcome.decision_us.append((time.perf_counter() - began) * 1e6)
         if self.workload.on_demand and self.core.state.jobs[name].group is None:
             why = Explainer(self.core.context).why_job_waits(name, self.kernel.now).text
-            raise TooFewNodes(f"job {job.name} ({job.kind}) waits: {why}")
+            raise Impossible(f"job {job.name} ({job.kind}) waits: {why}, though any number of nodes can be bought")
         if not self.by_work:
             self.kernel.at(job.arrives_ms + job.lasts_ms, self.end, name)
 

@@ -1,60 +1,20 @@
 """The nodes of a simulated world, as a configuration would name them: a host for each node, or for several."""
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from typing import Final, TypeAlias
+from collections.abc import Iterable
 
-from rollmuxd.core.facts import Fact
-from rollmuxd.core.ids import GpuId, HostId, Millis, PoolName
+from rollmuxd.core.ids import GpuId, HostId, PoolName
 from rollmuxd.core.inputs import GpuObservation, HostObserved, HostSpec, NodeSpec, Start
-from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.workload import Impossible, SimJob, Workload
-
-Told: TypeAlias = Callable[[Fact], None] | None
+from rollmuxd.sim.workload import SimJob, Workload
 
 BACKEND = "sim"
 BOOT = "boot-1"
 
 
-#: up to so many jobs, nodes are there for all of them at once: no job can be short
-ALL_AT_ONCE: Final = 1_000
-
-
-#: of more jobs than that, it is guessed at most this often how many are there at once
-GUESSES: Final = 6
-
-
-class TooFewNodes(Exception):
-    """A job waits although nodes can be bought: there were not enough of them to sell. Says what it waits for."""
-
-
-def with_enough(workload: Workload, attempt: Callable[[float, Told], Outcome], hear: Told) -> Outcome:
-    """Run with so many nodes that no job waits for one to be bought. ``hear`` hears of the run that counts only.
-
-    How long slowed jobs stay is known afterwards. Few jobs get nodes for all of them. For many, it is guessed how many
-    are there at once, and too low a guess is doubled. (Where some pools are of so many nodes and others are bought, a
-    waiting job may wait for either: there are nodes for all.)
-
-    Raises:
-        Impossible: a job waits though there are nodes for all: its policy will not have it.
-    """
-    if len(workload.jobs) > ALL_AT_ONCE and workload.on_demand:
-        for guess in range(GUESSES):
-            stretch = 1.5 * 2**guess
-            with suppress(TooFewNodes):
-                outcome = attempt(stretch, None)
-                return outcome if hear is None else attempt(stretch, hear)
-    try:
-        return attempt(float("inf"), hear)
-    except TooFewNodes as waits:
-        raise Impossible(f"{waits}, though any number of nodes can be bought") from waits
-
-
 class Inventory:
     """A workload's nodes. On demand there are as many as the jobs could ever use, and only those in groups are paid."""
 
-    def __init__(self, workload: Workload, jobs: Iterable[SimJob], *, stretch: float) -> None:
-        needs = peak(jobs, stretch)
+    def __init__(self, workload: Workload, jobs: Iterable[SimJob]) -> None:
+        needs = peak(jobs)
         hosts, nodes = [], []
         self.gpus_of: dict[HostId, tuple[GpuId, ...]] = {}
         for pool in workload.pools:
@@ -89,18 +49,11 @@ class Inventory:
         ]
 
 
-def peak(jobs: Iterable[SimJob], stretch: float) -> dict[PoolName, int]:
-    """Most nodes per pool that the jobs could use at once if none shared, each staying ``stretch`` times as long."""
-    changes: list[tuple[Millis, int, PoolName, int]] = []
+def peak(jobs: Iterable[SimJob]) -> dict[PoolName, int]:
+    """Nodes per pool that the jobs could use if all were there at once and none shared."""
+    most: dict[PoolName, int] = {}
     for job in jobs:
         for want in job.spec.wants:
             width = max(want.nodes, job.footprint.get(want.pool, 0))
-            changes.append((job.arrives_ms, 1, want.pool, width))
-            if stretch < float("inf"):
-                changes.append((job.arrives_ms + round(job.lasts_ms * stretch), 0, want.pool, -width))
-    used: dict[PoolName, int] = {}
-    most: dict[PoolName, int] = {}
-    for _, _, pool, width in sorted(changes):
-        used[pool] = used.get(pool, 0) + width
-        most[pool] = max(most.get(pool, 0), used[pool])
+            most[want.pool] = most.get(want.pool, 0) + width
     return most

@@ -32,7 +32,7 @@ from rollmuxd.sim.execution import INIT, NEVER, Begun, Execution, Executions
 from rollmuxd.sim.executions.durations import Durations
 from rollmuxd.sim.fillers import DRIVER as FILLER_DRIVER
 from rollmuxd.sim.fillers import Fillers
-from rollmuxd.sim.inventory import Inventory, Told, TooFewNodes, with_enough
+from rollmuxd.sim.inventory import Inventory
 from rollmuxd.sim.kernel import Kernel
 from rollmuxd.sim.machines import Machines, Move, key_of
 from rollmuxd.sim.meter import Meter
@@ -143,19 +143,14 @@ def run(
 ) -> Outcome:
     """One policy on one workload, to its end. ``make``: a world, from what :class:`World` takes.
 
-    ``executions``: what a phase does, made for each attempt.
+    ``executions``: what a phase does.
 
     Raises:
         BrokenInvariant: a promise was broken, or a job waits for ever; the message has the seed and the last facts.
-        Impossible: a job is wider than any inventory.
+        Impossible: a job is wider than any inventory, or its policy will not place it.
     """
     workload.check()
-
-    def attempt(stretch: float, told: Told) -> Outcome:
-        of = executions()
-        return (make or World)(workload, under_test, seed, accounting, stretch, listeners, told, progress, of).run()
-
-    return with_enough(workload, attempt, hear)
+    return (make or World)(workload, under_test, seed, accounting, listeners, hear, progress, executions()).run()
 
 
 class World:
@@ -167,7 +162,6 @@ class World:
         under_test: PolicyUnderTest,
         seed: int,
         accounting: str,
-        stretch: float = 1.2,
         listeners: Sequence[Listener] = (),
         hear: Callable[[f.Fact], None] | None = None,
         progress: Callable[[int], None] | None = None,
@@ -178,7 +172,7 @@ class World:
         self.workload, self.policy_under_test, self.seed = workload, under_test, seed
         self.by_work = accounting == WORK
         self.jobs = by_arrival([under_test.adapt(job) for job in workload.jobs])
-        self.inventory = Inventory(workload, self.jobs, stretch=stretch)
+        self.inventory = Inventory(workload, self.jobs)
         self.machines = Machines(self.inventory)
         self.kernel = Kernel()
         self.executions = executions or Durations()
@@ -379,10 +373,12 @@ class World:
             self.kernel.at(job.arrives_ms + job.lasts_ms, self.end, process)
 
     def check_placed(self, process: Process) -> None:
-        """Raise TooFewNodes where a job that has come has to wait for nodes to be bought."""
+        """Raise Impossible where a job has to wait though nodes can be bought: its policy will not have it."""
         if self.core.state.jobs[process.name].group is None:
             why = Explainer(self.core.context).why_job_waits(process.name, self.kernel.now).text
-            raise TooFewNodes(f"job {process.job.name} ({process.job.kind}) waits: {why}")
+            raise Impossible(
+                f"job {process.job.name} ({process.job.kind}) waits: {why}, though any number of nodes can be bought"
+            )
 
     def register(self, process: Process) -> None:
         """A run begins, from the last finished iteration."""

@@ -17,7 +17,7 @@ def test_jobs_end_beside_fillers_that_share_their_nodes(seed):
     asked = []
     workload = replace(small(seed), fillers=FILLERS)
     world = checked.make(
-        Faults(), workload, POLICIES[seed // 2], seed, "work", float("inf"), hear=lambda fact: asked.append(type(fact))
+        Faults(), workload, POLICIES[seed // 2], seed, "work", hear=lambda fact: asked.append(type(fact))
     )
 
     outcome = world.run()

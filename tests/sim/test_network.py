@@ -109,7 +109,7 @@ def test_within_one_rank_and_where_the_model_is_not_known_durations_count():
 
 def test_the_clusters_fill_pods_of_their_own():
     of = workload(job("a", trains=40), job("b", trains=2))
-    hosts, gpus = placed(Inventory(of, of.jobs, stretch=1.2), of.jobs)
+    hosts, gpus = placed(Inventory(of, of.jobs), of.jobs)
     assert gpus == 512
     assert sorted({hosts[gpu] for gpu in hosts if gpu.startswith("train")}) == list(range(42))
     assert sorted({hosts[gpu] for gpu in hosts if gpu.startswith("rollout")}) == [64, 65]
@@ -118,7 +118,7 @@ def test_the_clusters_fill_pods_of_their_own():
 def test_hosts_of_other_sizes_are_refused_by_name():
     of = workload(job("a"), gpus=4)
     with pytest.raises(Impossible, match="hosts of 8 GPUs, and host rollout1 has 4"):
-        placed(Inventory(of, of.jobs, stretch=1.2), of.jobs)
+        placed(Inventory(of, of.jobs), of.jobs)
 
 
 def task(**options):

@@ -3,13 +3,12 @@
 from itertools import pairwise
 
 import pytest
-from msgspec.structs import replace
 from simkit import checked
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.spec import JobSpec, Park, PhaseSpec, StateSpec, Want
-from rollmuxd.sim import fluid, inventory, outcome, world
+from rollmuxd.sim import fluid, world
 from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Starts, Workload
 
@@ -275,21 +274,6 @@ def test_a_job_that_its_policy_never_places_though_nodes_can_be_bought_is_named(
     for how in (world, fluid):
         with pytest.raises(Impossible, match=r"job X .made. waits: .*even alone its iteration would take"):
             how.run(Workload("made", (hopeless,), POOLS), UNPRUNED, seed=0, accounting="work")
-
-
-def test_where_some_pools_are_bought_and_some_are_not_there_is_enough_of_what_is_bought(monkeypatch):
-    """Who waits for a node of the fixed pool stays for long: how many are there at once cannot be guessed."""
-    monkeypatch.setattr(inventory, "ALL_AT_ONCE", 1)
-    tried = []
-
-    def attempt(stretch, hear):
-        tried.append(stretch)
-        return outcome.Outcome("", "", 0, "cost", "work")
-
-    jobs = (job("X"), job("Y", at=2000))
-    inventory.with_enough(Workload("made", jobs, (replace(POOLS[0], nodes=1), POOLS[1])), attempt, None)
-    inventory.with_enough(Workload("made", jobs, POOLS), attempt, None)
-    assert tried == [float("inf"), 1.5]
 
 
 def whatever_nobody_holds(cycle, job, slot, nodes):

@@ -75,6 +75,6 @@ def play(preset: str, seed: int) -> tuple[Outcome, dict[str, int]]:
     """One seed; what came of it, and what went wrong how often. Raises BrokenInvariant with all that is known."""
     accounting = ("work", "paper")[seed % 2]
     under_test = POLICIES[seed // 2 % len(POLICIES)]
-    world = checked.make(PRESETS[preset], small(seed), under_test, seed, accounting, float("inf"))
+    world = checked.make(PRESETS[preset], small(seed), under_test, seed, accounting)
     outcome = world.run()
     return outcome, world.counted if isinstance(world, FaultyWorld) else {}

@@ -44,7 +44,7 @@ class Small(Listener):
         self.heard = []
         self.world = FaultyWorld(
             settings, Workload("made", jobs or (job("X"), job("Y")), pools), policy_under_test("rollmux"), 0, "work",
-            float("inf"), listeners=[self],
+            listeners=[self],
         )  # fmt: skip
         checked.check(self.world)
         traits = DriverTraits(idempotent=idempotent, probes=probes)
@@ -95,7 +95,7 @@ def test_the_presets_have_things_go_wrong_that_they_say():
 def test_nothing_fails_where_nothing_is_to():
     assert not Faults().any
     assert not PRESETS["none"].any
-    quiet = checked.make(Faults(), small.small(0), policy_under_test("rollmux"), 0, "work", float("inf"))
+    quiet = checked.make(Faults(), small.small(0), policy_under_test("rollmux"), 0, "work")
 
     assert not isinstance(quiet, FaultyWorld)
     assert quiet.config.lease_ms == LEASE_MS
