@@ -10,7 +10,7 @@ from rollmuxd.cli.completion import names_of
 ENDED = ("withdrawn", "released", "over")
 STATUSES = (
     *("queued", "withdrawn", "loading", "running", "tail", "released"),
-    *("faulted", "lost", "revoked", "reclaiming", "over"),
+    *("faulted", "lost", "revoked", "over"),
 )
 
 

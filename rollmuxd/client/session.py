@@ -317,7 +317,7 @@ class Session:
         return f"{self.name} waits for {phase} ({so_far}): {', '.join(parts) or 'no reason given'}"
 
     def _never_ran(self, phase: str, view: SlotView) -> RollmuxError:
-        if view.status == "faulted" or (view.status in {"reclaiming", "over"} and view.granted_at is None):
+        if view.status == "faulted" or (view.status == "over" and view.granted_at is None):
             text = f"{self.name}: the state for {phase} could not be loaded{_because(view.reason)}"
             return SlotFaulted(text, slot=view.slot, phase=phase, reason=view.reason)
         text = f"{self.name}: slot {view.slot} ({phase}) was {view.status} before it began{_because(view.reason)}"

@@ -38,7 +38,8 @@ def verdict(state: State, node: Node, gpu: Gpu) -> Verdict:
 
 def is_given_back(state: State, gpu: Gpu) -> bool:
     """Whether no slot uses the GPU by right: only what is left on it keeps it."""
-    return gpu.holder is None or state.slots[gpu.holder].status in (SlotStatus.RECLAIMING, SlotStatus.RELEASED)
+    by_right = (SlotStatus.LOADING, SlotStatus.RUNNING, SlotStatus.TAIL)
+    return gpu.holder is None or state.slots[gpu.holder].status not in by_right
 
 
 def may_still_fill(state: State, node: Node, job: JobId) -> bool:

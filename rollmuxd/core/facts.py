@@ -545,7 +545,7 @@ class NextAnswered(SlotFact, frozen=True, tag="next_answered"):
 
 
 class SlotFaulted(SlotFact, frozen=True, tag="slot_faulted"):
-    """The state could not be loaded."""
+    """The state could not be loaded. As of a lost or revoked slot, its GPUs stay held until they are verified clean."""
 
     reason: Cause
 
@@ -568,10 +568,6 @@ class SlotOverran(SlotFact, frozen=True, tag="slot_overran"):
 
     ran_ms: Millis
     bound_ms: Millis
-
-
-class SlotReclaiming(SlotFact, frozen=True, tag="slot_reclaiming"):
-    """Its GPUs stay held until they were verified clean."""
 
 
 class SlotOver(SlotFact, frozen=True, tag="slot_over"):

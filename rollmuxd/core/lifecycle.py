@@ -51,7 +51,7 @@ _TAKEN_AWAY: Final[dict[type[f.Fact], tuple[SlotStatus, ...]]] = {
     f.SlotLost: (_S.LOST,),
     f.SlotRevoked: (_S.REVOKED,),
 }
-_RECLAIM: Final[dict[type[f.Fact], tuple[SlotStatus, ...]]] = {f.SlotReclaiming: (_S.RECLAIMING,)}
+_ENDED: Final[dict[type[f.Fact], tuple[SlotStatus, ...]]] = {f.SlotOver: (_S.OVER,)}
 
 SLOT: Final[Mapping[SlotStatus, Mapping[type[f.Fact], tuple[SlotStatus, ...]]]] = {
     _S.QUEUED: {
@@ -79,11 +79,7 @@ SLOT: Final[Mapping[SlotStatus, Mapping[type[f.Fact], tuple[SlotStatus, ...]]]] 
         f.SlotReleased: (_S.RELEASED,),
         f.SlotOverran: (_S.TAIL,),
     },
-    _S.FAULTED: _RECLAIM,
-    _S.LOST: _RECLAIM,
-    _S.REVOKED: _RECLAIM,
-    _S.RECLAIMING: {f.SlotOver: (_S.OVER,)},
-    _S.RELEASED: {f.SlotOver: (_S.OVER,)},
+    **dict.fromkeys((_S.FAULTED, _S.LOST, _S.REVOKED, _S.RELEASED), _ENDED),
     _S.WITHDRAWN: {},
     _S.OVER: {},
 }

@@ -221,8 +221,7 @@ _NODE_AND_ROOM: Final = (_node, _room, _places)
 MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
     **dict.fromkeys((f.SlotQueued, f.SlotWithdrawn, f.SlotReleased), (_job,)),
     f.SlotShrunk: (_job, _watch_its_nodes),
-    **dict.fromkeys((f.SlotFaulted, f.SlotLost, f.SlotRevoked), (_job,)),
-    f.SlotReclaiming: (_its_hosts,),
+    **dict.fromkeys((f.SlotFaulted, f.SlotLost, f.SlotRevoked), (_job, _its_hosts)),
     f.SlotOver: (_job, _its_nodes),
     f.OrderEnded: (_job, _node, _its_hosts_if_it_leaves),
     f.OrderContactLost: (_job, _node, _its_hosts_if_it_leaves, _watch),

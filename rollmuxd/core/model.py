@@ -76,7 +76,6 @@ class SlotStatus(StrEnum):
     FAULTED = "faulted"
     LOST = "lost"
     REVOKED = "revoked"
-    RECLAIMING = "reclaiming"
     OVER = "over"
 
 

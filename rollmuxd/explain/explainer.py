@@ -458,7 +458,7 @@ class Explainer:
         state = self._c.state
         holder = state.jobs[slot.job]
         data = {"gpu": gpu, "slot": slot.id, "job": holder.id}
-        if slot.status is SlotStatus.RECLAIMING:
+        if slot.status in (SlotStatus.FAULTED, SlotStatus.LOST, SlotStatus.REVOKED):
             session = state.sessions.get(slot.session)
             pid = session.pid if session is not None else 0
             what = "lost" if holder.status is JobStatus.LOST else str(holder.status)

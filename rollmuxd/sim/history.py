@@ -411,11 +411,6 @@ class History:
         by = f" by {fact.by}" if isinstance(fact, f.SlotRevoked) else ""
         self._next(fact, "reclaiming", f"{_TAKEN[type(fact)]}{by}: {self._words(fact.reason)}", found)
 
-    def _reclaiming(self, fact: f.SlotReclaiming, found: list[Item]) -> None:
-        slot = self._slots.get(fact.slot)
-        if slot is None or slot.kind != "reclaiming":
-            self._next(fact, "reclaiming", "reclaiming", found)
-
     def _over(self, fact: f.SlotOver, found: list[Item]) -> None:
         self._next(fact, "", "over", found)
         del self._slots[fact.slot]
@@ -538,7 +533,6 @@ _SEE: Final[dict[type[f.Fact], Any]] = {
     f.SlotFaulted: History._taken_away,
     f.SlotLost: History._taken_away,
     f.SlotRevoked: History._taken_away,
-    f.SlotReclaiming: History._reclaiming,
     f.SlotOver: History._over,
     f.OrderIssued: History._issued,
     f.OrderEnded: History._order_ended,

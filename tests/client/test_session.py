@@ -224,7 +224,7 @@ def test_a_request_that_ended_is_known_by_its_refusal_too(session, play):
 
 def test_a_fault_is_known_while_the_gpus_are_being_reclaimed(session, play):
     with pytest.raises(SlotFaulted):
-        play(session.enter("rollout"), [slot("loading"), slot("reclaiming")])
+        play(session.enter("rollout"), [slot("loading"), slot("faulted")])
 
 
 def over(ended, **data):
@@ -663,7 +663,7 @@ def test_a_next_that_is_granted_in_the_release_needs_no_further_call(session, pl
 def test_a_next_that_was_lost_with_the_run_ends_the_job_and_no_phase(session, play):
     """A repeated release speaks of it: the daemon has lost the end of its journal, and declared the run lost."""
     why = "the journal lost its end"
-    lost = slot("reclaiming", reason=why, granted_at="2026-01-01T00:00:00Z")
+    lost = slot("lost", reason=why, granted_at="2026-01-01T00:00:00Z")
     released_into(session, play, lost)
     refused = Conflict(f"job a is lost: {why}", status=409, data={"name": "a", "status": "lost", "reason": why})
 

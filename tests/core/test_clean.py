@@ -52,7 +52,7 @@ def a_state(
     return state, node, gpu
 
 
-ENDED = (None, SlotStatus.RELEASED, SlotStatus.RECLAIMING)
+ENDED = (None, SlotStatus.RELEASED, SlotStatus.FAULTED, SlotStatus.LOST, SlotStatus.REVOKED)
 FILLS = (StateStatus.LOADED, StateStatus.LOADING, StateStatus.PARKING)
 REST = (StateStatus.PARKED, StateStatus.DISCARDING, StateStatus.GONE, StateStatus.UNKNOWN)
 

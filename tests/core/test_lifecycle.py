@@ -48,7 +48,7 @@ JOB = edges(f"""
 SLOT = edges("""
     QUEUED -> LOADING | WITHDRAWN ; LOADING -> RUNNING | FAULTED | LOST | REVOKED
     RUNNING -> TAIL | RELEASED | LOST | REVOKED ; TAIL -> RUNNING | RELEASED | LOST | REVOKED
-    FAULTED | LOST | REVOKED -> RECLAIMING ; RECLAIMING -> OVER ; RELEASED -> OVER
+    FAULTED | LOST | REVOKED | RELEASED -> OVER
 """)
 STATE = edges("""
     GONE | PARKED -> LOADING ; LOADING -> LOADED ; LOADED -> PARKING ; PARKING -> PARKED
@@ -152,7 +152,6 @@ FACTS_OF_A_SLOT = {
     f.SlotLost: f.SlotLost(1, "s1", said("x")),
     f.SlotRevoked: f.SlotRevoked(1, "s1", "x", said("y")),
     f.SlotOverran: f.SlotOverran(1, "s1", 5, 4),
-    f.SlotReclaiming: f.SlotReclaiming(1, "s1"),
     f.SlotOver: f.SlotOver(1, "s1"),
 }
 FACTS_OF_A_NODE = {

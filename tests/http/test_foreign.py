@@ -76,7 +76,7 @@ def overran(world):
 
 
 def lost_and_not_verified_clean(world):
-    world.state.slots["s1"].status = SlotStatus.RECLAIMING
+    world.state.slots["s1"].status = SlotStatus.LOST
     world.state.jobs["j1"].status = JobStatus.LOST
 
 

@@ -150,7 +150,7 @@ async def test_a_slot_whose_state_cannot_be_loaded_is_409_with_slot_status_and_r
         problem = answer.json()
         assert problem["type"] == "urn:rollmux:problem:slot_ended"
         assert problem["data"]["slot"] == "s1"
-        assert problem["data"]["status"] in ("faulted", "reclaiming", "over")
+        assert problem["data"]["status"] in ("faulted", "over")
         assert "out of memory" in problem["data"]["reason"]
 
 

@@ -231,7 +231,7 @@ def test_rts_a_dead_holder_keeps_the_lock_no_longer_than_its_lease(core):
     world.silent("a")
     world.look(r=40_000)  # what is dead may still have its bytes there
 
-    assert a.status == "reclaiming"
+    assert a.status == "lost"
     assert b.status == "queued"
     world.look()
     world.obey()

@@ -173,7 +173,7 @@ async def test_rts_a_restore_that_failed_is_never_told_as_restored(stage):
         await world.join("a", "rollout")
         a = await world.ask("a")
 
-        await world.until(a, "faulted", "reclaiming", "over")
+        await world.until(a, "faulted", "over")
 
         assert world.state.slots[a].granted_at is None
         assert "CUDA out of memory" in str(world.state.slots[a].reason)
@@ -263,7 +263,7 @@ async def test_rlix_an_error_that_nobody_foresaw_stops_one_job_and_nobody_else(s
         for name in "abc":
             await world.join(name)
         a = await world.ask("a")
-        await world.until(a, "faulted", "reclaiming", "over")
+        await world.until(a, "faulted", "over")
 
         for _ in range(2):
             for name in "bc":

@@ -200,7 +200,6 @@ def test_a_lost_slot_ends_when_it_was_lost_and_is_reclaimed_until_its_gpus_are_c
         story(
             f.SlotGranted(30, "s1", Fence(1, 1)),
             f.SlotLost(50, "s1", said("no heartbeat")),
-            f.SlotReclaiming(55, "s1"),
             f.SlotOver(70, "s1"),
         )
     ) == [
@@ -212,7 +211,7 @@ def test_a_lost_slot_ends_when_it_was_lost_and_is_reclaimed_until_its_gpus_are_c
 
 
 def test_a_slot_revoked_while_it_loads_never_ran():
-    facts = story(f.SlotRevoked(25, "s1", "ann", said("too slow")), f.SlotReclaiming(25, "s1"), f.SlotOver(40, "s1"))
+    facts = story(f.SlotRevoked(25, "s1", "ann", said("too slow")), f.SlotOver(40, "s1"))
     assert told(facts) == [
         "queued 12-20 claimed",
         "loading 20-25 revoked by ann: too slow",
@@ -225,7 +224,6 @@ def test_a_slot_whose_state_could_not_be_loaded_says_so():
         f.OrderIssued(20, "o1", OrderKind.LOAD, "j1", 1, "rollout", NODE, "channel", "s1"),
         f.OrderFaulted(28, "o1", said("out of memory")),
         f.SlotFaulted(28, "s1", said("out of memory")),
-        f.SlotReclaiming(28, "s1"),
         f.SlotOver(29, "s1"),
     )
     assert told(facts)[1] == "loading 20-28 faulted: out of memory"
@@ -295,7 +293,7 @@ def test_what_has_not_ended_is_open_and_reaches_to_the_last_fact():
 
 def test_a_job_is_told_by_its_status_and_its_group_over_two_runs():
     facts = [
-        *story(f.SlotRevoked(25, "s1", "ann", said("")), f.SlotReclaiming(25, "s1"), f.SlotOver(25, "s1")),
+        *story(f.SlotRevoked(25, "s1", "ann", said("")), f.SlotOver(25, "s1")),
         f.JobPaused(30, "j1", "ann"),
         f.JobResumed(40, "j1", "ann"),
         f.JobQuarantined(50, "j1", said("park failed")),

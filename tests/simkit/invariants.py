@@ -10,7 +10,7 @@ from rollmuxd.core.ids import GroupId, NodeId
 from rollmuxd.core.model import Job, JobStatus, SlotStatus, StateStatus, nodes_in
 from rollmuxd.core.state import State, state_key
 
-_HOLDING = ("loading", "running", "tail", "released", "reclaiming", "faulted", "lost", "revoked")
+_HOLDING = ("loading", "running", "tail", "released", "faulted", "lost", "revoked")
 
 
 def a_gpu_is_held_by_one_slot_and_both_say_so(state: State) -> Iterator[str]:

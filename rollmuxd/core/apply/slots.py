@@ -144,10 +144,6 @@ def slot_overran(state: State, fact: f.SlotOverran) -> None:
     slot.overrun_at = fact.at
 
 
-def slot_reclaiming(state: State, fact: f.SlotReclaiming) -> None:
-    step(state, fact)
-
-
 def slot_over(state: State, fact: f.SlotOver) -> None:
     slot = step(state, fact)
     _unhold(state, slot)

@@ -214,7 +214,7 @@ def revoke(c: Context, ask: i.RevokeSlot) -> Answer:
         drop_requests(c, job, Cause("revoked_by", {"by": ask.by, "text": ask.reason}))
     elif slot.status in HOLDS:
         reclaim.revoke(c, slot, by=ask.by, reason=said(ask.reason) if ask.reason else Cause("revoked"))
-    elif slot.status in (SlotStatus.REVOKED, SlotStatus.RECLAIMING):
+    elif slot.status in (SlotStatus.REVOKED, SlotStatus.LOST, SlotStatus.FAULTED):
         return Answer(slot=slot.id, repeated=True)
     else:
         raise Conflict(f"slot {slot.id} is {slot.status}: there is nothing to revoke")

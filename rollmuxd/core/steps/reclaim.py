@@ -68,7 +68,6 @@ def take_away(c: Context, slot: Slot, fact: f.SlotLost | f.SlotRevoked | f.SlotF
     What it had loaded is parked, or discarded, when it is reclaimed from.
     """
     c.fact(fact)
-    c.fact(f.SlotReclaiming(c.now, slot.id))
     c.timers.forget_slot(slot.id)
 
 

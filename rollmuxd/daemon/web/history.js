@@ -130,8 +130,7 @@ export class History {
     if (view.status === "tail") slot.tail = true;
     // It is over, and no fact says when it freed them: as far as is known, at its end.
     if ((view.status === "over" || view.status === "withdrawn") && slot.over === undefined) slot.over = slot.ended;
-    if (view.status === "withdrawn") slot.how ??= "withdrawn";
-    if (view.status === "reclaiming") slot.reclaiming = true; // by what it ended is not told here
+    if (["withdrawn", "faulted", "lost", "revoked"].includes(view.status)) slot.how ??= view.status;
     this._placeSlot(slot);
   }
 

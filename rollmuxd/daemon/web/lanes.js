@@ -39,7 +39,7 @@ function barsOfSlot(slot, runs, part, into) {
   }
   bar(since, until, kind, gpus);
   if (slot.ended !== undefined && slot.how !== "withdrawn") {
-    const held = HELD_AFTER[slot.how] ?? (slot.reclaiming ? "reclaiming" : "closing");
+    const held = HELD_AFTER[slot.how] ?? "closing";
     bar(slot.ended, slot.over ?? Infinity, held, gpus);
   }
 }

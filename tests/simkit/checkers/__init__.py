@@ -39,7 +39,6 @@ OF_NO_CONSEQUENCE: Final = frozenset(
         "ProcessStarted",
         "RelaunchPlanned",
         "SlotOverran",
-        "SlotReclaiming",
     }
 )
 
