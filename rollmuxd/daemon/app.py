@@ -28,7 +28,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
-from zlib import crc32
 
 import anyio
 import anyio.to_thread
@@ -572,25 +571,20 @@ def _bound(path: Path, mode: int) -> socket.socket:
 
     It is bound beside it and moved: a job that began while no file is there would run alone, on GPUs that others hold.
     """
-    # An address has room for 107 bytes, all of which the path may take: a short name, in a folder named by its number.
-    beside = path.with_name(f"{path.name[:12]}.{crc32(os.fsencode(path.name)):08x}.new")
+    beside = path.with_name(f"{path.name}.new")
     beside.unlink(missing_ok=True)  # of a start that was killed
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    # No process may connect before the mode is right.
-    umask = os.umask(0o177)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    umask = os.umask(0o177)  # no process may connect before the mode is right
     try:
-        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            bound.bind(f"/proc/self/fd/{folder}/{beside.name}")
-            beside.chmod(mode)
-            beside.replace(path)
-        except BaseException:
-            bound.close()
-            beside.unlink(missing_ok=True)
-            raise
+        bound.bind(str(beside))
+        beside.chmod(mode)
+        beside.replace(path)
+    except BaseException:
+        bound.close()
+        beside.unlink(missing_ok=True)
+        raise
     finally:
         os.umask(umask)
-        os.close(folder)
     return bound
 
 

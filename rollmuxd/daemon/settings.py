@@ -40,8 +40,8 @@ PREFIX: Final = "ROLLMUX_"
 #: where the state lies of a daemon that the system starts
 SYSTEM_STATE_DIR: Final = Path("/var/lib/rollmux")
 SYSTEM_SOCKET: Final = Path("/run/rollmux/rollmux.sock")
-#: the kernel's limit for the path of a Unix socket
-SOCKET_PATH_BYTES: Final = 107
+#: the kernel's limit for the path of a Unix socket, 107, less the ".new" with which it is bound
+SOCKET_PATH_BYTES: Final = 103
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 Name = Annotated[str, Field(pattern=_NAME, max_length=100)]
@@ -95,8 +95,8 @@ class DaemonTable(_Table):
         path = self.socket_path
         if len(os.fsencode(path.absolute())) > SOCKET_PATH_BYTES:
             raise ValueError(
-                f"the path of the Unix socket, {path}, is longer than the {SOCKET_PATH_BYTES} bytes that the kernel "
-                "takes; set daemon.socket to a shorter one"
+                f"the path of the Unix socket, {path}, is longer than the {SOCKET_PATH_BYTES} bytes that there "
+                "are for it; set daemon.socket to a shorter one"
             )
         return self
 

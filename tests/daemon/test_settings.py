@@ -159,7 +159,7 @@ def test_a_typo_is_answered_with_the_key_that_was_meant():
         ("[lease]\nlease_s = nan", "lease.lease_s: input should be a finite number"),
         ('[daemon]\nmode = "watch"', "rollmux.toml: daemon.mode: input should be 'share' or 'observe'"),
         ('[daemon]\nlisten = "here"', "rollmux.toml: daemon.listen: 'here' is no address"),
-        (f'[daemon]\nsocket = "/{"x" * 120}"', "longer than the 107 bytes"),
+        (f'[daemon]\nsocket = "/{"x" * 120}"', "longer than the 103 bytes"),
         ("[daemon", "rollmux.toml: this is not TOML: "),
         (HOST + HOST, "rollmux.toml: hosts: box is there twice"),
         (HOST.replace('"0-1"', '"1-0"'), "hosts[0].nodes[0].gpus: '1-0' names no GPUs"),
