@@ -17,6 +17,7 @@ from zlib import error as zlib_error
 import anyio
 import msgspec
 import structlog
+from anyio import to_thread
 
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.facts import Fact
@@ -138,7 +139,7 @@ class LiveUsage:
                 return ledger
             usage = ledger.close()[0]
             if not usage.unreadable:
-                closed = compress(msgspec.json.encode(usage.without_zeros()))
+                closed = await to_thread.run_sync(compress, msgspec.json.encode(usage.without_zeros()))
                 await self._journal.close_day(self._day, closed, self._seq, msgspec.json.encode(self._state))
             self._day += 1
             self._ledger = ledger = UsageLedger(since=end, until=end + DAY, state=self._state)
