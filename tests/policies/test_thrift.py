@@ -660,7 +660,7 @@ def test_who_could_not_pay_for_the_wait_for_a_first_turn_comes_to_nobody_on_his_
     profile = Profile(((("rollout",), 100, 0), (("train",), 50, 0)), (("rollout", 1), ("train", 1)), 150)
     needs = {name: JobDemand(name, profile, 150, 300) for name in ("a", "b")}
     among = needs if pays else {"a": needs["a"]}
-    search = Search(planner, needs, {}, {}, among=among, max_group=5)
+    search = Search(planner, needs, {}, {}, among=among, max_group=5, ages={})
     mate, here = {"rollout": ("r0",), "train": ("t0",)}, {"rollout": ("r1",), "train": ("t0",)}
     there = {"rollout": ("r2",), "train": ("t0",)}
     assert search._joins({"g": {"b": here}, "new": {"a": mate}}, Step("b", "new", there)) == pays

@@ -7,7 +7,7 @@ is left are moves, in an order in which each is certified by itself, with the mo
 Everything comes in steps: the caller of a search does other work whenever it yields.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import inf
 
@@ -67,6 +67,7 @@ class Search:
         free: nodes that are in no group, the cheapest first, by pool.
         among: by which bound a job may be where newcomers come, or come itself; not there: it cannot pay for that.
         max_group: jobs in a group at most.
+        ages: of the jobs, hours.
     """
 
     def __init__(
@@ -78,15 +79,25 @@ class Search:
         *,
         among: Mapping[JobId, JobDemand],
         max_group: int,
+        ages: Mapping[JobId, float],
     ) -> None:
         self.planner, self.needs, self.costs, self.free = planner, needs, costs, free
-        self.among, self.max_group = among, max_group
+        self.among, self.max_group, self.ages = among, max_group, ages
         self.rooms = {pool: replace(it, spare=len(free.get(pool, ()))) for pool, it in planner.rooms.items()}
 
-    def regroup(self, options: Sequence[GroupOption], hours: float) -> Generator[None, None, RegroupPlan | None]:
-        """The best regrouping of these groups, if it pays within so many hours."""
+    def hours(self, jobs: Iterable[JobId]) -> float:
+        """How long a better partition of these jobs is worth something, beyond the first end of one.
+
+        Without knowing their lives: a job that has lived long will live long (Lindy), the newest half an hour. Of what
+        was won some is left after that: :data:`BEYOND` times as long was cheapest on the production trace.
+        """
+        return BEYOND / sum(1 / (self.ages[job] + 0.5) for job in jobs)
+
+    def regroup(self, options: Sequence[GroupOption]) -> Generator[None, None, RegroupPlan | None]:
+        """The best regrouping of these groups, if it pays while it lasts."""
         now = sum(option.value for option in options)
         jobs = [job for option in options for job in option.seats]
+        hours = self.hours(jobs)
         if len(jobs) > UNION_JOBS or not any(job in self.costs for job in jobs):
             return None
         # one group: the same jobs together, on other nodes
@@ -252,12 +263,3 @@ class Search:
         there[step.job] = step.pins
         known = [needs[job] for job in there if job in needs]
         return len(known) == len(there) and self.planner.fit_named(known, there) is not None
-
-
-def horizon_hours(ages: Sequence[float]) -> float:
-    """How long a better partition of jobs of these ages (hours) is worth something, beyond the first end of one.
-
-    Without knowing their lives: a job that has lived long will live long (Lindy), the newest half an hour. Of what was
-    won some is left after that: :data:`BEYOND` times as long was cheapest on the production trace.
-    """
-    return BEYOND / sum(1 / (age + 0.5) for age in ages)

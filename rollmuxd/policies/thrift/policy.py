@@ -54,7 +54,7 @@ from rollmuxd.policies.rollmux import (
 from rollmuxd.policies.schedule import Bound, binding, first_turn_feasible
 from rollmuxd.policies.thrift.catalogue import ROUNDS, Planner
 from rollmuxd.policies.thrift.credit import FACTORS, TIE, Standing, progress_price, standing
-from rollmuxd.policies.thrift.improve import UNION_JOBS, GroupOption, RegroupPlan, Search, Step, horizon_hours
+from rollmuxd.policies.thrift.improve import UNION_JOBS, GroupOption, RegroupPlan, Search, Step
 from rollmuxd.policies.thrift.model import JobDemand, Pins, Plan, numbered
 from rollmuxd.policies.thrift.snapshot import (
     GroupSnapshot,
@@ -251,7 +251,7 @@ class Thrift(RollMux):
     def _beside(self, state: State, job: Job, group: Group) -> Iterator[Candidate]:
         """Free nodes of the pools that have enough of them, beside nodes of the group's in the others."""
         wants = job.spec.wants
-        if job.spec.colocate or any(want.named for want in wants) or not self.can_afford_newcomer(state, group.id):
+        if job.spec.colocate or any(want.named for want in wants) or self._short_of_credit(state, group):
             return
         bought = [want for want in wants if free_nodes(state, job, [want])]
         pins = free_nodes(state, job, bought) if bought else None
@@ -284,9 +284,9 @@ class Thrift(RollMux):
             else:
                 found.append((over, left, len(found), group, sitting))
         for *_, group, sitting in sorted(found):
-            if may_share(state, job, group) and self._has_settled(state, group):
-                if self.can_afford_newcomer(state, group.id):
-                    yield group, sitting
+            settled = may_share(state, job, group) and self._has_settled(state, group)
+            if settled and not self._short_of_credit(state, group):
+                yield group, sitting
 
     def _yielding(self, needs: tuple[JobDemand, ...]) -> tuple[JobDemand, ...]:
         """By credit, where a promised job comes to jobs that have none: what is planned, as these yield (0047).
@@ -470,14 +470,12 @@ class Thrift(RollMux):
         if self.objective == "throughput" and not state.waiting and len(free) < len({*pools_in_use(state)}):
             return  # no job needs what could be freed, and there is nowhere to spread
         planner = self._planner(state, scarce=bool(state.waiting))
-        options, needs, costs, among = yield from self._options(state, planner, now)
-        search = Search(planner, needs, costs, free, among=among, max_group=self.max_group)
-        ages = {name: (now - state.jobs[name].registered_at) / HOUR_MS for name in needs}
+        options, search = yield from self._options(state, planner, free, now)
         for option in options if self.dispatch is Dispatch.SCHEDULE else ():
-            yield self._reordered(state, planner, option, needs, horizon_hours([ages[job] for job in option.seats]))
+            yield self._reordered(state, search, option)
         refused: set[Key] = set()
         while len(refused) < REFUSED:
-            best = yield from self._best(search, options, ages, refused)
+            best = yield from self._best(search, options, refused)
             if best is None:
                 return
             scheme, key = best
@@ -487,15 +485,13 @@ class Thrift(RollMux):
             self._ahead = None
             refused.add(key)  # asked on: it is not to be, and another one may
 
-    def _reordered(
-        self, state: State, planner: Planner, option: GroupOption, needs: Mapping[JobId, JobDemand], hours: float
-    ) -> Move | None:
+    def _reordered(self, state: State, search: Search, option: GroupOption) -> Move | None:
         """A group's jobs where they sit, in a schedule that pays for the rotation which they may lose by it."""
-        group, mine = state.groups[option.group], [needs[name] for name in option.seats]
+        group, mine, planner = state.groups[option.group], [search.needs[it] for it in option.seats], search.planner
         sitting, key = self._snapshot(state, group), (option.group, option.version, *mine)
         if sitting is None or len(mine) < 2 or key in self._settled or not self._has_settled(state, group):
             return None
-        self._settled[key] = hours
+        self._settled[key] = hours = search.hours(option.seats)
         plan, job = planner.fit_named(mine, option.seats, option.value), state.jobs[sitting.jobs[-1]]
         if plan is None:
             return None
@@ -530,7 +526,7 @@ class Thrift(RollMux):
                 yield job, self._standing(job, limit, now), -(-sitting.period_ms // rate)
 
     def _best(
-        self, search: Search, options: Sequence[GroupOption], ages: Mapping[JobId, float], refused: set[Key]
+        self, search: Search, options: Sequence[GroupOption], refused: set[Key]
     ) -> Generator[None, None, tuple[RegroupPlan, Key] | None]:
         """The regrouping that pays most, and has not been refused. What was looked at in vain is not for a while."""
         best: tuple[RegroupPlan, Key] | None = None
@@ -539,12 +535,12 @@ class Thrift(RollMux):
             if looked % UNIONS_A_STEP == UNIONS_A_STEP - 1:
                 yield
             jobs = [job for option in union for job in option.seats]
-            hours = horizon_hours([ages[job] for job in jobs])
+            hours = search.hours(jobs)
             demands = ((search.needs[job], job in search.costs, search.among.get(job)) for job in jobs)
             key = (*prices, *((option.group, option.version) for option in union), *demands)
             if key in refused or hours < self._settled.get(key, 0.0) * AGAIN:
                 continue
-            found = yield from search.regroup(union, hours)
+            found = yield from search.regroup(union)
             yield
             if found is None:
                 self._settled[key] = hours
@@ -576,11 +572,9 @@ class Thrift(RollMux):
             yield from ((option, other) for other in options if names.get(other.group, number + 1) > number)
 
     def _options(
-        self, state: State, planner: Planner, now: Millis
-    ) -> Generator[
-        None, None, tuple[list[GroupOption], dict[JobId, JobDemand], dict[JobId, float], dict[JobId, JobDemand]]
-    ]:
-        """Groups; jobs; the price of a move, of each job that can pay for it; and how jobs may be among newcomers."""
+        self, state: State, planner: Planner, free: Mapping[PoolName, Sequence[NodeId]], now: Millis
+    ) -> Generator[None, None, tuple[list[GroupOption], Search]]:
+        """The groups that a search looks at, and the search: with the jobs, and what moving them costs."""
         placed = [job for job in state.jobs.values() if job.pins]
         longest_ms = max((self._takes_ms.get(job.spec.movable, 0) for job in placed), default=0)
         options: list[GroupOption] = []
@@ -595,7 +589,7 @@ class Thrift(RollMux):
             sitting = self._snapshot(state, group)
             if sitting is None or len(sitting.jobs) < len(group.jobs):
                 continue
-            if not may_share(state, state.jobs[group.jobs[0]], group) or not self.can_afford_newcomer(state, group.id):
+            if not may_share(state, state.jobs[group.jobs[0]], group) or self._short_of_credit(state, group):
                 continue
             mine, settled = self._needs(state, planner, sitting, now), self._has_settled(state, group)
             for name, need in zip(sitting.jobs, mine, strict=True):
@@ -606,7 +600,8 @@ class Thrift(RollMux):
                 if settled and (joined := self._among(job, need, longest_ms, now)) is not None:
                     among[name] = joined
             options.append(GroupOption(group.id, sitting.pinned, value_of(planner, sitting, mine), group.version))
-        return options, needs, costs, among
+        ages = {name: (now - state.jobs[name].registered_at) / HOUR_MS for name in needs}
+        return options, Search(planner, needs, costs, free, among=among, max_group=self.max_group, ages=ages)
 
     def _affords(self, job: Job, now: Millis) -> bool:
         """Whether the job may be moved, and its credit covers all that this may cost it."""
@@ -651,19 +646,13 @@ class Thrift(RollMux):
         bound -= bound % (limit // BOUNDS_STEPS or 1)  # the same for a while, so that few plans have to be looked for
         return replace(need, limit_ms=bound) if bound >= need.profile.round_ms else None
 
-    def can_afford_newcomer(self, state: State, group: GroupId) -> bool:
-        """Whether all members can afford a newcomer, if it is credit that keeps promises there.
+    def _short_of_credit(self, state: State, group: Group) -> Job | None:
+        """The first member that cannot afford a newcomer, if it is credit that keeps promises there.
 
         A newcomer loads its states, and its times are not known. The guard acts for jobs that it has begun to judge.
         Before that, it is too late to help any member except one that already holds what it asks for.
         """
-        return self._short_of_credit(state, state.groups[group]) is None
-
-    def _short_of_credit(self, state: State, group: Group) -> Job | None:
-        """The first member that cannot afford a newcomer."""
-        if group.dispatch is not Dispatch.CREDIT:
-            return None
-        members = (state.jobs[name] for name in group.jobs)
+        members = [state.jobs[name] for name in group.jobs] if group.dispatch is Dispatch.CREDIT else []
         return next((it for it in members if it.promised and (credit_ms(it) or 0) < self._reserve_ms(it)), None)
 
     def _reserve_ms(self, job: Job) -> Millis:
