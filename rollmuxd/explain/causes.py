@@ -106,6 +106,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "nodes_drained": "nodes {nodes} are drained",
     "promise_holds": "the promise that it asked for holds there",
     "saves": "saves {saves:.2f} per hour with {moves} move(s), which cost {costs:.2f}",
+    "order_saves": "another order saves {saves:.2f} per hour, and costs {costs:.2f} once",
     "move_abandoned": "its move was abandoned: {cause}",
     "pause_asked": "it was paused by {by}",
     "target_out": "node {node}, where it was to go, is {status}",

@@ -491,16 +491,17 @@ class Thrift(RollMux):
         sitting, key = self._snapshot(state, group), (option.group, option.version, *mine)
         if sitting is None or len(mine) < 2 or key in self._settled or not self._has_settled(state, group):
             return None
-        self._settled[key] = hours = search.hours(option.seats)
         plan, job = planner.fit_named(mine, option.seats, option.value), state.jobs[sitting.jobs[-1]]
         if plan is None:
+            self._settled[key] = inf
             return None
         price = sum(planner.rooms[pool].price * count for pool, count in plan.nodes.items())
         saves, costs = option.value - plan.value, price * plan.period_ms / HOUR_MS
-        borne = self._borne(state, group, sitting, job, plan, job.pins) if saves * hours > costs else None
+        pays = saves * search.hours(option.seats) > costs
+        borne = self._borne(state, group, sitting, job, plan, job.pins) if pays else None
         if borne is None:
             return None
-        why = Cause("saves", {"saves": saves, "moves": 0, "costs": costs})
+        why = Cause("order_saves", {"saves": saves, "costs": costs})
         return Move(job.id, self._answer(state, job, group, borne, job.pins), why)
 
     def look_again_ms(self, state: State, now: Millis) -> Millis:
