@@ -251,7 +251,7 @@ class _Base(Generic[S]):
         self, describe: Callable[[Iterable[str], str], RegisterBody], slot_kind: type[S], options: Options
     ) -> None:
         self._runtime: Runtime[S] = Runtime(describe, slot_kind, options)
-        self._options = options
+        self._describe, self._options = describe, options
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._runtime}>"
@@ -492,12 +492,8 @@ def job(
 
 def ajob(name: str, **settings: Any) -> AsyncJob:
     """Return a job for asyncio, to be entered by ``async with``; the arguments are those of :func:`job`."""
-    signature = inspect.signature(job)
-    call_with_known(settings, signature.parameters)
-    bound = signature.bind(name, **settings)
-    bound.apply_defaults()
-    describe, options = _parts(bound.arguments)
-    return AsyncJob(describe, AsyncSlot, options)
+    plain = job(name, **settings)
+    return AsyncJob(plain._describe, AsyncSlot, plain._options)  # noqa: SLF001  (its twin)
 
 
 def _parts(given: Mapping[str, Any]) -> tuple[Callable[[Iterable[str], str], RegisterBody], Options]:

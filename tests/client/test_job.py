@@ -664,7 +664,11 @@ def mistaken(_):
     rollmuxd.job("a", rollout=dict(seconds=-3))
 
 
-@pytest.mark.parametrize("loop", [over, interrupted, mistaken])
+def mistaken_on_asyncio(_):
+    rollmuxd.ajob("a", rollout=dict(seconds=-3))
+
+
+@pytest.mark.parametrize("loop", [over, interrupted, mistaken, mistaken_on_asyncio])
 def test_what_ends_a_loop_shows_the_users_own_line_and_none_of_our_flows(daemon, loop):
     with pytest.raises((rollmuxd.JobEnded, KeyboardInterrupt, ValueError)) as raised:
         loop(daemon)
