@@ -5,6 +5,8 @@ from collections.abc import Callable
 from itertools import combinations
 from typing import Final, TypeAlias
 
+from msgspec.structs import asdict, replace
+
 from rollmuxd.core import facts as f
 from rollmuxd.core import shares
 from rollmuxd.core.config import Config, OwnerLimits
@@ -174,23 +176,8 @@ def _others_are_in_the_way(c: Context, job: Job) -> bool:
 
 
 def _place(c: Context, job: Job, placed: Placed) -> None:
-    group = placed.group or c.state.next_id("g")
-    c.fact(
-        f.JobPlaced(
-            c.now,
-            job.id,
-            group,
-            placed.pins,
-            placed.schedule,
-            placed.status,
-            placed.admission,
-            placed.promised,
-            placed.period_ms,
-            placed.cost_per_hour,
-            placed.dispatch,
-            c.use_of(job),
-        )
-    )
+    placed = replace(placed, group=placed.group or c.state.next_id("g"))
+    c.fact(f.JobPlaced(c.now, job.id, **asdict(placed), use=c.use_of(job)))
     launch(c, job)
     take_place(c, job)
 

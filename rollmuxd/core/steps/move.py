@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final
 
+from msgspec.structs import asdict
+
 from rollmuxd.core import facts as f
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.clean import is_dirty_by
@@ -271,25 +273,10 @@ def to_where_promises_hold(c: Context) -> Iterator[Move | None]:
 
 def plan(c: Context, move: Move) -> None:
     """Write the intention down: from now on what it needs there is the job's."""
-    job, placed = c.state.jobs[move.job], move.placed
-    group = placed.group or c.state.next_id("g")
-    c.fact(
-        f.MovePlanned(
-            c.now,
-            job.id,
-            group,
-            placed.pins,
-            placed.schedule,
-            move.why,
-            placed.admission,
-            placed.promised,
-            placed.period_ms,
-            placed.cost_per_hour,
-            placed.dispatch,
-            c.use_of(job),
-            move.off,
-        )
-    )
+    job, placed = c.state.jobs[move.job], asdict(move.placed)
+    del placed["status"]  # it is admitted, and stays so
+    placed["group"] = move.placed.group or c.state.next_id("g")
+    c.fact(f.MovePlanned(c.now, job.id, **placed, why=move.why, use=c.use_of(job), off=move.off))
 
 
 def stays(c: Context, move: Move) -> bool:
