@@ -12,8 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from rollmuxd.core.config import PlanWith
 from rollmuxd.core.ids import Millis, NodeId, PoolName
-from rollmuxd.core.model import Job, JobState, PhaseTimes
+from rollmuxd.core.model import Job, JobState, PhaseTimes, Slot, StateStatus
 from rollmuxd.core.spec import PhaseSpec
+from rollmuxd.core.state import State
 
 #: observations after which a mean is used for planning
 ENOUGH = 3
@@ -190,3 +191,18 @@ def ahead_ms(job: Job, slo: float, now: Millis | None = None) -> Millis:
         solo += max(progress.iteration_solo_ms, min(pace_ms(job) or 0, now - progress.iteration_from))
         elapsed += now - progress.iteration_from - progress.iteration_excused_ms
     return int(slo * solo) - elapsed
+
+
+def held_up_by_loans_ms(state: State, job: Job, slot: Slot, now: Millis) -> Millis:
+    """How long loans of its nodes to fillers have held a request up, at most: the wait for their ends, and a load."""
+    most, since = 0, max(slot.queued_at, job.placed_at or 0)
+    for node in map(state.nodes.__getitem__, state.phase_nodes(job, slot.phase)):
+        ended = node.loan_ended_at if node.loan is None else now
+        if ended is None:
+            continue
+        # no job was there since
+        again = all(it.loaded_at is None or it.loaded_at <= ended for it in state.states_on(node))
+        mine = state.states_at(job, node) if again else ()
+        loads = sum(it.loads_ms for it in mine if it.status is not StateStatus.LOADED)
+        most = max(most, max(0, ended - since) + loads)
+    return most

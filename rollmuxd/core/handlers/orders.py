@@ -1,5 +1,6 @@
 """What became of orders: a load, park or discard that was done, was not, or of which there is no word."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from rollmuxd.core import effects as e
@@ -20,42 +21,47 @@ from rollmuxd.core.steps.residual_memory import record_residual
 CRASHES_TO_SUSPECT: Final = 3
 
 
-def order_done(c: Context, told: i.OrderDone) -> Answer:
-    """The driver did it, and this is what the backend saw afterwards.
-
-    An order that had its result before is not known any more: a late or doubled report changes nothing.
-    """
+def order_reported(c: Context, told: i.OrderDone | i.OrderFailed | i.OrderNotBegun | i.OrderLostContact) -> Answer:
+    """What became of an order. It has one result: a late or doubled report of one that had it changes nothing."""
     order = c.state.orders.get(told.order)
     if order is None:
         return NOTHING
+    match told:
+        case i.OrderDone():
+            done(c, order, told.seen)
+        case i.OrderFailed():
+            failed(c, order, told.error)
+        case i.OrderLostContact():
+            lost_contact(c, order, told.error)
+        case _ if order.status is OrderStatus.ISSUED:  # not begun: a restart left it open
+            c.do(e.Perform(order.id, again=True))
+        case _:  # not begun, and given up
+            failed(c, order, Cause("not_begun"))
+    return NOTHING
+
+
+def done(c: Context, order: Order, seen: Sequence[i.GpuObservation]) -> None:
+    """The driver did it, and this is what the backend saw afterwards."""
     kept = c.state.state_of(order)
     late = kept is not None and kept.status is StateStatus.UNKNOWN
     job = c.state.jobs[order.job]
     c.fact(f.OrderEnded(c.now, order.id))
     if late:
-        done = {OrderKind.LOAD: StateStatus.LOADED, OrderKind.PARK: StateStatus.PARKED}
-        status = done.get(order.kind, StateStatus.GONE)
+        loads = {OrderKind.LOAD: StateStatus.LOADED, OrderKind.PARK: StateStatus.PARKED}
+        status = loads.get(order.kind, StateStatus.GONE)
         c.fact(f.StateObserved(c.now, job.id, order.pool, order.node, status))
     if order.kind is not OrderKind.LOAD:
-        gpus_observed(c, told.seen)
+        gpus_observed(c, tuple(seen))
         expect_clean(c, c.state.nodes[order.node], job, Cause("after_order", {"job": job.id, "kind": str(order.kind)}))
         if kept is not None:
-            record_residual(c, kept, told.seen)
+            record_residual(c, kept, seen)
     slot = c.state.slot_of(order)
     if slot is not None and slot.status is SlotStatus.RELEASED and order.kind is OrderKind.LOAD:
         park_own(c, job, slot)  # it ended while it was being loaded
-    return NOTHING
-
-
-def order_failed(c: Context, told: i.OrderFailed) -> Answer:
-    """The driver did not do it: the job is quarantined, and what is loaded of its state is to be discarded."""
-    order = c.state.orders.get(told.order)
-    if order is not None:
-        failed(c, order, told.error)
-    return NOTHING
 
 
 def failed(c: Context, order: Order, error: Cause) -> None:
+    """The driver did not do it: the job is quarantined, and what is loaded of its state is to be discarded."""
     c.fact(f.OrderFaulted(c.now, order.id, error))
     kept = c.state.states[state_key(order.job, order.pool, order.node)]
     old = sent_to_another(c, c.state.jobs[order.job], order) and not order.gpus
@@ -67,27 +73,8 @@ def failed(c: Context, order: Order, error: Cause) -> None:
     fault(c, order, Cause("order_failed", about(order), error))
 
 
-def order_not_begun(c: Context, told: i.OrderNotBegun) -> Answer:
-    """It was not begun: sent again where a restart left it open; failed where it was given up."""
-    order = c.state.orders.get(told.order)
-    if order is None:
-        return NOTHING
-    if order.status is OrderStatus.ISSUED:
-        c.do(e.Perform(order.id, again=True))
-    else:
-        failed(c, order, Cause("not_begun"))
-    return NOTHING
-
-
-def order_lost_contact(c: Context, told: i.OrderLostContact) -> Answer:
-    """Its outcome is unknown: neither done nor failed. Where the driver can be asked, it is."""
-    order = c.state.orders.get(told.order)
-    if order is not None:
-        lost_contact(c, order, told.error)
-    return NOTHING
-
-
 def lost_contact(c: Context, order: Order, error: Cause) -> None:
+    """Its outcome is unknown: neither done nor failed. Where the driver can be asked, it is."""
     if order.status is OrderStatus.LOST_CONTACT:  # a probe that learnt nothing; the next look asks again
         c.dirty.watched[order.node] = None
         return

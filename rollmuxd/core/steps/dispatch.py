@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterable
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core.context import SERVED, Context
-from rollmuxd.core.ids import Fence, GpuId, Millis, NodeId, SlotId
+from rollmuxd.core.estimates import held_up_by_loans_ms
+from rollmuxd.core.ids import Fence, GpuId, NodeId, SlotId
 from rollmuxd.core.model import (
     Dispatch,
     Group,
@@ -234,27 +235,12 @@ def claimable(c: Context, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tu
 
 
 def claim(c: Context, job: Job, slot: Slot, turn: int, gpus: tuple[str, ...]) -> None:
-    c.fact(f.SlotClaimed(c.now, slot.id, gpus, turn, held_up_by_loans_ms(c, job, slot)))
+    c.fact(f.SlotClaimed(c.now, slot.id, gpus, turn, held_up_by_loans_ms(c.state, job, slot, c.now)))
     c.timers.waits(job.owner, -1)
     for kept in needed(c, job, slot):
         if kept.status is not StateStatus.LOADED:
             issue(c, OrderKind.LOAD, kept, slot.id)
     grant_if_loaded(c, job, slot)
-
-
-def held_up_by_loans_ms(c: Context, job: Job, slot: Slot) -> Millis:
-    """How long loans of its nodes to fillers have held a request up, at most: the wait for their ends, and a load."""
-    most, since = 0, max(slot.queued_at, job.placed_at or 0)
-    for node in map(c.state.nodes.__getitem__, c.state.phase_nodes(job, slot.phase)):
-        ended = node.loan_ended_at if node.loan is None else c.now
-        if ended is None:
-            continue
-        # no job was there since
-        again = all(it.loaded_at is None or it.loaded_at <= ended for it in c.state.states_on(node))
-        mine = c.state.states_at(job, node) if again else ()
-        loads = sum(it.loads_ms for it in mine if it.status is not StateStatus.LOADED)
-        most = max(most, max(0, ended - since) + loads)
-    return most
 
 
 def needed(c: Context, job: Job, slot: Slot) -> list[JobState]:
