@@ -108,8 +108,6 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         self._is_last = False
         #: bytes that have come of the head; midway: those that are not body (the marks of chunks, trailers)
         self._beside = 0
-        #: bytes that are parsed now
-        self._parsed = 0
         #: whether nothing more is heard: the call that has come is answered, and that is all
         self._is_deaf = False
         self._closing = False
@@ -129,7 +127,6 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         if self._since is None:
             self._since = self.loop.time()
         self._beside += len(data)
-        self._parsed = len(data)
         super().data_received(data)
         # Below zero: of this data, only its body counts for the call that it has begun.
         self._beside = max(self._beside, 0)
@@ -141,9 +138,7 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         self.scope["extensions"] = self._extensions
 
     def on_headers_complete(self) -> None:
-        most = self.limits.max_head
-        # Measured only where so much has come at all: that may be of a body, or the head behind the rest of one.
-        if max(self._beside, self._parsed) > most and self._head_size() > most:
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.limits.max_head:
             self._refuse_head()
             raise _Refused  # the parser stops
         cycle: Any = self.cycle  # None before the first call, whatever its type says
@@ -207,9 +202,6 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
             self._since = now  # the rest of a body is not read yet
         elif self._since is not None and now - self._since > longest:
             self._refuse(SLOW, f"a call has to arrive within {longest:g} s")
-
-    def _head_size(self) -> int:
-        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _refuse_head(self) -> None:
         self._refuse(

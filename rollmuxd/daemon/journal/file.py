@@ -22,6 +22,7 @@ Errors::
                          now (no free file, a silent disk)
 """
 
+import errno
 import fcntl
 import os
 import sqlite3
@@ -437,6 +438,29 @@ def denied(error: BaseException, state_dir: Path) -> str | None:
         f"{closed} is closed to this user (uid {os.geteuid()}): run this as the user whose {state_dir} is, or give "
         f"that user what is in it, as root: chown -R --reference={state_dir} {state_dir}"
     )
+
+
+def is_full(error: Exception) -> bool:
+    """Whether there is no room on the disk."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    # A quota, and a log's index that cannot grow, look like other errors: trying costs little.
+    return getattr(error, "sqlite_errorcode", None) in (
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR_WRITE,
+        sqlite3.SQLITE_IOERR_SHMSIZE,
+    )
+
+
+def refused(error: Exception, state_dir: Path) -> JournalRefused:
+    """That a state directory cannot be used, and what to do about it."""
+    if is_full(error):
+        why = "its disk is full; make room there"
+    elif isinstance(error, OSError) or passes(error):
+        why = denied(error, state_dir) or str(error)
+    else:
+        why = f"journal.sqlite3: {error}; {REMEDY}"
+    return JournalRefused(f"state directory {state_dir}: {why}")
 
 
 def put_aside(path: Path) -> Path | None:

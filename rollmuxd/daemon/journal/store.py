@@ -19,7 +19,6 @@ What the file looks like, what damage to it is and what is done about it, and th
 """
 
 import asyncio
-import errno
 import os
 import queue
 import sqlite3
@@ -42,7 +41,6 @@ from rollmuxd.core.ids import Millis
 from rollmuxd.daemon.access.keys import ApiKey, Role
 from rollmuxd.daemon.journal import file
 from rollmuxd.daemon.journal.file import (
-    REMEDY,
     JournalDamaged,
     JournalError,
     JournalFailed,
@@ -176,40 +174,27 @@ class Journal:
             JournalRefused: it is on a network file system, cannot be written, is of another format, or one was used
                 here and is gone.
         """
-        path = state_dir / "journal.sqlite3"
+        lock = -1
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             if (mode := state_dir.stat().st_mode & 0o777) & 0o077:
-                log.warning(
-                    "state_directory_open_to_others",
-                    path=str(state_dir),
-                    mode=f"{mode:04o}",
-                    cure=f"chmod 700 {state_dir}",
-                )
+                cure = f"chmod 700 {state_dir}"
+                log.warning("state_directory_open_to_others", path=str(state_dir), mode=f"{mode:04o}", cure=cure)
             refuse_remote(state_dir, Path("/proc/self/mountinfo").read_text())
             lock = file.lock(state_dir)
-        except OSError as error:
-            why = file.denied(error, state_dir) or error.strerror or str(error)
-            raise JournalRefused(f"state directory {state_dir}: {why}") from error
-        try:
             try:
                 return cls._opened(state_dir, lock)
             except (sqlite3.OperationalError, OSError) as error:
-                if not _is_full(error) or not (state_dir / "reserve").exists():
+                if not file.is_full(error) or not (state_dir / "reserve").exists():
                     raise
                 # A daemon that comes back to a full disk has slots to release, too.
                 (state_dir / "reserve").unlink()
                 return cls._opened(state_dir, lock)
         except BaseException as error:
-            os.close(lock)
-            if isinstance(error, sqlite3.OperationalError | OSError) and _is_full(error):
-                raise JournalRefused(f"state directory {state_dir}: its disk is full; make room there") from error
-            if closed := file.denied(error, state_dir):
-                raise JournalRefused(f"state directory {state_dir}: {closed}") from error
-            if isinstance(error, OSError) or file.passes(error):
-                raise JournalRefused(f"{path}: {error}") from error
-            if isinstance(error, sqlite3.Error | ValueError):
-                raise JournalRefused(f"{path}: {error}; {REMEDY}") from error
+            if lock >= 0:
+                os.close(lock)
+            if isinstance(error, OSError | sqlite3.Error | ValueError):
+                raise file.refused(error, state_dir) from error
             raise
 
     @classmethod
@@ -494,7 +479,7 @@ class Journal:
             try:
                 return self._transaction(writes)
             except sqlite3.OperationalError as error:
-                if not _is_full(error) or not self.spend_reserve():
+                if not file.is_full(error) or not self.spend_reserve():
                     raise
                 self._roll_back()
                 return self._transaction(writes)
@@ -641,14 +626,3 @@ def _insert(connection: sqlite3.Connection, last: int, rows: Sequence[_Row]) -> 
     places = ",".join(["(?,?,?,?,?)"] * len(rows))
     connection.execute(f"INSERT INTO facts (seq, at, kind, body, sum) VALUES {places}", values)  # noqa: S608  # question marks only
     return last
-
-
-def _is_full(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    # A quota, and a log's index that cannot grow, look like other errors: trying costs little.
-    return getattr(error, "sqlite_errorcode", None) in (
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR_WRITE,
-        sqlite3.SQLITE_IOERR_SHMSIZE,
-    )
