@@ -42,7 +42,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal.backup import backup, check, restore
-from rollmuxd.daemon.journal.store import Journal, JournalDamaged
+from rollmuxd.daemon.journal.store import Journal, JournalDamaged, JournalFailed
 from rollmuxd.daemon.usage import daily
 from rollmuxd.daemon.usage.daily import DAY, FactsGone, LiveUsage, compute_usage
 from rollmuxd.daemon.usage.ledger import UsageLedger
@@ -415,6 +415,46 @@ async def test_nothing_goes_whose_state_could_not_be_read(tmp_path, lived):
     await keeper(journal, lived, ONE).run_once()
     assert journal.first == 1
     assert len(await journal.read(0, 10_000)) == len(lived.facts)
+    await journal.close()
+
+
+async def test_a_cut_whose_commit_fails_costs_no_fact(tmp_path, lived, monkeypatch):
+    journal = await written(tmp_path, lived)
+    await keeper(journal, lived, ALL).run_once()
+    of, operate = keeper(journal, lived, ONE), journal.operate
+
+    async def operating(operation):
+        def fails(writer):
+            operation(writer)
+            raise sqlite3.OperationalError("disk I/O error")
+
+        return await operate(fails)
+
+    monkeypatch.setattr(journal, "operate", operating)
+    with pytest.raises(JournalFailed):
+        await of.run_once()
+    monkeypatch.setattr(journal, "operate", operate)
+    await journal.recover()
+    assert check(tmp_path / "journal.sqlite3").first == journal.first == 1
+    await of.run_once()
+    assert check(tmp_path / "journal.sqlite3").first == journal.first > 1
+    await journal.close()
+
+
+async def test_on_a_full_disk_no_day_is_written_down_and_reports_say_the_same(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    of, journal.tight = keeper(journal, lived, ONE), True
+    with pytest.raises(JournalFailed, match="disk of the state directory is full"):
+        await of.run_once()
+    for since, until in SPANS + WITHIN:
+        usage, end = await compute_usage(
+            journal, since=since, until=until, now=lived.now, durable=len(lived.facts), today=of
+        )
+        same(usage.view(since or 0, end), plainly(lived, since, until))
+    assert await journal.days() == []
+    journal.tight = False
+    await of.run_once()
+    assert len(await journal.days()) == DAYS
     await journal.close()
 
 

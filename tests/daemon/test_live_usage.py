@@ -173,7 +173,7 @@ async def test_what_was_booked_in_part_when_the_journal_failed_is_booked_once():
 
     told.journal.read = fails
     with pytest.raises(JournalFailed):
-        await told.report()
+        await told.today.usage(told.now, told.durable)
     told.journal.read = read
     same(await told.report(), told.plainly())
 

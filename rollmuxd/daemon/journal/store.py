@@ -324,9 +324,9 @@ class Journal:
         def write(connection: sqlite3.Connection) -> None:
             file.set_meta(connection, "cut", str(seq))
             connection.execute("DELETE FROM snapshots WHERE seq < ? OR day < ?", (seq, day))
-            self.first = seq + 1
 
         await self.operate(write)
+        self.first = seq + 1  # not before it is durable: what comes before it is swept
 
     async def sweep(self) -> int:
         """Delete some of the facts that were left out; how many. New facts take their pages."""

@@ -10,6 +10,7 @@ Facts that are older than ``journal.keep_days`` go, and today's never (``docs/de
 
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final, TypeAlias
 from zlib import compress, decompress
 from zlib import error as zlib_error
@@ -23,8 +24,8 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
-from rollmuxd.daemon.journal.file import JournalDamaged, JournalError
-from rollmuxd.daemon.journal.store import Journal, Unreadable
+from rollmuxd.daemon.journal.file import JournalDamaged, JournalError, JournalFailed
+from rollmuxd.daemon.journal.store import DISK_FULL, Journal, Unreadable
 from rollmuxd.daemon.usage.ledger import DailyUsage, UsageLedger
 from rollmuxd.daemon.writer import Unavailable
 
@@ -137,6 +138,8 @@ class LiveUsage:
             end = (self._day + 1) * DAY
             if now < end:
                 return ledger
+            if self._journal.tight:  # what room there is belongs to what frees GPUs
+                raise JournalFailed(f"{self._journal.path}: {DISK_FULL}")
             usage = ledger.close()[0]
             if not usage.unreadable:
                 closed = await to_thread.run_sync(compress, msgspec.json.encode(usage.without_zeros()))
@@ -176,7 +179,10 @@ async def compute_usage(
     """
     end = now if until is None else min(until, now)
     this = now // DAY
-    fresh = await today.usage(now, durable) if today is not None else None  # which writes down what is over
+    fresh = None
+    if today is not None:
+        with suppress(JournalFailed):  # what is over cannot be written down now: the facts say it
+            fresh = await today.usage(now, durable)
     days = await journal.days()
     first = min(days, default=0 if today is None else today.first_day) * DAY
     at = first if since is None else max(since, first)
