@@ -118,17 +118,11 @@ class NodeInfo(Struct, frozen=True):
 Item: TypeAlias = SlotSpan | OrderSpan | JobSpan | NodeSpan | Moment | NodeInfo
 
 
-def fact_of(source: bytes | str | Mapping[str, Any]) -> Fact:
-    """A fact as the journal, ``rollmuxd facts --json`` and ``/v1/facts`` have it.
-
-    Raises:
-        ValueError: it is none (of this version); says what is wrong with it.
-    """
+def fact_of(shown: Mapping[str, Any]) -> Fact:
+    """A fact as ``/v1/facts`` has it. Raises :class:`ValueError` for what is none (of this version)."""
     try:
-        if isinstance(source, bytes | str):
-            return f.decode(source)
-        found: Fact = msgspec.convert(dict(source), f.AnyFact)
-    except msgspec.DecodeError as error:
+        found: Fact = msgspec.convert(shown, f.AnyFact)
+    except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
     return found
 

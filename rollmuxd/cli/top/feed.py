@@ -1,9 +1,11 @@
-"""Times, and the last of the daemon's facts, for commands that work something out from them."""
+"""Times, and the daemon's facts, for commands that work something out from them."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -13,7 +15,7 @@ from rollmuxd.cli.common import Call, Failed
 
 #: so many are read at most: a hundred iterations and more of each of thirty jobs
 LAST: Final = 50_000
-_PAGE: Final = 5_000
+PAGE: Final = 5_000
 _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([mhdw])")
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -47,23 +49,32 @@ def last_facts(call: Call, since: str | None = None, *, most: int = LAST) -> lis
 
     How many the daemon keeps makes no difference to how much is read. Raises :class:`Failed` for what is no time.
     """
-    from rollmuxd.sim.history import fact_of
-
     feed = call.get("/v1/me")
     after = max(feed["first"] - 1, feed["last"] - most)
-    begin = 0 if since is None else _ms(since)
-    found: list[Any] = []
-    while after < feed["last"]:
-        page = call.get("/v1/facts", after=after, limit=_PAGE)
-        found += [fact_of(fact) for fact in page["facts"] if fact["at"] >= begin]
+    begin = 0 if since is None else at_ms(since)
+    return [fact for fact in every_fact(call, after, feed["last"]) if fact.at >= begin]
+
+
+def every_fact(call: Call, after: int = 0, last: float = math.inf) -> Iterator[Any]:
+    """The daemon's facts that the caller may see, page by page. Raises :class:`Failed` for one that we do not know."""
+    from rollmuxd.sim.history import fact_of
+
+    while after < last:
+        page = call.get("/v1/facts", after=after, limit=PAGE)
+        for shown in page["facts"]:
+            try:
+                yield fact_of(shown)
+            except ValueError as error:
+                unknown = f"fact {shown['seq']} is none that this rollmuxd knows ({error})"
+                raise Failed(f"{unknown}: {json.dumps(shown)[:120]}") from error
         say_unreadable(page.get("unreadable", ()))
         if page["last"] == after:
-            break
+            return
         after = page["last"]
-    return found
 
 
-def _ms(time: str) -> int:
+def at_ms(time: str) -> int:
+    """A time of the calendar in ms. Raises :class:`Failed` for what is none."""
     try:
         at = datetime.fromisoformat(time)
     except ValueError as error:
