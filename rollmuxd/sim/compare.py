@@ -1,19 +1,17 @@
 """Several policies on the same workloads: which runs there are, and one of them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from rollmuxd.core.facts import Fact
-from rollmuxd.core.ids import GroupId, JobId, Millis
 from rollmuxd.core.policy import Policy
-from rollmuxd.core.state import State
 from rollmuxd.sim import fluid, world
 from rollmuxd.sim.outcome import PAPER, WORK, Outcome
 from rollmuxd.sim.policies import MAX_GROUP, Moving, PolicyUnderTest, bound, policy_under_test
-from rollmuxd.sim.workload import Options, SimJob, Workload
+from rollmuxd.sim.workload import Options, Workload
 from rollmuxd.sim.workloads import read
 
 FIDELITIES: Final = ("cost", "phase", "engine", "network")
@@ -36,35 +34,24 @@ class Task(Struct, frozen=True):
 
 
 class Capped:
-    """A policy whose groups have so many jobs at most."""
+    """A policy whose groups have so many jobs at most. All else is the policy's."""
 
     def __init__(self, under_test: PolicyUnderTest, max_group: int) -> None:
         self._of, self._max_group = under_test, max_group
-        self.name, self.summary = under_test.name, under_test.summary
-        self.estimates, self.move_interval_ms = under_test.estimates, under_test.move_interval_ms
 
-    def within(self, workload: Workload, fidelity: str, accounting: str) -> PolicyUnderTest:
-        """The same, with another cap."""
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+    def within(self, workload: Workload, fidelity: str, accounting: str) -> "Capped":
+        """The same, with the cap."""
         return Capped(self._of.within(workload, fidelity, accounting), self._max_group)
 
     def policy(self, seed: int) -> Policy:
-        """The same, with another cap."""
+        """The same, with the cap."""
         made = self._of.policy(seed)
         if hasattr(made, "max_group"):
             made.max_group = self._max_group
         return made
-
-    def adapt(self, job: SimJob) -> SimJob:
-        """The same."""
-        return self._of.adapt(job)
-
-    def paces(self, policy: Policy, state: State, group: GroupId) -> dict[JobId, Millis]:
-        """The same."""
-        return self._of.paces(policy, state, group)
-
-    def move_ms(self) -> Millis:
-        """The same."""
-        return self._of.move_ms()
 
 
 def tasks(
@@ -145,7 +132,7 @@ def perform(
     if task.move_s is not None and isinstance(found, Moving):
         found = found.where_a_move_takes(task.move_s)
     if task.max_group != MAX_GROUP:
-        found = Capped(found, task.max_group)
+        found = cast(PolicyUnderTest, Capped(found, task.max_group))
     if task.fidelity == "cost":
         return fluid.run(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress)
     how: dict[str, Any] = {}

@@ -148,9 +148,7 @@ class _Fluid:
             return
         self.ticks_at = None
         self.count_credit()
-        began = time.perf_counter()
         self.tell(Tick())
-        self.outcome.regroup_us.append((time.perf_counter() - began) * 1e6)
 
     def count_credit(self) -> None:
         """Jobs' progress, and so their credit, is what the scheduler would have counted from their slots.

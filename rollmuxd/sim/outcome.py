@@ -119,8 +119,6 @@ class Outcome(Struct):
     wall_s: float = 0.0
     #: microseconds of each arrival's decision
     decision_us: list[float] = field(default_factory=list)
-    #: cost fidelity: microseconds of each step of looking for moves
-    regroup_us: list[float] = field(default_factory=list)
 
     @property
     def cost(self) -> float:

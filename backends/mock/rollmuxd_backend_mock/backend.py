@@ -11,12 +11,12 @@ from msgspec import Struct, field
 
 from rollmuxd.spi import ContactLost, HostConfig, Inventory, Observation
 from rollmuxd_backend_local import HostOptions
+from rollmuxd_backend_local import options as option_tables
 from rollmuxd_backend_local.backend import OnThisMachine, apart
 from rollmuxd_backend_local.onhost import ask
-from rollmuxd_backend_mock import options as option_tables
 from rollmuxd_backend_mock import processes
 from rollmuxd_backend_mock.machine import Hardware, Machine, Violation
-from rollmuxd_backend_mock.options import MockOptions
+from rollmuxd_backend_mock.options import MockOptions, with_memory
 from rollmuxd_backend_mock.witness import Witness
 
 
@@ -85,9 +85,9 @@ class MockBackend(OnThisMachine[HostOptions]):
         stores: dict[str, _Store] = {}
         witnesses: dict[str, Witness] = {}
         made: dict[str, MockHost] = {}
-        defaults = option_tables.with_memory(options)
+        defaults = with_memory(options)
         for host in hosts:
-            said = option_tables.read(host.id, {**defaults, **host.options})
+            said = option_tables.read(MockOptions, "mock", host.id, {**defaults, **host.options})
             store = _once(stores, host.id, "memory", said.memory, _open_store)
             witness = _once(witnesses, host.id, "record", said.record, Witness)
             made[host.id] = _make(host, said, store, witness)
