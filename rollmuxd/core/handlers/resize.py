@@ -67,14 +67,14 @@ def slot_with(c: Context, slot: Slot, more: tuple[GpuId, ...]) -> tuple[GpuId, .
 
 
 def rest_of(c: Context, slot: Slot) -> tuple[GpuId, ...]:
-    """The GPUs that a slot can have now, beside those that it holds; () where its job leaves, or it is loading.
+    """The GPUs that a slot can have beside its own; () before its grant, while it loads, and where its job leaves.
 
     A tail can have back all that it gave, and no others: it began without them, so nothing of it was loaded there. A
     slot that began on a part of its phase's GPUs can have the others, engine by engine, until its own tail. No other
     slot may claim them: one that begins on a part does so beside a tail.
     """
     job, is_tail = c.state.jobs[slot.job], slot.status is SlotStatus.TAIL
-    if not job.has_place or is_loading(c, slot) or (not is_tail and is_tail_bound(c, slot)):
+    if slot.fence is None or not job.has_place or is_loading(c, slot) or (not is_tail and is_tail_bound(c, slot)):
         return ()
     nodes = [c.state.nodes[name] for name in c.state.phase_nodes(job, slot.phase)]
     if len(slot.gpus) == sum(len(node.gpus) for node in nodes):
