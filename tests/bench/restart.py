@@ -38,7 +38,7 @@ def run(budget_s: float, *, small: bool = False) -> Json:
         size = (folder / "facts" / "journal.sqlite3").stat().st_size
         say(f"restart: journals of {facts} facts are written ({time.monotonic() - began:.1f} s)")
         took: dict[str, list[float]] = {"facts": [], "snapshot": [], "imports": []}
-        for _ in Rounds(0.7 * budget_s, least=3, most=9):
+        for _ in Rounds(0.7 * budget_s, least=1 if small else 3, most=9):
             for kind in ("facts", "snapshot"):
                 took[kind].append(_start_on(folder, kind))
             took["imports"].append(_imports(folder))

@@ -14,19 +14,24 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from rollmuxd.sim import report
-from rollmuxd.sim.report import colours, page, pictures
+from rollmuxd.sim.report import colours, page
 
 VOID = {"meta", "br"}
 
 
-@pictures.in_style
 def drawn(number):
-    figure, (axes,) = pictures.axes_of(1, 4.0, 3.0)
-    axes.plot([1, 2, 3], [1, 4, 9], color=colours.of_policy("rollmux").colour, label="rollmux")
-    axes.fill_between([1, 2, 3], [1, 2, 3], facecolor="none", edgecolor=pictures.INK, hatch="////")
-    axes.set(xlabel="seconds", ylabel="dollars per hour")
-    axes.legend()
-    return pictures.as_svg(figure, number, "Cost & time", "What it cost, in dollars per hour.")
+    from rollmuxd.sim.report import pictures  # here and not above: each of pytest's workers would import matplotlib
+
+    @pictures.in_style
+    def draw():
+        figure, (axes,) = pictures.axes_of(1, 4.0, 3.0)
+        axes.plot([1, 2, 3], [1, 4, 9], color=colours.of_policy("rollmux").colour, label="rollmux")
+        axes.fill_between([1, 2, 3], [1, 2, 3], facecolor="none", edgecolor=pictures.INK, hatch="////")
+        axes.set(xlabel="seconds", ylabel="dollars per hour")
+        axes.legend()
+        return pictures.as_svg(figure, number, "Cost & time", "What it cost, in dollars per hour.")
+
+    return draw()
 
 
 def made():
@@ -115,6 +120,8 @@ def test_pictures_have_words_for_who_cannot_see_them(two):
 
 
 def test_pictures_take_the_pages_colours_so_that_they_can_be_read_in_the_dark(two):
+    from rollmuxd.sim.report import pictures
+
     for svg in re.findall(r"<svg.*?</svg>", two, re.DOTALL):
         assert "currentColor" in svg
         assert "var(--rule)" in svg
