@@ -119,8 +119,6 @@ class Config(Struct, frozen=True):
     #: ... and one that has begun, when what the job had loaded is not parked by then
     move_finish_timeout_ms: Millis = 600_000
     owners: dict[str, OwnerLimits] = field(default_factory=dict)
-    #: half of what an owner has used is forgotten in this time
-    use_half_life_ms: Millis = 24 * 3_600_000
     drivers: dict[str, DriverTraits] = field(default_factory=dict)
     #: idle nodes are lent to fillers
     fillers: bool = True

@@ -10,10 +10,9 @@ from rollmuxd.core.effects import Effect
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import GroupId, Millis
 from rollmuxd.core.marks import MARKS, Dirty, mark_loans
-from rollmuxd.core.model import Job, JobStatus, SlotStatus
+from rollmuxd.core.model import JobStatus, SlotStatus
 from rollmuxd.core.order import Rotation
 from rollmuxd.core.policy import Move, Policy
-from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import State
 from rollmuxd.core.timers import Timers
 
@@ -70,10 +69,6 @@ class Context:
         if self.now < due:
             self.timers.at(due, kind, key)
         return self.now >= due
-
-    def use_of(self, job: Job) -> int:
-        """What the job's owner has used until now, in GPU-milliseconds, decayed."""
-        return use_of(self.state.owners.get(job.owner), self.now, self.config.use_half_life_ms)
 
     def traits(self, driver: str) -> DriverTraits:
         """What a residency driver says of itself; of one that says nothing, nothing is presumed."""

@@ -214,8 +214,6 @@ class JobPlaced(JobFact, frozen=True, tag="job_placed"):
     period_ms: Millis | None = None
     cost_per_hour: float = 0.0
     dispatch: Dispatch = Dispatch.SCHEDULE
-    #: what the owner has used until now, in GPU-milliseconds, decayed
-    use: int = 0
 
 
 class JobPromised(JobFact, frozen=True, tag="job_promised"):
@@ -258,8 +256,6 @@ class PlacementEnded(JobFact, frozen=True, tag="placement_ended"):
     """Nothing of the job is left on its nodes; those that no job uses leave the group."""
 
     reason: Cause
-    #: what the owner has used until now, in GPU-milliseconds, decayed
-    use: int = 0
 
 
 class JobUnplaced(JobFact, frozen=True, tag="job_unplaced"):
@@ -284,8 +280,6 @@ class MovePlanned(JobFact, frozen=True, tag="move_planned"):
     period_ms: Millis | None = None
     cost_per_hour: float = 0.0
     dispatch: Dispatch = Dispatch.SCHEDULE
-    #: what the owner has used until now, in GPU-milliseconds, decayed
-    use: int = 0
     #: the nodes that it leaves because they are drained; none: it is moved for another reason
     off: tuple[NodeId, ...] = ()
 
@@ -300,15 +294,12 @@ class MoveEnded(JobFact, frozen=True, tag="move_ended"):
     #: a job that is started again there is another run, with a key of its own
     run: int = 0
     idempotency_key: str = ""
-    #: what the owner has used until now, in GPU-milliseconds, decayed
-    use: int = 0
 
 
 class MoveAbandoned(JobFact, frozen=True, tag="move_abandoned"):
     """The job stays where it is."""
 
     reason: Cause
-    use: int = 0
 
 
 class NodeLeft(JobFact, frozen=True, tag="node_left"):

@@ -1,15 +1,19 @@
-"""What each owner used recently. Facts hold it, so every run of the same journal comes to the same figures.
+"""What each owner used recently.
 
 An owner's **use** is the GPU time of the nodes on which it has placements, in GPU-milliseconds. Each node counts once,
-also where others share it. Half of the use is forgotten in each half-life. A placement's beginning and end write it
-into their facts; in between it is what follows from the GPUs held. Where two waiting jobs are of equal priority, the
-one goes first whose owner has the least use for its share.
+also where others share it. Half of the use is forgotten in each half-life. It is counted up when a placement begins or
+ends; in between it is what follows from the GPUs held. Where two waiting jobs are of equal priority, the one goes first
+whose owner has the least use for its share.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from rollmuxd.core.ids import Millis, NodeId, PoolName
 from rollmuxd.core.model import Owner, nodes_in
+
+#: half of what an owner has used is forgotten in this time
+HALF_LIFE_MS: Final = 24 * 3_600_000
 
 
 def over_its_nodes(name: str, owner: Owner | None, pins: Mapping[PoolName, tuple[NodeId, ...]], most: int) -> str:
@@ -26,7 +30,7 @@ def decayed(amount: int, elapsed_ms: Millis, half_life_ms: Millis) -> int:
     return int(amount * 0.5 ** (elapsed_ms / half_life_ms))
 
 
-def use_of(owner: Owner | None, now: Millis, half_life_ms: Millis) -> int:
+def use_of(owner: Owner | None, now: Millis, half_life_ms: Millis = HALF_LIFE_MS) -> int:
     """An owner's use at a time, in GPU-milliseconds.
 
     The use of an owner that holds the same GPUs for ever approaches a limit: its GPUs x half-life / ln 2.

@@ -66,7 +66,7 @@ def job_placed(state: State, fact: f.JobPlaced) -> None:
     job.group, job.pins, job.placed_at, job.admission = group.id, fact.pins, fact.at, fact.admission
     job.newest = dict(fact.pins)
     job.promised, job.planned_period_ms = fact.promised, fact.period_ms
-    owner = owner_of(state, job, fact.use)
+    owner = owner_of(state, job)
     if job.queued is not None:  # the wait for admission is no slowdown
         job.progress.iteration_excused_ms += fact.at - state.slots[job.queued].queued_at
     pin(state, job, group, fact.pins, owner)
@@ -78,7 +78,7 @@ def placement_ended(state: State, fact: f.PlacementEnded) -> None:
     if job.group is None:
         leave_node(state, job)
         return
-    owner = owner_of(state, job, fact.use)
+    owner = owner_of(state, job)
     leave_schedule(state, job)
     unpin(state, job, nodes_in(job.pins), owner)
     group = state.group_of(job)

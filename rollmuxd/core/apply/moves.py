@@ -26,7 +26,7 @@ def move_planned(state: State, fact: f.MovePlanned) -> None:
         group.dispatch = fact.dispatch
     group.version += 1
     state.moving[job.id] = None
-    pin(state, job, group, fact.pins, owner_of(state, job, fact.use))
+    pin(state, job, group, fact.pins, owner_of(state, job))
 
 
 def move_began(state: State, fact: f.MoveBegan) -> None:
@@ -64,7 +64,7 @@ def move_ended(state: State, fact: f.MoveEnded) -> None:
         for key in job.states:
             state.states[key].run = fact.run
     del state.moving[job.id]
-    unpin(state, job, gone, owner_of(state, job, fact.use))
+    unpin(state, job, gone, owner_of(state, job))
     forget_empty(state, old)
 
 
@@ -84,5 +84,5 @@ def move_abandoned(state: State, fact: f.MoveAbandoned) -> None:
     job.move = None
     del state.moving[job.id]
     gone = (name for name in nodes_in(move.pins) if name not in here)
-    unpin(state, job, gone, owner_of(state, job, fact.use))
+    unpin(state, job, gone, owner_of(state, job))
     forget_empty(state, group)

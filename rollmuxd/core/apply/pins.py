@@ -6,15 +6,14 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.clean import is_dirty_by
 from rollmuxd.core.ids import NodeId, PoolName
 from rollmuxd.core.model import Group, Job, JobState, Owner, StateStatus
+from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import State, state_key
 
 
-def owner_of(state: State, job: Job, use: int) -> Owner:
-    """The job's owner, whose use is known as of now."""
-    owner = state.owners.get(job.owner)
-    if owner is None:
-        owner = state.owners[job.owner] = Owner()
-    owner.use, owner.at = use, state.at
+def owner_of(state: State, job: Job) -> Owner:
+    """The job's owner, whose use is counted up to now."""
+    owner = state.owners.setdefault(job.owner, Owner())
+    owner.use, owner.at = use_of(owner, state.at), state.at
     return owner
 
 

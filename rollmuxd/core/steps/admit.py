@@ -57,7 +57,7 @@ def rank_at(c: Context, now: Millis) -> Callable[[JobId], Rank]:
         if waited >= longest:
             return 0, 0, 0, job.registered_at
         if job.owner not in used:
-            use = use_of(c.state.owners.get(job.owner), now, c.config.use_half_life_ms)
+            use = use_of(c.state.owners.get(job.owner), now)
             used[job.owner] = use // limits_of(c, job.owner).share
         return 1, -(job.spec.priority + waited // aging), used[job.owner], job.registered_at
 
@@ -177,7 +177,7 @@ def _others_are_in_the_way(c: Context, job: Job) -> bool:
 
 def _place(c: Context, job: Job, placed: Placed) -> None:
     placed = replace(placed, group=placed.group or c.state.next_id("g"))
-    c.fact(f.JobPlaced(c.now, job.id, **asdict(placed), use=c.use_of(job)))
+    c.fact(f.JobPlaced(c.now, job.id, **asdict(placed)))
     launch(c, job)
     take_place(c, job)
 

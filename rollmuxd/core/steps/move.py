@@ -205,12 +205,11 @@ def is_ready(c: Context, job: Job, move: JobMove) -> bool:
 def end(c: Context, job: Job) -> None:
     """The job has its new nodes and resumes there; another job may fit where it was."""
     left = leaving(job, told(job).pins)
-    use = c.use_of(job)
     if job.spec.movable is Movable.RELAUNCH:  # a process that comes back late finds that the run is no longer its own
-        c.fact(f.MoveEnded(c.now, job.id, job.run + 1, next_key(c, job), use))
+        c.fact(f.MoveEnded(c.now, job.id, job.run + 1, next_key(c, job)))
         launch(c, job)
     else:
-        c.fact(f.MoveEnded(c.now, job.id, use=use))
+        c.fact(f.MoveEnded(c.now, job.id))
     for name in left:
         node = c.state.nodes[name]
         expect_clean(c, node, job, Cause("after_move", {"job": job.id}))
@@ -276,7 +275,7 @@ def plan(c: Context, move: Move) -> None:
     job, placed = c.state.jobs[move.job], asdict(move.placed)
     del placed["status"]  # it is admitted, and stays so
     placed["group"] = move.placed.group or c.state.next_id("g")
-    c.fact(f.MovePlanned(c.now, job.id, **placed, why=move.why, use=c.use_of(job), off=move.off))
+    c.fact(f.MovePlanned(c.now, job.id, **placed, why=move.why, off=move.off))
 
 
 def stays(c: Context, move: Move) -> bool:

@@ -123,9 +123,8 @@ def abandon(c: Context, job: Job, reason: Cause) -> None:
     """Give up a move that has not ended, if there is one: the job stays where it sits."""
     if job.move is None:
         return
-    use = c.use_of(job)
     process_is_gone = job.launch is not None and job.launch.over
-    c.fact(f.MoveAbandoned(c.now, job.id, reason, use))
+    c.fact(f.MoveAbandoned(c.now, job.id, reason))
     if process_is_gone:  # its place is clean only when it was seen so; then another process can be started
         c.fact(f.JobUnplaced(c.now, job.id, Cause("move_abandoned", cause=reason)))
 
@@ -169,9 +168,8 @@ def end_placement_if_empty(c: Context, job: Job) -> None:
     if not nothing_left(c, job):
         return
     reason = Cause("status_because" if job.reason else "status", {"status": str(job.status)}, job.reason)
-    use = c.use_of(job)
     c.timers.forget_discards(job.states)
-    c.fact(f.PlacementEnded(c.now, job.id, reason, use))
+    c.fact(f.PlacementEnded(c.now, job.id, reason))
 
 
 def nothing_left(c: Context, job: Job) -> bool:
