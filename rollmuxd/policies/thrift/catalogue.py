@@ -95,25 +95,24 @@ class Planner:
 
         In steps of a few milliseconds, as far as no jobs of these profiles with such bounds were looked at before.
         """
-        if len(needs) == 1:
-            return self.alone(needs[0]).value
         key = tuple(needs)
         if key in self._values:
             return self._values[key]
         ordered = sorted(needs, key=lambda need: (need.profile, need.limit_ms or inf, need.job))
         profiles, limits, worth = _columns(ordered)
         prices = [room.price for room in self.rooms.values()]
-        found = None
-        for entry in self._of(profiles):
+        found = self.alone(ordered[0]).value if len(ordered) == 1 else None
+        for entry in self._of(profiles) if len(ordered) > 1 else ():
             turn = min(map(mul, entry.rates, limits))
             if entry.least_ms > turn:
                 continue
             if entry.certified is None:
                 entry.certified = self._search(profiles, entry)
                 yield
+            gain = sum(map(mul, entry.rates, worth))
             for nodes, period in entry.certified:
                 if period <= turn:
-                    value = sum(map(mul, nodes, prices)) - sum(map(mul, entry.rates, worth)) / (period or 1)
+                    value = sum(map(mul, nodes, prices)) - gain / (period or 1)
                     found = value if found is None else min(found, value)
         if len(self._values) >= VALUES:
             self._values.clear()
