@@ -471,7 +471,8 @@ class Thrift(RollMux):
             return  # no job needs what could be freed, and there is nowhere to spread
         planner = self._planner(state, scarce=bool(state.waiting))
         options, search = yield from self._options(state, planner, free, now)
-        for option in options if self.dispatch is Dispatch.SCHEDULE else ():
+        in_place = self.dispatch is Dispatch.SCHEDULE and self.objective != "throughput"  # there 1 % slower
+        for option in options if in_place else ():
             yield self._reordered(state, search, option)
         refused: set[Key] = set()
         while len(refused) < REFUSED:
