@@ -284,7 +284,8 @@ def stays(c: Context, move: Move) -> bool:
     group = None if job is None else c.state.group_of(job)
     if job is None or group is None or group.coming or (placed.group, placed.pins) != (group.id, job.pins):
         return False
-    return not _other_schedule(c, job, placed)
+    has, planned = ([(it.job, it.phase) for it in some if not it.once] for some in (group.schedule, placed.schedule))
+    return has != planned and not _other_schedule(c, job, placed)
 
 
 def refused(c: Context, move: Move, *, guarded: bool = False) -> str:
