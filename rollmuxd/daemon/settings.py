@@ -656,11 +656,13 @@ def _distinct(error: ValidationError) -> list[Any]:
 
 
 def _given_by_environment(location: Sequence[str | int]) -> str | None:
-    """The variable that the value came from: its own, or that of a table or list around it."""
+    """The variable that the value came from: its own, that of a table or list around it, or one that goes deeper."""
     parts = [str(part) for part in location]
     names = (PREFIX + "__".join(parts[:count]).upper() for count in range(len(parts), 0, -1))
     given = {name.upper() for name in os.environ}
-    return next((name for name in names if name in given), None)
+    within = f"{PREFIX}{'__'.join(parts)}__".upper()
+    deeper = next((name for name in sorted(given) if len(parts) > 1 and name.startswith(within)), None)
+    return next((name for name in names if name in given), deeper)
 
 
 def _line(problem: Mapping[str, Any], file: Path | None) -> str:

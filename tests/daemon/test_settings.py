@@ -186,13 +186,14 @@ def test_everything_that_is_wrong_is_said_at_once():
         ("ROLLMUX_DAEMON__LISTN", "environment: daemon.listn is not a setting; did you mean listen?"),
         ("ROLLMUX_APIKEY", "did you mean ROLLMUX_API_KEY?"),
         ("ROLLMUX_LEASE_S", "ROLLMUX_LEASE_S is not a setting"),
-        ("ROLLMUX_DAEMON__LISTEN__X", "daemon.listen: input should be a valid string"),
+        ("ROLLMUX_DAEMON__LISTEN__X", "environment: ROLLMUX_DAEMON__LISTEN__X: daemon.listen: input should be"),
     ],
 )
-def test_a_variable_that_sets_nothing_is_answered(monkeypatch, variable, answer):
+def test_a_variable_that_sets_nothing_is_answered(tmp_path, monkeypatch, variable, answer):
     monkeypatch.setenv(variable, "x")
+    (tmp_path / "rollmux.toml").touch()
     with pytest.raises(BadSettings) as caught:
-        load_settings()
+        load_settings(tmp_path / "rollmux.toml")
     assert answer in str(caught.value)
 
 
