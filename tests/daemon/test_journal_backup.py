@@ -96,6 +96,7 @@ async def test_a_journal_in_use_can_be_checked(tmp_path):
         ("UPDATE facts SET sum = 1 WHERE seq = 10", "fact 10 of 10 is damaged"),
         ("DELETE FROM facts WHERE seq > 7", "there is a snapshot of fact 8, and the last fact is 7"),
         ("INSERT INTO usage VALUES (20001, x'00')", "the usage of 2024-10-05 is damaged (1 days)"),
+        ("INSERT INTO facts VALUES (0, 1, 'audited', '{}', 1)", "1 facts of the audit trail are damaged"),
         ("DROP TABLE facts", "no such table"),
         ("DELETE FROM meta", "does not say which incarnation"),
     ],

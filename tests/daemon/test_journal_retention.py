@@ -408,6 +408,25 @@ async def test_the_state_at_a_cut_stays_whatever_comes_after_it(tmp_path, lived)
     assert check(tmp_path / "journal.sqlite3").good
 
 
+async def test_who_did_what_outlives_the_facts_and_goes_when_it_is_old_too(tmp_path, monkeypatch):
+    did = f.Audited(BEGIN + 1, action="drain_node", who="ops/op")
+    facts = [f.HostAdded(BEGIN, HostSpec("h", "fake", 0)), did, f.LoopStalled(BEGIN + 2, 7)]
+    cluster = SimpleNamespace(facts=facts, now=BEGIN + 3 * DAY)
+    journal = Journal.open(tmp_path)
+    await journal.append(list(enumerate(facts, 1)))
+    await keeper(journal, cluster, ONE).run_once()
+    assert journal.first == 4
+    assert await journal.audited(0, 10) == [(2, did)]
+    assert await journal.audited(2, 10) == []
+    await journal.operate(damage("UPDATE facts SET sum = 1"))
+    assert check(tmp_path / "journal.sqlite3").wrong == ["1 facts of the audit trail are damaged, from 2 on"]
+    monkeypatch.setattr(daily, "AUDIT_DAYS", 2)
+    await keeper(journal, cluster, ONE).run_once()
+    assert await journal.audited(0, 10) == []
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").good
+
+
 async def test_nothing_goes_whose_state_could_not_be_read(tmp_path, lived):
     journal = await written(tmp_path, lived)
     await keeper(journal, lived, ALL).run_once()

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from patience import eventually
 
-from rollmuxd.core.facts import JobRegistered, SlotOver, SlotQueued
+from rollmuxd.core.facts import Audited, JobRegistered, SlotOver, SlotQueued
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.audience import Audience, wanted
@@ -207,6 +207,25 @@ async def test_who_follows_everything_is_woken_by_what_it_is_shown_only(running)
         assert told["root", "audit"] == ["audited"]
         assert "node_draining" in told["stranger",]
         assert "audited" not in told["stranger",]
+
+
+async def test_the_audit_trail_of_days_that_are_deleted_comes_before_that_of_the_others(running, monkeypatch):
+    async with running() as world, world.client("root") as root:
+        await root.post("/v1/nodes/h1/gpu0-1/drain", json={"reason": "a fan"})
+        (did,) = (await read(root, audit=True))["facts"]
+        first = did["seq"]
+
+        async def audited(after, limit):
+            old = [(seq, Audited(seq, "drain_node", "ops/op")) for seq in (1, 3) if after < seq]
+            return old[:limit]
+
+        monkeypatch.setattr(world.journal, "first", first)
+        monkeypatch.setattr(world.journal, "audited", audited)
+        for after, limit, expected in ((0, 10, [1, 3, first]), (0, 2, [1, 3]), (1, 1, [3]), (3, 10, [first])):
+            page = await read(root, after=after, limit=limit, audit=True)
+            assert [fact["seq"] for fact in page["facts"]] == expected
+            assert page["last"] >= expected[-1]
+        assert (await root.get("/v1/facts", params={"after": 1})).status_code == 410
 
 
 async def test_an_owner_has_so_many_calls_that_wait_for_facts_and_others_have_theirs(running):

@@ -92,6 +92,9 @@ class MemoryJournal:
     async def make_reserve(self) -> None:
         self.tight = False
 
+    async def audited(self, after: int, limit: int) -> list[tuple[int, Fact | Unreadable]]:
+        return []
+
     async def days(self) -> list[int]:
         return sorted(self._usage)
 
@@ -108,7 +111,7 @@ class MemoryJournal:
     async def cut(self, seq: int, day: int) -> None:
         self.first = seq + 1
 
-    async def sweep(self) -> int:
+    async def sweep(self, audit_from: int) -> int:
         return 0
 
     async def close(self) -> None:

@@ -151,7 +151,7 @@ def _look(
     if snapshots and snapshots[-1] > end:
         raise JournalDamaged(path, f"there is a snapshot of fact {snapshots[-1]}, and the last fact is {end}")
     state = State() if base is None else msgspec.json.decode(base, type=State)
-    wrong += _usage(connection)
+    wrong += _usage(connection) + _audited(connection, begin)
     last = begin
     for seq, body in journal_file.rows_after(connection, begin, path):
         fact = journal_file.decode(path, seq, body)
@@ -193,6 +193,13 @@ def _usage(connection: sqlite3.Connection) -> list[str]:
         except zlib_error:
             damaged.append(iso(day * 86_400_000)[:10])
     return [f"the usage of {', '.join(damaged[:5])} is damaged ({len(damaged)} days)"] if damaged else []
+
+
+def _audited(connection: sqlite3.Connection, cut: int) -> list[str]:
+    """What is wrong with the audit trail, where the facts beside it were deleted."""
+    rows = connection.execute(f"{journal_file.ROWS} facts WHERE seq <= ? AND kind = 'audited' ORDER BY seq", (cut,))
+    bad = [seq for seq, body, total in rows if journal_file.sum_of(seq, body) != total]
+    return [f"{len(bad)} facts of the audit trail are damaged, from {bad[0]} on"] if bad else []
 
 
 # ---- backup ----------------------------------------------------------------------------------------------------------

@@ -328,11 +328,13 @@ class Journal:
         await self.operate(write)
         self.first = seq + 1  # not before it is durable: what comes before it is swept
 
-    async def sweep(self) -> int:
-        """Delete some of the facts that were left out; how many. New facts take their pages."""
-        some = "SELECT seq FROM facts WHERE seq < ? ORDER BY seq LIMIT ?"
-        delete = f"DELETE FROM facts WHERE seq IN ({some})"  # noqa: S608  # question marks only
-        return await self.operate(lambda connection: connection.execute(delete, (self.first, SWEPT)).rowcount)
+    async def sweep(self, audit_from: Millis) -> int:
+        """Delete some of the facts that were left out; how many. The audit trail stays, from this time on."""
+        # The last ones first: those of the audit trail, of years, lie before them.
+        some = "SELECT seq FROM facts WHERE seq < ? AND (kind <> 'audited' OR at < ?) ORDER BY seq DESC LIMIT ?"
+        rows = await self._in_reader(self._ask, some, (self.first, audit_from, SWEPT))
+        await self.operate(lambda writer: writer.executemany("DELETE FROM facts WHERE seq = ?", rows))
+        return len(rows)
 
     async def recover(self) -> None:
         """After a failure: open the file again, and see whether it can be written.
@@ -365,6 +367,12 @@ class Journal:
     async def read(self, after: int, limit: int) -> list[tuple[int, Fact | Unreadable]]:
         """Up to ``limit`` facts with numbers above ``after``, fewer where they are large; on its own connection."""
         return await self._in_reader(self._read, after, limit)
+
+    async def audited(self, after: int, limit: int) -> list[tuple[int, Fact | Unreadable]]:
+        """What the audit trail keeps of the facts that were left out."""
+        query = f"{file.ROWS} facts WHERE seq > ? AND seq < ? AND kind = 'audited' ORDER BY seq LIMIT ?"
+        rows = await self._in_reader(self._ask, query, (after, self.first, limit))
+        return file.known_facts(self.path, rows)
 
     async def days(self) -> list[int]:
         """The days (since 1970, of UTC) whose usage is kept, in order."""

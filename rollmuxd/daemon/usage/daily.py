@@ -5,7 +5,8 @@ A day is one of UTC. The fold is the same everywhere (:class:`~rollmuxd.daemon.u
 the state that the next one begins in. So a report of whole days and of today costs what its rows and a minute's facts
 cost. Only where a span begins or ends within a day are all of that day's facts read.
 
-Facts that are older than ``journal.keep_days`` go, and today's never (``docs/decisions/0014-compaction.md``).
+Facts that are older than ``journal.keep_days`` go, those of the audit trail after three years, and today's never
+(``docs/decisions/0014-compaction.md``).
 """
 
 import sqlite3
@@ -36,6 +37,8 @@ DAY: Final = 86_400_000
 EVERY_S: Final = 60.0
 #: facts that are folded between two breaths: one or two milliseconds, which is what the loop may have to wait
 BATCH: Final = 200
+#: how long it is kept what people did; twenty failed logins a minute for all that time are some gigabytes
+AUDIT_DAYS: Final = 1_095
 #: slept between two batches where no call waits for them
 PAUSE_S: Final = 0.005
 #: what to do about damage that is found here: whether a daemon would start on it says the check
@@ -97,7 +100,7 @@ class LiveUsage:
             now, durable = await self._settled()
             usage = await self.usage(now, durable, PAUSE_S)
             if self._cut_on != now // DAY and not self._journal.tight:
-                await self._cut(now // DAY - self._keep_days)
+                await self._cut(now // DAY)
                 self._cut_on = now // DAY
             if usage.unreadable:
                 raise JournalDamaged(self._journal.path, f"fact {usage.unreadable[0]} is damaged or missing", REMEDY)
@@ -106,12 +109,12 @@ class LiveUsage:
             raise
         self.trouble = ""
 
-    async def _cut(self, day: int) -> None:
-        """Delete the facts of the days before this one."""
-        found, deleted = await self._journal.state_before(day), 0
+    async def _cut(self, today: int) -> None:
+        """Delete the facts of days that are too old."""
+        found, deleted = await self._journal.state_before(today - self._keep_days), 0
         if found is not None and found[0] >= self._journal.first:
             await self._journal.cut(found[0], found[1])
-        while count := await self._journal.sweep():
+        while count := await self._journal.sweep((today - AUDIT_DAYS) * DAY):
             deleted += count
             await anyio.sleep(PAUSE_S)
         if deleted:

@@ -52,7 +52,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
 
     Ask next with ``after=last``. Admins see all facts; other callers see those about their owner's jobs and about the
     inventory. ``job``: only what is about this job, named by its id or its name. ``audit``: only what operators did and
-    logins that failed, which admins see.
+    logins that failed; admins see these, and they are kept for three years.
 
     A page has fewer than ``limit`` facts where they are large: it ends after 2 MB.
 
@@ -80,6 +80,16 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
             f"lost its end, or is another one; continue after {driver.durable_seq}, or begin again",
             data={"first": journal.first, "last": driver.durable_seq},
         )
+    if query.audit and last < journal.first - 1:
+        for seq, fact in await journal.audited(last, query.limit):
+            last = seq
+            if isinstance(fact, Unreadable):
+                unreadable.append(UnreadableFact(seq, fact.reason))
+            else:
+                found.append({"seq": seq, **msgspec.to_builtins(fact)})
+        if len(found) + len(unreadable) == query.limit:
+            return FactsPage(facts=found, last=last, first=journal.first, unreadable=unreadable)
+        last = journal.first - 1
     last = last or journal.first - 1
     _there(journal.first, last)
     give_up = anyio.current_time() + query.wait_ms / 1000
