@@ -290,7 +290,7 @@ class Explainer:
             slower = f"It runs {took / solo:.2g} times slower than alone until about {clock} UTC"
             return [*said, f"{slower}, because it is {ahead}."]
         if took > bound and job.id not in self._c.state.at_risk and group.dispatch is Dispatch.CREDIT:
-            yields = "jobs that were promised nothing leave it the nodes where it is short of that"
+            yields = "jobs that were promised nothing, or are ahead, leave it the nodes where it is short of that"
             return [*said, f"It is promised {job.spec.slo:g} times, {_s(bound)} s: {yields}."]
         spare = f"{_s(abs(bound - took))} s {'to spare' if bound >= took else 'too little'}"
         return [*said, f"It is promised {job.spec.slo:g} times, {_s(bound)} s: {spare}."]
@@ -337,7 +337,8 @@ class Explainer:
         reasons += self._turns_before(group, known)
         if (yields := yields_to(self._c, group, known)) is not None:
             other = yields[0].spec.name
-            text = f"job {other} is short of its promise, and this one was promised nothing: it begins no iteration yet"
+            why = "is ahead of its own" if job.promised else "was promised nothing"
+            text = f"job {other} is short of its promise, and this one {why}: it begins no iteration yet"
             reasons.append(Reason("yields", text, {"job": yields[0].id}))
         for name in self._c.rotation.nodes_of(state, group, job.id, known.phase):
             node = state.nodes[name]

@@ -1,4 +1,4 @@
-"""A job that was promised nothing yields to one that is short of its promise, played phase by phase."""
+"""A job that was promised nothing, or is ahead, yields to one that is short of its promise, played phase by phase."""
 
 import pytest
 from simkit import checked
@@ -48,3 +48,17 @@ def test_a_promised_job_does_not_wait_until_a_job_without_a_promise_ends(slo: fl
     assert made["promised"].placed_ms == 0
     assert made["promised"].kept
     assert (made["free"].slowdown or 9) < 1.5
+
+
+@pytest.mark.parametrize(("states", "longer"), [((2_000, 2_000), 5), ((1_000, 1_000), 3), ((200, 200), 7.5)])
+def test_a_promise_is_kept_beside_a_job_that_understated_its_times_and_is_ahead_of_its_own(
+    states: tuple[int, int], longer: float
+) -> None:
+    """The other was at 1.0, and the promised job at 3.0 to 6.4: it waited for each of the long phases."""
+    long, short = job("long", states, longer, 240, slo=2), job("short", (min(1_000, *states),) * 2, 1, 200, slo=2)
+    outcome = checked.run(
+        Workload("pair", (long, short), PAIR), policy_under_test("default"), seed=0, accounting="work"
+    )
+    made: dict[str, JobOutcome] = {it.name: it for it in outcome.jobs}
+    assert made["long"].kept
+    assert (made["short"].slowdown or 9) < 2.02

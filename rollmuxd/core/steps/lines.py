@@ -3,8 +3,8 @@
 from rollmuxd.core.context import SERVED, Context
 from rollmuxd.core.estimates import credit_ms, solo_ms
 from rollmuxd.core.ids import Millis, NodeId, SlotId
-from rollmuxd.core.model import Dispatch, Group, Job, Slot, SlotStatus, nodes_in
-from rollmuxd.core.order import PROMISED_NOTHING, gives_way
+from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Slot, SlotStatus, nodes_in
+from rollmuxd.core.order import PROMISED_NOTHING, patient_until
 from rollmuxd.core.spec import PhaseSpec
 
 #: a job that has ended a phase asks for the next one within this time, where it has no time of its own in between
@@ -51,18 +51,22 @@ def yields_to(c: Context, group: Group, slot: Slot) -> tuple[Job, Millis] | None
     """The job that a request for another iteration leaves the nodes to, and until when; None: it leaves them to none.
 
     By credit a job without a promise begins no iteration beside a promised one that has less credit than an iteration
-    alone. It waits while the other is there, and for nine of its own iterations at most: so it is never starved.
+    of either takes alone. It waits while the other is there, and for nine of its own iterations at most: so it is never
+    starved. A promised job does so too, for as much as it has credit beyond an iteration of its own. That ends when it
+    has waited for so long that it goes before jobs with less credit.
     """
     job = c.state.jobs[slot.job]
     takes = solo_ms(job)
-    if group.dispatch is not Dispatch.CREDIT or not gives_way(job) or takes is None:
+    if group.dispatch is not Dispatch.CREDIT or job.status is not JobStatus.ADMITTED or takes is None:
         return None
     if slot.phase != job.spec.phases[0].name:
         return None
     until = slot.queued_at + round((PROMISED_NOTHING - 1) * takes)
+    if job.promised:
+        until = min(slot.queued_at + (credit_ms(job) or 0) - takes, patient_until(job, slot))
     mine = set(nodes_in(job.pins))
     for other in c.state.members(group):
-        short = other.promised and (credit_ms(other) or 0) < (solo_ms(other) or 0)
+        short = other.promised and (credit_ms(other) or 0) < max(takes, solo_ms(other) or 0)
         if not short or mine.isdisjoint(nodes_in(other.pins)):
             continue
         there = min(until, there_until(c, other, until))
