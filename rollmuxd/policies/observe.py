@@ -2,7 +2,7 @@
 
 A job has a group of its own and no pins. So no job waits for another, no state is moved and no GPU is held. What is
 learnt is when each phase began and ended without sharing. What sharing would have made of it is for the simulator to
-say (``rollmuxd report``).
+say (``rollmuxd report``, ``rollmuxd estimate --observed``).
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The iterations of a daemon's jobs, from its facts: what ``rollmuxd report`` works with."""
+"""The iterations of a daemon's jobs, from its facts: what ``rollmuxd estimate --observed`` and ``report`` work with."""
 
 from collections.abc import Iterable, Mapping
 from statistics import fmean

@@ -67,13 +67,15 @@ def test_what_sharing_would_have_gained_is_worked_out_from_what_was_seen(live):
         )  # fmt: skip
         return json.loads(told.stdout) if told.returncode == 0 else told.stderr
 
-    report = asked("report")["sharing"]
-    assert (report["jobs"], report["rollout_gpus"], report["train_gpus"], report["ran_on"]) == (["a", "b"], 1, 1, 0)
-    found = report["estimate"]
+    found = asked("estimate", "--observed", "--switch-s", "0")
     assert found["jobs"] == 2
     assert found["shared_s"]["middle"] > 0
     assert [one["baseline"].startswith("one after the other") for one in found["against"]] == [True, True]
-    assert asked("report", "--since", "1h")["sharing"] == report
+    assert asked("estimate", "--observed", "--since", "1h", "--switch-s", "0") == found
+    assert "no job has finished 3 iterations yet" in asked("estimate", "--observed", "--since", "2999-01-01")
+    report = asked("report")["sharing"]
+    assert (report["jobs"], report["rollout_gpus"], report["train_gpus"], report["ran_on"]) == (["a", "b"], 1, 1, 0)
+    assert report["estimate"]["jobs"] == 2
 
 
 def test_what_rollmuxd_run_starts_keeps_the_gpus_that_it_sees(live, tmp_path):

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollmuxd.cli.common import Call, Failed, print_json, table
-from rollmuxd.cli.top.feed import last_facts
+from rollmuxd.cli.common import Call, Failed, print_json, table, talks
+from rollmuxd.cli.top.feed import Time, last_facts
 
 if TYPE_CHECKING:
     from rollmuxd.sim.estimate import Estimate, Range
     from rollmuxd.sim.observed import Seen
+    from rollmuxd.sim.training_logs import Step
 
 
 @click.command(short_help="Is sharing worth it, from a training log?")
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     "--log",
     "logs",
     multiple=True,
-    required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A training log; several for jobs that differ.",
 )
+@click.option("--observed", is_flag=True, help="Of the daemon's jobs, as it has seen them; in mode observe, say.")
+@click.option("--job", "names", multiple=True, help="With --observed: of these jobs (default: the last five).")
+@click.option("--since", type=Time(), help="With --observed: from this time on (default: the last 50,000 facts).")
 @click.option("--jobs", type=click.IntRange(2, 5), help="So many jobs, in turn like each log (default: two or all).")
 @click.option("--rollout-gpus", default=8, show_default=True, type=click.IntRange(1), help="GPUs of the rollout pool.")
 @click.option("--train-gpus", default=8, show_default=True, type=click.IntRange(1), help="GPUs of the train pool.")
@@ -32,10 +35,14 @@ if TYPE_CHECKING:
 @click.option("--switch-s", default=5.0, show_default=True, type=click.FloatRange(0), help="To load or park a state.")
 @click.option("--ram-gb", default=0.0, type=click.FloatRange(0), help="RAM that a parked job needs on each host.")
 @click.option("--host-ram-gb", default=2000.0, show_default=True, type=click.FloatRange(0), help="RAM of a host.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@talks
 def estimate(
-    *,
+    call: Call,
     logs: tuple[Path, ...],
+    *,
+    observed: bool,
+    names: tuple[str, ...],
+    since: str | None,
     jobs: int | None,
     rollout_gpus: int,
     train_gpus: int,
@@ -43,23 +50,36 @@ def estimate(
     switch_s: float,
     ram_gb: float,
     host_ram_gb: float,
-    as_json: bool,
 ) -> None:
     """Wall time of jobs that share two pools, against the same jobs one after the other.
 
+    \b
     rollmuxd estimate --log train.log --ran-on 8 --rollout-gpus 4 --train-gpus 4
+    rollmuxd estimate --observed
 
     The log is verl's, EasyR1's, NeMo-RL's, OpenRLHF's or TRL's, or a CSV with gen_s and train_s. The simulator plays
-    its steps with the daemon's own scheduler. No daemon is needed: of jobs that one watches, `rollmuxd report` tells.
-    """
+    its steps with the daemon's own scheduler. Only --observed needs a daemon.
+    """  # noqa: D301  # click's sign for lines that are not to be filled
     import msgspec
 
     from rollmuxd.sim.estimate import Costs, Gpus
     from rollmuxd.sim.estimate import estimate as estimated
     from rollmuxd.sim.training_logs import Asynchronous, NoSteps, read
 
+    if observed == bool(logs):
+        raise Failed("give either --log FILE (a training log), or --observed (what a daemon has seen)")
+    for option, given in (("--job", names), ("--since", since)):
+        if given and not observed:
+            raise Failed(f"{option} is about what a daemon has seen: it goes with --observed")
     try:
-        steps = {str(path): read(path) for path in logs}
+        steps: dict[str, list[Step]] = {}
+        if observed:
+            seen = _seen(call, names, since)
+            steps = {name: of.steps for name, of in seen.items()}
+            # Both phases ran on the same GPUs: as many as both pools, unless it is said.
+            ran_on = ran_on or (rollout_gpus + train_gpus if _together(seen) else 0)
+        else:
+            steps = {str(path): read(path) for path in logs}
         mine = list(steps.values())
         count = jobs or max(2, len(mine))
         found = estimated(
@@ -69,7 +89,7 @@ def estimate(
         )
     except (Asynchronous, NoSteps, ValueError, OSError) as error:
         raise Failed(str(error)) from error
-    if as_json:
+    if call.as_json:
         print_json(msgspec.to_builtins(found))
         return
     for name, its in steps.items():
@@ -89,7 +109,7 @@ def sharing(call: Call, since: str | None) -> dict[str, Any]:
     from rollmuxd.sim.estimate import estimate as estimated
 
     try:
-        seen = _seen(call, since)
+        seen = _seen(call, (), since)
     except Failed as error:
         return {"jobs": [], "reason": error.message, "estimate": None}
     sizes = _sizes(call)
@@ -137,8 +157,8 @@ def _sizes(call: Call) -> dict[str, int]:
     return sizes
 
 
-def _seen(call: Call, since: str | None) -> dict[str, Seen]:
-    """What a daemon has seen of the last five jobs that finished some iterations, by job.
+def _seen(call: Call, names: tuple[str, ...], since: str | None) -> dict[str, Seen]:
+    """What a daemon has seen of its jobs, by job; of the last five that finished some iterations, unless named.
 
     Jobs that ran both phases on the same GPUs are not mixed with jobs that did not. Those that are like the last one
     are taken.
@@ -147,10 +167,20 @@ def _seen(call: Call, since: str | None) -> dict[str, Seen]:
 
     jobs = [(job["job"], job["name"], job["run"], job["cycle"]) for job in call.items("/v1/jobs")]
     found = observed(as_registered(last_facts(call, since), jobs))
+    if missing := [name for name in names if name not in found]:
+        there = ", ".join(found) or "none"
+        raise Failed(f"job {missing[0]} has not finished {LEAST} iterations; jobs that have: {there}")
     if not found:
         raise Failed(f"no job has finished {LEAST} iterations yet; come again when one has")
-    last = list(found.values())[-1]
-    return dict([(name, of) for name, of in found.items() if of.pool == last.pool][-5:])
+    chosen = {name: found[name] for name in names or found}
+    alike = {name: of for name, of in chosen.items() if of.pool == list(chosen.values())[-1].pool}
+    if names and len(alike) < len(chosen):
+        raise Failed("some of these jobs ran both phases on the same GPUs, and some did not: ask for them separately")
+    return dict(list(alike.items())[-5:])
+
+
+def _together(seen: dict[str, Seen]) -> bool:
+    return all(of.pool for of in seen.values())
 
 
 def show(found: Estimate, names: Sequence[str]) -> None:
