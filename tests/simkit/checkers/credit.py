@@ -19,7 +19,8 @@ from simkit.checkers.records import Asked, Heeded, Party, Records, Stay
 PROMISED_NOTHING: Final = 10.0
 #: who has waited for so many of its iterations goes before who has less credit, that nobody starves
 PATIENCE: Final = 3
-#: and for so many at most it leaves its nodes to a promised job that is short of credit, where it is promised nothing
+#: and for so many at most it leaves its nodes to a promised job that is short of credit, where it is promised nothing;
+#: one that is promised something does so for what it is ahead beyond an iteration
 YIELDS: Final = 9
 #: a phase that nobody has stated is known after so many observations, of which the last so many count
 ENOUGH, REMEMBERED = 3, 64
@@ -107,9 +108,7 @@ class Credit(Records):
             return
         short = self._yields_to(asked, party)
         if short is not None and self._account(asked.job).judged and self._is_there(short):
-            self._broken(
-                "who_is_least_ahead_goes_first", f"slot {name} of {asked.job}, promised nothing, and {short} is short"
-            )
+            self._broken("who_is_least_ahead_goes_first", f"slot {name} of {asked.job}, and {short} is short")
         for job in party.jobs:
             member = self.members[job]
             other = member.queued
@@ -144,16 +143,19 @@ class Credit(Records):
         """The job, short of credit, that a request leaves its nodes to, where it begins an iteration; None: none."""
         member, account = self.members[asked.job], self._account(asked.job)
         takes = account.iteration_ms(member.spec)
-        if takes is None or account.promised or asked.phase != member.spec.phases[0].name:
+        if takes is None or asked.phase != member.spec.phases[0].name:
             return None
-        if self.now - asked.queued_at >= YIELDS * takes:
+        longest = YIELDS * takes
+        if account.promised:
+            longest = min(account.ahead_ms(member.spec.slo or 0.0) - takes, PATIENCE * takes)
+        if self.now - asked.queued_at >= longest:
             return None
         for job in party.jobs:
             other, known = self._account(job), self.members[job]
             slo, alone = known.spec.slo, other.iteration_ms(known.spec)
             if slo is None or not other.promised or set(known.nodes).isdisjoint(member.nodes):
                 continue
-            if other.ahead_ms(slo) < (alone or 0):
+            if other.ahead_ms(slo) < max(takes, alone or 0):
                 return job
         return None
 
@@ -172,6 +174,8 @@ class Credit(Records):
         promised = spec.slo if spec.slo is not None and account.promised else PROMISED_NOTHING
         patient = self.now - asked.queued_at < PATIENCE * takes
         ahead = account.ahead_ms(promised, self.now, account.pace_ms(spec))
+        if account.since is None:  # before the first iteration it is the wait that counts
+            ahead -= self.now - asked.queued_at
         return patient, not account.guarded, not self._at_once(asked), ahead, asked.queued_at, len(name), name
 
     def _at_once(self, asked: Asked) -> bool:
