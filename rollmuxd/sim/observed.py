@@ -54,15 +54,13 @@ def as_registered(
     begun = {fact.job for fact in told if isinstance(fact, JobRegistered)}
     at = told[0].at if told else 0
     before: list[Fact] = [
-        JobRegistered(at, job, "", "", run, JobSpec(name, tuple(_phases(cycle)), ()))
+        JobRegistered(
+            at, job, "", "", run, JobSpec(name, tuple(PhaseSpec(it, tuple(on)) for it, on in cycle.items()), ())
+        )
         for job, name, run, cycle in jobs
         if job not in begun
     ]
     return before + told
-
-
-def _phases(cycle: Mapping[str, Iterable[str]]) -> Iterable[PhaseSpec]:
-    return (PhaseSpec(phase, tuple(pools)) for phase, pools in cycle.items())
 
 
 def _kind(phase: PhaseSpec) -> str:

@@ -77,7 +77,7 @@ def estimate(
             seen = _seen(call, names, since)
             steps = {name: of.steps for name, of in seen.items()}
             # Both phases ran on the same GPUs: as many as both pools, unless it is said.
-            ran_on = ran_on or (rollout_gpus + train_gpus if _together(seen) else 0)
+            ran_on = ran_on or (rollout_gpus + train_gpus if all(of.pool for of in seen.values()) else 0)
         else:
             steps = {str(path): read(path) for path in logs}
         mine = list(steps.values())
@@ -177,10 +177,6 @@ def _seen(call: Call, names: tuple[str, ...], since: str | None) -> dict[str, Se
     if names and len(alike) < len(chosen):
         raise Failed("some of these jobs ran both phases on the same GPUs, and some did not: ask for them separately")
     return dict(list(alike.items())[-5:])
-
-
-def _together(seen: dict[str, Seen]) -> bool:
-    return all(of.pool for of in seen.values())
 
 
 def show(found: Estimate, names: Sequence[str]) -> None:
