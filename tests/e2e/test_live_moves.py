@@ -91,7 +91,8 @@ def test_a_load_that_fails_after_a_move_is_the_jobs_own_trouble(live, restless):
     b.do("start")  # so there is news, and the policy is asked
     live.until("it is to move", lambda: moves(daemon, "planned"))
     a.do("leave")
-    number = a.ask("loop", rounds=1, seconds=0.0, phases=["train"])
+    a.do("loop", rounds=1, seconds=0.0, phases=["train"])
+    number = a.ask("loop", rounds=1, seconds=0.0)  # its state is loaded where it has moved to
 
     live.until("it is quarantined", lambda: daemon.facts("job_quarantined"))
     assert "error" in a.answer(number)

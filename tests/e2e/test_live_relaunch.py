@@ -153,6 +153,7 @@ def test_it_sees_its_gpus_and_what_it_prints_can_be_read_while_it_runs_and_after
         pieces, at = pieces + piece["text"], piece["next"]
     assert pieces == daemon.get(path)["text"], "a character was cut in two"
 
+    live.until("it is known to have been started", lambda: daemon.facts("process_started"))
     pid = daemon.facts("process_started")[-1]["pid"]
     assert daemon.call("DELETE", "/v1/jobs/again", {"reason": "enough"}).status_code == 200
     live.until("it has gone", lambda: not live.lives(pid))

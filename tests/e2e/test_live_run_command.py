@@ -117,7 +117,7 @@ def test_a_command_is_one_run_on_its_gpus_and_its_exit_status_is_ours(live, runs
     }  # fmt: skip
     assert out.splitlines()[-1] == "step 1"
     job = daemon.job("math")
-    assert (job["run"], job["iterations"], job["status"]) == (1, 1, "ended")  # an iteration ends where the next begins
+    assert (job["run"], job["iterations"], job["status"]) == (1, 2, "ended")
 
 
 def test_a_command_that_knows_nothing_of_rollmuxd_has_its_place_until_it_ends(live, runs):
