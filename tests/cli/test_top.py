@@ -296,6 +296,14 @@ def test_the_arrow_keys_choose_a_job_and_the_screen_follows(a_job):
     assert (screen.chosen, screen.asked, screen.typing) == ("j0", None, False)
 
 
+def test_a_paused_job_does_not_say_that_it_waits_its_turn(a_job):
+    seen = looked_at(a_job, jobs=1, waiting=0, nodes=2)
+    seen["jobs"][0] |= {"slot": "s9", "phase": "train"}
+    assert "waits its turn for train" in drawn(seen, Screen(), width=200)
+    seen["jobs"][0]["status"] = "paused"
+    assert "waits its turn" not in drawn(seen, Screen(), width=200)
+
+
 def test_an_action_goes_to_the_chosen_job_and_is_asked_about_first(a_job):
     seen = looked_at(a_job, jobs=2, waiting=0, nodes=2)
     screen = Screen()

@@ -277,7 +277,7 @@ def _now(job: Mapping[str, Any], holders: Mapping[str, Mapping[str, Any]]) -> st
     slot = holders.get(job.get("slot") or "")
     if slot is not None:
         return str(slot["phase"]) if slot["status"] == "running" else f"{slot['phase']} ({slot['status']})"
-    return f"waits its turn for {job['phase']}" if job.get("slot") else "-"
+    return f"waits its turn for {job['phase']}" if job.get("slot") and job["status"] != "paused" else "-"
 
 
 def _against(job: Mapping[str, Any]) -> str:
