@@ -1,29 +1,28 @@
 """The life cycles, as tables: what is not in them cannot happen. The diagrams in the docs are drawn from here.
 
 Each table maps a status and the fact that is met in it to the statuses it may lead to. Most facts leave no choice;
-where one does, it says which (``JobPlaced.status``). A state's table has the kind of its order beside the fact.
+where one does, it says which (``JobPlaced.status``). For a state, the kind of its order stands beside the fact.
 """
 
 from collections.abc import Mapping
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 from rollmuxd.core import facts as f
+from rollmuxd.core import model as m
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import JobStatus, NodeStatus, OrderKind, OrderStatus, SlotStatus, StateStatus
 
-S = TypeVar("S", JobStatus, SlotStatus, StateStatus, NodeStatus, OrderStatus)
-StateEvent: TypeAlias = tuple[type[f.Fact], OrderKind | None]
+StateEvent: TypeAlias = type[f.Fact] | tuple[type[f.Fact], m.OrderKind]
 
-_J = JobStatus
+_J = m.JobStatus
 _PLACED: Final = (_J.PROBING, _J.ADMITTED)
-_ANY_LIVE: Final[dict[type[f.Fact], tuple[JobStatus, ...]]] = {
+_ANY_LIVE: Final[dict[type[f.Fact], tuple[m.JobStatus, ...]]] = {
     f.JobQuarantined: (_J.QUARANTINED,),
     f.JobLost: (_J.LOST,),
     f.JobEnded: (_J.ENDED,),
 }
-_PAUSABLE: Final[dict[type[f.Fact], tuple[JobStatus, ...]]] = {**_ANY_LIVE, f.JobPaused: (_J.PAUSED,)}
+_PAUSABLE: Final[dict[type[f.Fact], tuple[m.JobStatus, ...]]] = {**_ANY_LIVE, f.JobPaused: (_J.PAUSED,)}
 
-JOB: Final[Mapping[JobStatus, Mapping[type[f.Fact], tuple[JobStatus, ...]]]] = {
+JOB: Final[Mapping[m.JobStatus, Mapping[type[f.Fact], tuple[m.JobStatus, ...]]]] = {
     _J.WAITING: {**_PAUSABLE, f.JobPlaced: _PLACED, f.FillerPlaced: (_J.ADMITTED,)},
     _J.PROBING: {**_PAUSABLE, f.JobPromised: (_J.ADMITTED,), f.JobUnplaced: (_J.WAITING,)},
     _J.ADMITTED: {
@@ -46,14 +45,14 @@ JOB: Final[Mapping[JobStatus, Mapping[type[f.Fact], tuple[JobStatus, ...]]]] = {
     _J.ENDED: {f.JobRegistered: (_J.WAITING,)},
 }
 
-_S = SlotStatus
-_TAKEN_AWAY: Final[dict[type[f.Fact], tuple[SlotStatus, ...]]] = {
+_S = m.SlotStatus
+_TAKEN_AWAY: Final[dict[type[f.Fact], tuple[m.SlotStatus, ...]]] = {
     f.SlotLost: (_S.LOST,),
     f.SlotRevoked: (_S.REVOKED,),
 }
-_ENDED: Final[dict[type[f.Fact], tuple[SlotStatus, ...]]] = {f.SlotOver: (_S.OVER,)}
+_ENDED: Final[dict[type[f.Fact], tuple[m.SlotStatus, ...]]] = {f.SlotOver: (_S.OVER,)}
 
-SLOT: Final[Mapping[SlotStatus, Mapping[type[f.Fact], tuple[SlotStatus, ...]]]] = {
+SLOT: Final[Mapping[m.SlotStatus, Mapping[type[f.Fact], tuple[m.SlotStatus, ...]]]] = {
     _S.QUEUED: {
         f.SlotClaimed: (_S.LOADING,),
         f.NodeLent: (_S.LOADING,),
@@ -84,45 +83,45 @@ SLOT: Final[Mapping[SlotStatus, Mapping[type[f.Fact], tuple[SlotStatus, ...]]]] 
     _S.OVER: {},
 }
 
-_T = StateStatus
-_TO_UNKNOWN: Final[dict[StateEvent, tuple[StateStatus, ...]]] = {
-    (f.OrderFaulted, None): (_T.UNKNOWN,),
-    (f.OrderContactLost, None): (_T.UNKNOWN,),
-    (f.StateUnknown, None): (_T.UNKNOWN,),
+_T = m.StateStatus
+_TO_UNKNOWN: Final[dict[StateEvent, tuple[m.StateStatus, ...]]] = {
+    f.OrderFaulted: (_T.UNKNOWN,),
+    f.OrderContactLost: (_T.UNKNOWN,),
+    f.StateUnknown: (_T.UNKNOWN,),
 }
 
-STATE: Final[Mapping[StateStatus, Mapping[StateEvent, tuple[StateStatus, ...]]]] = {
-    _T.GONE: {**_TO_UNKNOWN, (f.OrderIssued, OrderKind.LOAD): (_T.LOADING,)},
-    _T.LOADING: {**_TO_UNKNOWN, (f.OrderEnded, OrderKind.LOAD): (_T.LOADED,)},
+STATE: Final[Mapping[m.StateStatus, Mapping[StateEvent, tuple[m.StateStatus, ...]]]] = {
+    _T.GONE: {**_TO_UNKNOWN, (f.OrderIssued, m.OrderKind.LOAD): (_T.LOADING,)},
+    _T.LOADING: {**_TO_UNKNOWN, (f.OrderEnded, m.OrderKind.LOAD): (_T.LOADED,)},
     _T.LOADED: {
         **_TO_UNKNOWN,
-        (f.OrderIssued, OrderKind.LOAD): (_T.LOADING,),  # onto more GPUs, where its slot grows
-        (f.OrderIssued, OrderKind.PARK): (_T.PARKING,),
-        (f.OrderIssued, OrderKind.DISCARD): (_T.DISCARDING,),
+        (f.OrderIssued, m.OrderKind.LOAD): (_T.LOADING,),  # onto more GPUs, where its slot grows
+        (f.OrderIssued, m.OrderKind.PARK): (_T.PARKING,),
+        (f.OrderIssued, m.OrderKind.DISCARD): (_T.DISCARDING,),
     },
-    _T.PARKING: {**_TO_UNKNOWN, (f.OrderEnded, OrderKind.PARK): (_T.PARKED,)},
+    _T.PARKING: {**_TO_UNKNOWN, (f.OrderEnded, m.OrderKind.PARK): (_T.PARKED,)},
     _T.PARKED: {
         **_TO_UNKNOWN,
-        (f.OrderIssued, OrderKind.LOAD): (_T.LOADING,),
-        (f.OrderIssued, OrderKind.DISCARD): (_T.DISCARDING,),
+        (f.OrderIssued, m.OrderKind.LOAD): (_T.LOADING,),
+        (f.OrderIssued, m.OrderKind.DISCARD): (_T.DISCARDING,),
     },
-    _T.DISCARDING: {**_TO_UNKNOWN, (f.OrderEnded, OrderKind.DISCARD): (_T.GONE,)},
-    _T.UNKNOWN: {**_TO_UNKNOWN, (f.StateObserved, None): (_T.LOADED, _T.PARKED, _T.GONE)},
+    _T.DISCARDING: {**_TO_UNKNOWN, (f.OrderEnded, m.OrderKind.DISCARD): (_T.GONE,)},
+    _T.UNKNOWN: {**_TO_UNKNOWN, f.StateObserved: (_T.LOADED, _T.PARKED, _T.GONE)},
 }
 
-_N = NodeStatus
-_FROM_ANY: Final[dict[type[f.Fact], tuple[NodeStatus, ...]]] = {
+_N = m.NodeStatus
+_FROM_ANY: Final[dict[type[f.Fact], tuple[m.NodeStatus, ...]]] = {
     f.NodeQuarantined: (_N.QUARANTINED,),
     f.NodeLost: (_N.LOST,),
     f.NodeUnknown: (_N.UNKNOWN,),
 }
-_IN_QUESTION: Final[dict[type[f.Fact], tuple[NodeStatus, ...]]] = {
+_IN_QUESTION: Final[dict[type[f.Fact], tuple[m.NodeStatus, ...]]] = {
     f.NodeUnknown: (_N.UNKNOWN,),
     f.NodeUndrained: (_N.UNKNOWN,),
 }
-_DRAINABLE: Final[dict[type[f.Fact], tuple[NodeStatus, ...]]] = {**_FROM_ANY, f.NodeDraining: (_N.DRAINING,)}
+_DRAINABLE: Final[dict[type[f.Fact], tuple[m.NodeStatus, ...]]] = {**_FROM_ANY, f.NodeDraining: (_N.DRAINING,)}
 
-NODE: Final[Mapping[NodeStatus, Mapping[type[f.Fact], tuple[NodeStatus, ...]]]] = {
+NODE: Final[Mapping[m.NodeStatus, Mapping[type[f.Fact], tuple[m.NodeStatus, ...]]]] = {
     _N.UNKNOWN: {**_DRAINABLE, **_IN_QUESTION, f.NodeUp: (_N.UP,), f.NodeOccupied: (_N.OCCUPIED,)},
     _N.UP: {**_DRAINABLE, f.NodeOccupied: (_N.OCCUPIED,)},
     _N.OCCUPIED: {**_DRAINABLE, f.NodeUp: (_N.UP,)},
@@ -132,8 +131,8 @@ NODE: Final[Mapping[NodeStatus, Mapping[type[f.Fact], tuple[NodeStatus, ...]]]] 
     _N.LOST: _IN_QUESTION,
 }
 
-_O = OrderStatus
-ORDER: Final[Mapping[OrderStatus, Mapping[type[f.Fact], tuple[OrderStatus, ...]]]] = {
+_O = m.OrderStatus
+ORDER: Final[Mapping[m.OrderStatus, Mapping[type[f.Fact], tuple[m.OrderStatus, ...]]]] = {
     _O.ISSUED: {
         f.OrderEnded: (_O.DONE,),
         f.OrderFaulted: (_O.FAILED,),
@@ -145,25 +144,19 @@ ORDER: Final[Mapping[OrderStatus, Mapping[type[f.Fact], tuple[OrderStatus, ...]]
 }
 
 
-def next_status(
-    table: Mapping[S, Mapping[type[f.Fact], tuple[S, ...]]], now: S, fact: f.Fact, thing: str, to: S | None = None
-) -> S:
-    """Where the fact leads, or BrokenInvariant. ``to`` chooses where the table leaves a choice."""
-    choices = table[now].get(type(fact))
-    if choices is None:
-        raise BrokenInvariant(f"{thing} is {now}, and {f.name(fact)} cannot happen to it")
-    if to is None and len(choices) == 1:
-        return choices[0]
-    if to in choices:
-        return to
-    raise BrokenInvariant(f"{thing} is {now}, and {f.name(fact)} cannot lead to {to}")
+_TABLES: Final[dict[type, Any]] = {m.Job: JOB, m.Slot: SLOT, m.JobState: STATE, m.Node: NODE, m.Order: ORDER}
 
 
-def next_state_status(
-    now: StateStatus, fact: f.Fact, kind: OrderKind | None, thing: str, to: StateStatus | None = None
-) -> StateStatus:
-    """The same for a state on a node, whose table has the order's kind beside the fact."""
-    choices = STATE[now].get((type(fact), kind))
-    if choices is None or (to is not None and to not in choices):
-        raise BrokenInvariant(f"{thing} is {now}, and {f.name(fact)}{f' ({kind})' if kind else ''} cannot happen to it")
-    return to if to is not None else choices[0]
+def meet(
+    thing: m.Job | m.Slot | m.JobState | m.Node | m.Order, fact: f.Fact, to: str | None = None, *, by: Any = None
+) -> None:
+    """Bring a thing to the status that the fact leads to, or raise BrokenInvariant.
+
+    ``to`` chooses where the table leaves a choice; ``by`` is the kind of the order that moves a state.
+    """
+    choices = _TABLES[type(thing)][thing.status].get(type(fact) if by is None else (type(fact), by), ())
+    status: Any = choices[0] if to is None and len(choices) == 1 else to
+    if status not in choices:
+        what = f"{type(thing).__name__} {getattr(thing, 'id', thing)} is {thing.status}"
+        raise BrokenInvariant(f"{what}, and {f.name(fact)} cannot happen to it, or lead to {to}")
+    thing.status = status

@@ -42,21 +42,15 @@ def draw() -> str:
         ("Slot", lifecycle.SLOT),
         ("Node", lifecycle.NODE),
         ("Order", lifecycle.ORDER),
+        ("State, on a node", lifecycle.STATE),
     ):
         edges = [
-            (str(source), str(target), _fact(kind))
+            (str(source), str(target), _fact(event[0]) + f" ({event[1]})" if isinstance(event, tuple) else _fact(event))
             for source, moves in table.items()
-            for kind, targets in moves.items()
+            for event, targets in moves.items()
             for target in targets
         ]
         pages.append(_diagram(title, edges))
-    edges = [
-        (str(source), str(target), _fact(kind) + (f" ({order})" if order else ""))
-        for source, moves in lifecycle.STATE.items()
-        for (kind, order), targets in moves.items()
-        for target in targets
-    ]
-    pages.append(_diagram("State, on a node", edges))
     return "".join(pages)
 
 

@@ -3,10 +3,9 @@
 from typing import Any
 
 from rollmuxd.core import facts as f
-from rollmuxd.core import lifecycle
 from rollmuxd.core.apply.measures import excuse_away
 from rollmuxd.core.causes import Cause
-from rollmuxd.core.lifecycle import next_status
+from rollmuxd.core.lifecycle import meet
 from rollmuxd.core.model import Gpu, Host, Node, NodeStatus
 from rollmuxd.core.state import State
 
@@ -72,7 +71,7 @@ def node_removed(state: State, fact: f.NodeRemoved) -> None:
 def node_moved(state: State, fact: Any) -> None:
     """A node's status, for the facts that say nothing else."""
     node = state.nodes[fact.node]
-    node.status = next_status(lifecycle.NODE, node.status, fact, f"node {node.id}")
+    meet(node, fact)
     if not isinstance(fact, f.NodeDrained):  # it keeps the reason for which it was drained
         node.reason = getattr(fact, "reason", None)
     if isinstance(fact, f.NodeDraining):

@@ -3,13 +3,12 @@
 from typing import Any
 
 from rollmuxd.core import facts as f
-from rollmuxd.core import lifecycle
 from rollmuxd.core.apply.groups import forget_empty, group_named, leave_schedule, merged
 from rollmuxd.core.apply.loans import leave_node
 from rollmuxd.core.apply.measures import count_end, forget_restated, plan_with, start_fresh_times
 from rollmuxd.core.apply.pins import owner_of, pin, unpin
 from rollmuxd.core.causes import Cause
-from rollmuxd.core.lifecycle import next_status
+from rollmuxd.core.lifecycle import meet
 from rollmuxd.core.model import Job, JobStatus, Launch, Progress, Session, SessionStatus, nodes_in
 from rollmuxd.core.state import State
 
@@ -26,7 +25,7 @@ def job_registered(state: State, fact: f.JobRegistered) -> None:
         state.slots_of[fact.job] = []
         state.names[f"{fact.owner}/{fact.spec.name}"] = fact.job
     else:
-        job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}")
+        meet(job, fact)
         forget_restated(job, fact.spec)
         job.user, job.spec, job.run, job.registered_at = fact.user, fact.spec, fact.run, fact.at
         job.progress, job.session, job.work = Progress(), None, 0.0
@@ -47,7 +46,7 @@ def job_registered(state: State, fact: f.JobRegistered) -> None:
 
 
 def set_job(state: State, job: Job, fact: f.Fact, to: JobStatus | None = None) -> None:
-    job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}", to)
+    meet(job, fact, to)
     if job.status is JobStatus.WAITING and job.spec.filler is None:
         state.waiting[job.id] = None
     else:

@@ -3,17 +3,16 @@
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
-from rollmuxd.core import lifecycle
 from rollmuxd.core.apply.slots import hold, step
-from rollmuxd.core.lifecycle import next_status
-from rollmuxd.core.model import Job, JobState, JobStatus, nodes_in
+from rollmuxd.core.lifecycle import meet
+from rollmuxd.core.model import Job, JobState, nodes_in
 from rollmuxd.core.state import State, state_key
 
 
 def filler_placed(state: State, fact: f.FillerPlaced) -> None:
     """It has no group, and no node is pinned to it: jobs are placed as if it were not there."""
     job, node = state.jobs[fact.job], state.nodes[fact.node]
-    job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}", JobStatus.ADMITTED)
+    meet(job, fact)
     job.reason, job.placed_at = None, fact.at
     job.pins = {fact.pool: (node.id,)}
     job.newest = dict(job.pins)

@@ -1,19 +1,18 @@
 """Moves of jobs from group to group."""
 
 from rollmuxd.core import facts as f
-from rollmuxd.core import lifecycle
 from rollmuxd.core.apply.groups import forget_empty, group_named, merged, rewound
 from rollmuxd.core.apply.jobs import set_job
 from rollmuxd.core.apply.measures import start_fresh_times
 from rollmuxd.core.apply.pins import follow, owner_of, pin, unpin
-from rollmuxd.core.lifecycle import next_status
+from rollmuxd.core.lifecycle import meet
 from rollmuxd.core.model import JobMove, nodes_in
 from rollmuxd.core.state import State
 
 
 def move_planned(state: State, fact: f.MovePlanned) -> None:
     job = state.jobs[fact.job]
-    job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}")
+    meet(job, fact)
     group = group_named(state, fact.group)
     job.move = JobMove(
         group.id, fact.pins, fact.at, fact.why, fact.admission, fact.promised, fact.period_ms, off=fact.off

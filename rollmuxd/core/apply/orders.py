@@ -1,19 +1,17 @@
 """Orders to residency drivers, and the states that they move."""
 
 from rollmuxd.core import facts as f
-from rollmuxd.core import lifecycle
 from rollmuxd.core.apply.hosts import all_gpus_clean
 from rollmuxd.core.apply.pins import newest_on
-from rollmuxd.core.lifecycle import next_state_status, next_status
+from rollmuxd.core.lifecycle import meet
 from rollmuxd.core.model import Order, OrderKind, StateStatus
 from rollmuxd.core.state import State, state_key
 
 
 def order_issued(state: State, fact: f.OrderIssued) -> None:
     state.mint("o")
-    key = state_key(fact.job, fact.pool, fact.node)
-    kept = state.states[key]
-    kept.status = next_state_status(kept.status, fact, fact.kind, f"state {key}")
+    kept = state.states[state_key(fact.job, fact.pool, fact.node)]
+    meet(kept, fact, by=fact.kind)
     kept.order = fact.order
     if fact.kind is OrderKind.LOAD and fact.slot is None:  # ahead of the job's turn: no slot holds the GPUs yet
         node = state.nodes[fact.node]
@@ -26,7 +24,7 @@ def order_issued(state: State, fact: f.OrderIssued) -> None:
 
 def order_ended(state: State, fact: f.OrderEnded) -> None:
     order = state.orders.pop(fact.order)
-    next_status(lifecycle.ORDER, order.status, fact, f"order {order.id}")
+    meet(order, fact)
     kept = state.state_of(order)
     if kept is None:
         return
@@ -37,7 +35,7 @@ def order_ended(state: State, fact: f.OrderEnded) -> None:
         newest_on(state.jobs[order.job], order.pool, order.node)
     if kept.status is StateStatus.UNKNOWN:  # a late word about a lost order: StateObserved says what it means
         return
-    kept.status = next_state_status(kept.status, fact, order.kind, f"state {order.pool} of {order.job}")
+    meet(kept, fact, by=order.kind)
     for gpu in state.nodes[order.node].gpus.values():
         if gpu.dirty_by == order.job:
             gpu.touched_at = fact.at
@@ -61,34 +59,31 @@ def order_ended(state: State, fact: f.OrderEnded) -> None:
 
 def order_faulted(state: State, fact: f.OrderFaulted) -> None:
     order = state.orders.pop(fact.order)
-    next_status(lifecycle.ORDER, order.status, fact, f"order {order.id}")
+    meet(order, fact)
     kept = state.state_of(order)
     if kept is not None:
         kept.order = None
-        kept.status = next_state_status(kept.status, fact, None, f"state {order.pool} of {order.job}")
+        meet(kept, fact)
     if order.kind is OrderKind.LOAD and order.slot is None:  # not tried again before the job's turn
         state.nodes[order.node].loan_ended_at = None
 
 
 def order_contact_lost(state: State, fact: f.OrderContactLost) -> None:
     order = state.orders[fact.order]
-    order.status = next_status(lifecycle.ORDER, order.status, fact, f"order {order.id}")
+    meet(order, fact)
     order.error = fact.error
     kept = state.state_of(order)
     if kept is not None:
-        kept.status = next_state_status(kept.status, fact, None, f"state {order.pool} of {order.job}")
+        meet(kept, fact)
 
 
 def state_unknown(state: State, fact: f.StateUnknown) -> None:
-    key = state_key(fact.job, fact.pool, fact.node)
-    kept = state.states[key]
-    kept.status = next_state_status(kept.status, fact, None, f"state {key}")
+    meet(state.states[state_key(fact.job, fact.pool, fact.node)], fact)
 
 
 def state_observed(state: State, fact: f.StateObserved) -> None:
-    key = state_key(fact.job, fact.pool, fact.node)
-    kept = state.states[key]
-    kept.status = next_state_status(kept.status, fact, None, f"state {key}", fact.status)
+    kept = state.states[state_key(fact.job, fact.pool, fact.node)]
+    meet(kept, fact, fact.status)
     if kept.order is not None:  # nothing is left to be learnt of its order
         state.orders.pop(kept.order, None)
         kept.order = None

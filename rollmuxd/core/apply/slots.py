@@ -3,13 +3,12 @@
 from typing import Any
 
 from rollmuxd.core import facts as f
-from rollmuxd.core import lifecycle
 from rollmuxd.core.apply.groups import drop_once
 from rollmuxd.core.apply.hosts import all_gpus_clean
 from rollmuxd.core.apply.measures import count_release, count_request
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import JobId, Millis
-from rollmuxd.core.lifecycle import next_status
+from rollmuxd.core.lifecycle import meet
 from rollmuxd.core.model import Node, Slot, SlotStatus, nodes_in
 from rollmuxd.core.state import State
 
@@ -33,7 +32,7 @@ def slot_queued(state: State, fact: f.SlotQueued) -> None:
 def step(state: State, fact: Any) -> Slot:
     """The slot of a fact, in the status that the fact leads to."""
     slot: Slot = state.slots[fact.slot]
-    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    meet(slot, fact)
     return slot
 
 
@@ -95,7 +94,7 @@ def slot_shrunk(state: State, fact: f.SlotShrunk) -> None:
     slot = state.slots[fact.slot]
     if slot.status is SlotStatus.RUNNING:  # until here it holds what it claimed
         slot.claimed = slot.gpus
-    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    meet(slot, fact)
     _unhold(state, slot, keep=fact.kept)
     slot.gpus = fact.kept
 
