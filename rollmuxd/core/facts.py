@@ -25,7 +25,7 @@ from rollmuxd.core.ids import (
     SlotId,
 )
 from rollmuxd.core.inputs import HostSpec, NodeSpec
-from rollmuxd.core.model import Dispatch, JobStatus, OrderKind, StateStatus
+from rollmuxd.core.model import Dispatch, JobStatus, OrderKind, SlotStatus, StateStatus
 from rollmuxd.core.spec import JobSpec
 
 
@@ -526,32 +526,19 @@ class SlotReleased(SlotFact, frozen=True, tag="slot_released"):
     """The phase is over."""
 
     measured: dict[str, float] = {}
-
-
-class NextAnswered(SlotFact, frozen=True, tag="next_answered"):
-    """What became of the ``next`` that a release carried, so that a repeat gets the same answer."""
-
+    #: what becomes of the ``next`` that the release carried: a repeat gets the same answer
     next_slot: SlotId | None = None
-    refused: Cause | None = None
+    next_refused: Cause | None = None
 
 
-class SlotFaulted(SlotFact, frozen=True, tag="slot_faulted"):
-    """The state could not be loaded. As of a lost or revoked slot, its GPUs stay held until they are verified clean."""
+class SlotTakenAway(SlotFact, frozen=True, tag="slot_taken_away"):
+    """The slot was ended, and not by its holder. Its GPUs stay held until they are verified clean."""
 
+    #: ``faulted``: its state could not be loaded; ``lost``: its holder is; else ``revoked``
+    how: SlotStatus
     reason: Cause
-
-
-class SlotLost(SlotFact, frozen=True, tag="slot_lost"):
-    """The holder's session is lost."""
-
-    reason: Cause
-
-
-class SlotRevoked(SlotFact, frozen=True, tag="slot_revoked"):
-    """The slot was ended, and not by its holder."""
-
-    by: str
-    reason: Cause
+    #: of one that is revoked
+    by: str = ""
 
 
 class SlotOverran(SlotFact, frozen=True, tag="slot_overran"):

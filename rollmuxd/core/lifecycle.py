@@ -46,10 +46,6 @@ JOB: Final[Mapping[m.JobStatus, Mapping[type[f.Fact], tuple[m.JobStatus, ...]]]]
 }
 
 _S = m.SlotStatus
-_TAKEN_AWAY: Final[dict[type[f.Fact], tuple[m.SlotStatus, ...]]] = {
-    f.SlotLost: (_S.LOST,),
-    f.SlotRevoked: (_S.REVOKED,),
-}
 _ENDED: Final[dict[type[f.Fact], tuple[m.SlotStatus, ...]]] = {f.SlotOver: (_S.OVER,)}
 
 SLOT: Final[Mapping[m.SlotStatus, Mapping[type[f.Fact], tuple[m.SlotStatus, ...]]]] = {
@@ -59,12 +55,11 @@ SLOT: Final[Mapping[m.SlotStatus, Mapping[type[f.Fact], tuple[m.SlotStatus, ...]
         f.SlotWithdrawn: (_S.WITHDRAWN,),
     },
     _S.LOADING: {
-        **_TAKEN_AWAY,
         f.SlotGranted: (_S.RUNNING,),
-        f.SlotFaulted: (_S.FAULTED,),
+        f.SlotTakenAway: (_S.FAULTED, _S.LOST, _S.REVOKED),
     },
     _S.RUNNING: {
-        **_TAKEN_AWAY,
+        f.SlotTakenAway: (_S.LOST, _S.REVOKED),
         f.SlotShrunk: (_S.TAIL,),
         f.SlotGrown: (_S.RUNNING,),
         f.SlotReleased: (_S.RELEASED,),
@@ -72,7 +67,7 @@ SLOT: Final[Mapping[m.SlotStatus, Mapping[type[f.Fact], tuple[m.SlotStatus, ...]
         f.YieldAsked: (_S.RUNNING,),
     },
     _S.TAIL: {
-        **_TAKEN_AWAY,
+        f.SlotTakenAway: (_S.LOST, _S.REVOKED),
         f.SlotShrunk: (_S.TAIL,),
         f.SlotGrown: (_S.RUNNING,),
         f.SlotReleased: (_S.RELEASED,),

@@ -221,7 +221,7 @@ _NODE_AND_ROOM: Final = (_node, _room, _places)
 MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
     **dict.fromkeys((f.SlotQueued, f.SlotWithdrawn, f.SlotReleased), (_job,)),
     f.SlotShrunk: (_job, _watch_its_nodes),
-    **dict.fromkeys((f.SlotFaulted, f.SlotLost, f.SlotRevoked), (_job, _its_hosts)),
+    f.SlotTakenAway: (_job, _its_hosts),
     f.SlotOver: (_job, _its_nodes),
     f.OrderEnded: (_job, _node, _its_hosts_if_it_leaves),
     f.OrderContactLost: (_job, _node, _its_hosts_if_it_leaves, _watch),
@@ -256,7 +256,6 @@ NOTHING_FOLLOWS: Final = frozenset(
         *(f.DaemonStarted, f.LoopStalled, f.HostRemoved, f.HostBooted, f.NodeUnknown, f.NodeUndrained, f.Audited),
         *(f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted, f.ProcessOver, f.SessionOpened, f.SessionFenced),
         *(f.SlotClaimed, f.SlotGranted, f.SlotGrown, f.SlotOverran, f.TurnAdded, f.TurnSkipped),
-        *(f.NextAnswered, f.OrderIssued),
-        *(f.FillerPlaced, f.NodeLent, f.YieldAsked),
+        *(f.OrderIssued, f.FillerPlaced, f.NodeLent, f.YieldAsked),
     )
 )

@@ -37,10 +37,8 @@ WARNINGS: Final[tuple[type[Fact], ...]] = (
     f.OrderContactLost,
     f.OrderFaulted,
     f.SessionLost,
-    f.SlotFaulted,
-    f.SlotLost,
     f.SlotOverran,
-    f.SlotRevoked,
+    f.SlotTakenAway,
 )
 
 

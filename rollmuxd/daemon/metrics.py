@@ -134,7 +134,7 @@ class Metrics:
             case f.SlotGrown() if slot := self._slots.get(fact.slot):
                 self._ran(slot, fact.at)
                 slot.gpus = len(fact.gpus)
-            case f.SlotReleased() | f.SlotWithdrawn() | f.SlotFaulted() | f.SlotLost() | f.SlotRevoked():
+            case f.SlotReleased() | f.SlotWithdrawn() | f.SlotTakenAway():
                 self._slot_ended(fact.slot, fact)
             case f.OrderIssued():
                 self._orders.add(fact, (fact.kind, fact.at))

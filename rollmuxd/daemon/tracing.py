@@ -154,16 +154,16 @@ class Spans:
         if phase := self._phases.get(fact.slot):
             phase.span.add_event("shrunk", {"rollmux.kept": len(fact.kept)}, _ns(fact.at))
 
-    def _ended(self, fact: f.SlotReleased | f.SlotWithdrawn | f.SlotFaulted | f.SlotLost | f.SlotRevoked) -> None:
+    def _ended(self, fact: f.SlotReleased | f.SlotWithdrawn | f.SlotTakenAway) -> None:
         phase = self._phases.pop(fact.slot, None)
         if phase is None:
             return
-        how = f.name(fact).removeprefix("slot_")
+        how = str(fact.how) if isinstance(fact, f.SlotTakenAway) else f.name(fact).removeprefix("slot_")
         phase.span.set_attribute("rollmux.ended", how)
-        if how in ("faulted", "lost", "revoked"):
+        if isinstance(fact, f.SlotTakenAway):
             from opentelemetry.trace import Status, StatusCode
 
-            phase.span.set_status(Status(StatusCode.ERROR, f"{how}: {sentence(getattr(fact, 'reason', None))}"))
+            phase.span.set_status(Status(StatusCode.ERROR, f"{how}: {sentence(fact.reason)}"))
         phase.part.end(_ns(fact.at))
         phase.span.end(_ns(fact.at))
 
@@ -211,9 +211,7 @@ _SEES: Final[dict[type[f.Fact], Callable[..., None]]] = {
     f.SlotShrunk: Spans._shrunk,
     f.SlotReleased: Spans._ended,
     f.SlotWithdrawn: Spans._ended,
-    f.SlotFaulted: Spans._ended,
-    f.SlotLost: Spans._ended,
-    f.SlotRevoked: Spans._ended,
+    f.SlotTakenAway: Spans._ended,
     f.OrderIssued: Spans._ordered,
     f.OrderEnded: Spans._order_over,
     f.OrderFaulted: Spans._order_over,

@@ -401,9 +401,9 @@ class History:
     def _released(self, fact: f.SlotReleased, found: list[Item]) -> None:
         self._next(fact, "released", "released", found)
 
-    def _taken_away(self, fact: Any, found: list[Item]) -> None:
-        by = f" by {fact.by}" if isinstance(fact, f.SlotRevoked) else ""
-        self._next(fact, "reclaiming", f"{_TAKEN[type(fact)]}{by}: {self._words(fact.reason)}", found)
+    def _taken_away(self, fact: f.SlotTakenAway, found: list[Item]) -> None:
+        by = f" by {fact.by}" if fact.by else ""
+        self._next(fact, "reclaiming", f"{fact.how}{by}: {self._words(fact.reason)}", found)
 
     def _over(self, fact: f.SlotOver, found: list[Item]) -> None:
         self._next(fact, "", "over", found)
@@ -488,7 +488,6 @@ _NOT_UP: Final[dict[type[f.Fact], str]] = {
     f.NodeDraining: "draining",
     f.NodeDrained: "drained",
 }
-_TAKEN: Final[dict[type[f.Fact], str]] = {f.SlotFaulted: "faulted", f.SlotLost: "lost", f.SlotRevoked: "revoked"}
 
 _SEE: Final[dict[type[f.Fact], Any]] = {
     f.DaemonStarted: History._daemon_started,
@@ -524,9 +523,7 @@ _SEE: Final[dict[type[f.Fact], Any]] = {
     f.SlotShrunk: History._shrunk,
     f.SlotGrown: History._grown,
     f.SlotReleased: History._released,
-    f.SlotFaulted: History._taken_away,
-    f.SlotLost: History._taken_away,
-    f.SlotRevoked: History._taken_away,
+    f.SlotTakenAway: History._taken_away,
     f.SlotOver: History._over,
     f.OrderIssued: History._issued,
     f.OrderEnded: History._order_ended,

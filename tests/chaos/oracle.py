@@ -139,9 +139,7 @@ def stays(
 
     A process that was killed, or whose slot was lost while it was stopped, holds until then.
     """
-    taken = {
-        fact["slot"]: fact["at"] / 1000 - wall_minus_mono - BESIDE_S for fact in of(facts, "slot_lost", "slot_revoked")
-    }
+    taken = {fact["slot"]: fact["at"] / 1000 - wall_minus_mono - BESIDE_S for fact in of(facts, "slot_taken_away")}
     found = []
     for name, lines in clients.items():
         left = {(line["pid"], line["slot"]): line["at"] for line in lines if line["event"] == "leaving"}
@@ -167,9 +165,9 @@ def overlaps(held: Iterable[tuple[str, float, float, str]]) -> list[str]:
 
 #: what may not come after what, for one slot
 NEVER_AFTER = {
-    "slot_granted": ("slot_granted", "slot_withdrawn", "slot_lost", "slot_revoked", "slot_released", "slot_over"),
-    "slot_claimed": ("slot_claimed", "slot_withdrawn", "slot_lost", "slot_revoked", "slot_released", "slot_over"),
-    "slot_released": ("slot_released", "slot_withdrawn", "slot_lost", "slot_revoked", "slot_over"),
+    "slot_granted": ("slot_granted", "slot_withdrawn", "slot_taken_away", "slot_released", "slot_over"),
+    "slot_claimed": ("slot_claimed", "slot_withdrawn", "slot_taken_away", "slot_released", "slot_over"),
+    "slot_released": ("slot_released", "slot_withdrawn", "slot_taken_away", "slot_over"),
     "slot_over": ("slot_over",),
 }
 

@@ -488,7 +488,7 @@ def _verdict(made: World, raging: Storm, descriptors: int, began: float) -> dict
         "starts": kinds["daemon_started"],
         "stalls": kinds["loop_stalled"],
         "sessions_lost": kinds["session_lost"],
-        "slots_lost": kinds["slot_lost"],
+        "slots_taken_away": kinds["slot_taken_away"],
         "start_s_worst": round(max(raging._starts, default=0.0), 2),
         "storm_late_s": round(raging.late_s, 2),
         "daemon": {"descriptors": [descriptors, left], "threads": threads, "rss_mb": round(rss_mb, 1)},

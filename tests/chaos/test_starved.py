@@ -52,7 +52,7 @@ def test_without_descriptors_it_says_so_holders_keep_what_they_hold_and_it_recov
     assert "error" not in b.answer(asked)
     b.do("leave")
     assert [
-        fact for fact in daemon.facts(after=before) if fact["fact"] in {"slot_lost", "session_lost", "job_lost"}
+        fact for fact in daemon.facts(after=before) if fact["fact"] in {"slot_taken_away", "session_lost", "job_lost"}
     ] == []
     live.until("all nodes are up", lambda: all(node["status"] == "up" for node in daemon.get("/v1/nodes")["items"]))
     live.until("the callers are forgotten", lambda: len(os.listdir(f"/proc/{daemon.pid}/fd")) <= open_now + 6)
@@ -154,7 +154,7 @@ def test_a_clock_that_is_set_while_it_runs_moves_no_lease(live, wall, offset):
     wall(offset, daemon)
     time.sleep(live.lease_s + 0.5)  # a lease goes by
 
-    assert daemon.facts("session_lost", "slot_lost", "job_lost") == []
+    assert daemon.facts("session_lost", "slot_taken_away", "job_lost") == []
     # (Its loop may have been late by a second or two: this machine is busy.)
     assert [fact for fact in daemon.facts("loop_stalled") if fact["late_ms"] > 60_000] == []
     a.do("leave")
@@ -181,7 +181,7 @@ def test_a_clock_that_is_set_while_the_daemon_is_away_costs_nobody_a_slot(live, 
     daemon.restart()
     time.sleep(live.lease_s + 0.5)  # a lease goes by
 
-    assert daemon.facts("session_lost", "slot_lost", "job_lost") == []
+    assert daemon.facts("session_lost", "slot_taken_away", "job_lost") == []
     a.do("leave")
     b.answer(asked)
     b.kill()
@@ -244,7 +244,7 @@ def test_on_a_full_disk_newcomers_are_refused_and_what_is_held_can_still_be_rele
     (small_disk / "ballast").unlink()
     b.do("leave")
     live.until("newcomers are let in", lambda: daemon.call("POST", "/v1/jobs", NEWCOMER).status_code == 201)
-    assert daemon.facts("slot_lost", "session_lost", after=before) == []
+    assert daemon.facts("slot_taken_away", "session_lost", after=before) == []
     assert (small_disk / "reserve").stat().st_size > 0
 
 
@@ -301,5 +301,5 @@ def test_files_that_may_not_grow_are_answered_with_503_and_holders_keep_what_the
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, unlimited)
 
     a.do("leave")
-    assert daemon.facts("slot_lost", "session_lost", "job_lost", after=before) == []
+    assert daemon.facts("slot_taken_away", "session_lost", "job_lost", after=before) == []
     live.until("it takes newcomers", lambda: daemon.call("POST", "/v1/jobs", NEWCOMER).status_code == 201)

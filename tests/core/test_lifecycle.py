@@ -148,9 +148,7 @@ FACTS_OF_A_SLOT = {
     f.SlotShrunk: f.SlotShrunk(1, "s1", ("h/gpu0",)),
     f.SlotGrown: f.SlotGrown(1, "s1", ("h/gpu0",)),
     f.SlotReleased: f.SlotReleased(1, "s1"),
-    f.SlotFaulted: f.SlotFaulted(1, "s1", said("x")),
-    f.SlotLost: f.SlotLost(1, "s1", said("x")),
-    f.SlotRevoked: f.SlotRevoked(1, "s1", "x", said("y")),
+    f.SlotTakenAway: f.SlotTakenAway(1, "s1", SlotStatus.REVOKED, said("x"), "y"),
     f.SlotOverran: f.SlotOverran(1, "s1", 5, 4),
     f.SlotOver: f.SlotOver(1, "s1"),
 }
@@ -170,7 +168,7 @@ NOT_IN_A_TABLE = {
     f.NodeAdded, f.NodeRemoved,
     f.GpusVerifiedClean, f.GpusNotClean,
     f.PlacementEnded, f.SessionOpened, f.SessionFenced, f.SessionLost, f.SessionClosed, f.SlotQueued,
-    f.TurnAdded, f.TurnSkipped, f.NextAnswered, f.Audited, f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted,
+    f.TurnAdded, f.TurnSkipped, f.Audited, f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted,
     f.ProcessOver, f.NodeLeft, f.JobGuarded, f.GuardEnded, f.ResidualMemoryObserved,
     f.TimesDrifted, f.GroupReplanned, f.LoanEnded,
 }  # fmt: skip
@@ -306,7 +304,7 @@ def test_every_fact_survives_the_journal(kind: type[f.Fact]) -> None:
         f.SlotQueued: f.SlotQueued(1, "s1", "j1", 1, "e1", "p", "r", True, True),
         f.LoanEnded: f.LoanEnded(1, "s1", "j1", "n", 8, 5, "wanted"),
         f.TurnAdded: f.TurnAdded(1, "g1", "j1", "p"),
-        f.TurnSkipped: f.TurnSkipped(1, "g1", 1, "j1", "p"), f.NextAnswered: f.NextAnswered(1, "s1", "s2"),
+        f.TurnSkipped: f.TurnSkipped(1, "g1", 1, "j1", "p"),
         f.OrderIssued: issued(OrderKind.PARK), f.OrderEnded: f.OrderEnded(1, "o1"),
         f.OrderFaulted: f.OrderFaulted(1, "o1", said("x")),
         f.OrderContactLost: f.OrderContactLost(1, "o1", said("x")), f.StateUnknown: f.StateUnknown(1, "j1", "p", "n"),

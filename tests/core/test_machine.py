@@ -330,7 +330,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 request = self.requests[fact.slot]
                 assert request.attended, f"{fact.slot} goes ahead, and nobody attends it since {request.detached_at}"
                 assert not request.never, f"{fact.slot} was {request.never}, and goes ahead"
-            case f.SlotLost() | f.SlotRevoked() | f.SlotReleased() | f.SlotFaulted():
+            case f.SlotTakenAway() | f.SlotReleased():
                 self.granted.pop(fact.slot, None)
             case f.SlotWithdrawn():
                 self.requests[fact.slot].never = fact.reason

@@ -44,7 +44,7 @@ def test_a_deaf_filler_loses_the_node_when_its_time_is_over_and_its_driver_parks
     daemon = live.daemon()
     f = filler(live, yield_s=0.5)
     a = live.holder("a")  # is granted, though the filler does nothing
-    (revoked,) = daemon.facts("slot_revoked")
+    (revoked,) = daemon.facts("slot_taken_away")
     assert revoked["by"] == "yield"
     assert daemon.job("f")["status"] == "admitted"
     assert f.fails("leave")["error"] == "SlotLost"
@@ -60,7 +60,7 @@ def test_a_loan_and_the_time_that_it_has_to_give_way_outlive_the_daemon(live):
     daemon.kill9()
     daemon.start()
     assert live.trainers[-1].answer(asked)["gpus"] == ["mock/gpu0"]
-    assert daemon.facts("slot_revoked")[-1]["by"] == "yield"
+    assert daemon.facts("slot_taken_away")[-1]["by"] == "yield"
     assert f.fails("leave")["error"] == "SlotLost"
     f.stays = list  # as above
 
@@ -115,4 +115,4 @@ def test_a_stock_vllm_server_answers_requests_between_jobs_and_gives_way_by_itse
     ]
     assert "POST /sleep?level=1&mode=abort" in asleep
     assert "POST /wake_up?tags=weights" in engine.calls[len(asleep) :]
-    assert not daemon.facts("slot_revoked", "job_quarantined")
+    assert not daemon.facts("slot_taken_away", "job_quarantined")

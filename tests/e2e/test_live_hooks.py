@@ -165,7 +165,7 @@ def test_a_run_that_cannot_send_its_weights_gives_the_trainers_gpus_back_and_the
     assert [what for what, phase, _, _ in done["can"] if phase == "train"].count(weights) == 2
     reasons = {name: job["reason"] for name, job in daemon.jobs().items()}
     assert reasons == {"can": "finished", "cannot": f"failed: ConnectionError: no answer to {weights}"}
-    assert daemon.facts("slot_lost", "slot_revoked", "job_lost") == []
+    assert daemon.facts("slot_taken_away", "job_lost") == []
 
 
 def test_each_rank_of_prime_rl_trains_in_its_jobs_slot_and_waits_for_it_in_no_collective(live, loops):

@@ -140,7 +140,7 @@ def test_killed_while_its_state_is_being_loaded_its_gpus_go_to_the_next(live):
 
     assert b.answer(asked)["gpus"] == ["mock/gpu0"]
     assert daemon.facts("slot_granted", slot=slot) == []
-    assert daemon.facts("slot_lost", slot=slot)
+    assert daemon.facts("slot_taken_away", slot=slot, how="lost")
 
 
 def test_a_trainer_that_is_lost_and_still_lives_keeps_its_gpus_from_others_until_it_is_gone(live):
@@ -282,7 +282,7 @@ def test_a_slot_whose_release_was_interrupted_twice_is_given_on_once_its_state_i
     assert b.answer(asked)["gpus"] == ["mock/gpu0"]
     a.answer(train)
     assert daemon.slot(slot)["status"] == "over"
-    assert daemon.facts("slot_lost", "slot_revoked") == []
+    assert daemon.facts("slot_taken_away") == []
 
 
 def test_memory_that_an_interrupted_trainer_left_on_a_gpu_keeps_it_from_others(live):

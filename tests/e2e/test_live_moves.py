@@ -72,7 +72,7 @@ def test_two_jobs_move_again_and_again_and_the_daemon_is_killed_in_the_middle_of
         "mock/gpu0", "mock/gpu2", "mock/gpu4"
     }  # fmt: skip
     assert [fact for fact in daemon.facts("order_issued") if fact.get("source")], "nothing was loaded from elsewhere"
-    assert daemon.facts("job_quarantined", "slot_lost", "slot_faulted", "job_lost") == []
+    assert daemon.facts("job_quarantined", "slot_taken_away", "job_lost") == []
     live.until("nothing is left", lambda: not daemon.get("/v1/groups")["items"])
     left = {}
     for line in daemon.witness():

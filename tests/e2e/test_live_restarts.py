@@ -42,7 +42,7 @@ def test_killed_while_one_holds_and_two_wait_it_finds_all_three_again(live):
         one.do("leave")
     after = daemon.facts("slot_granted", after=before)
     assert [fact["slot"] for fact in after] == [waiting[name] for name in order]
-    assert daemon.facts("slot_lost", "slot_revoked", "slot_withdrawn", "session_lost", "job_lost") == []
+    assert daemon.facts("slot_taken_away", "slot_withdrawn", "session_lost", "job_lost") == []
 
 
 def test_a_holder_that_was_killed_while_the_daemon_was_away_is_lost_one_lease_after_its_return(live):
@@ -153,7 +153,7 @@ def test_stopped_under_load_it_ends_with_0_stops_no_job_and_all_finish_after_its
     b.do("leave")
     assert "error" not in c.answer(c_asked)
     c.do("leave")
-    assert daemon.facts("slot_lost", "slot_revoked", "slot_withdrawn", "session_lost") == []
+    assert daemon.facts("slot_taken_away", "slot_withdrawn", "session_lost") == []
     # The feed has missed nothing, and told nothing twice.
     last = daemon.last_seq()
     live.until("the feed has caught up", lambda: feed.happened("facts")[-1]["seqs"][-1] >= last)
@@ -234,7 +234,7 @@ def test_a_disk_that_takes_nothing_more_is_answered_with_503_and_all_go_on_when_
     assert "error" not in a.answer(leaving)
     assert "error" not in b.answer(asked)
     assert daemon.process.poll() is None
-    assert not any(fact["fact"] == "slot_lost" for fact in daemon.facts(after=before))
+    assert not any(fact["fact"] == "slot_taken_away" for fact in daemon.facts(after=before))
     assert "late" not in daemon.jobs()
 
 
@@ -265,4 +265,4 @@ def test_on_the_sample_file_a_held_slot_is_still_held_after_a_kill(live):
     a.do("enter", phase="train")
     a.do("leave")
     assert len(daemon.facts("host_booted")) == 2, "a restart of the daemon is none of the machines"
-    assert daemon.facts("slot_lost", "slot_revoked", "session_lost", "job_lost") == []
+    assert daemon.facts("slot_taken_away", "session_lost", "job_lost") == []

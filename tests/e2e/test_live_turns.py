@@ -66,9 +66,9 @@ def test_a_release_carries_the_request_for_the_next_phase(live):
     # Of six stays each, five were asked for by the release before.
     for job in daemon.jobs().values():
         queued = daemon.facts("slot_queued", job=job["job"])
-        carried = {fact["next_slot"] for fact in daemon.facts("next_answered")}
+        carried = {fact.get("next_slot") for fact in daemon.facts("slot_released")}
         assert [fact["slot"] in carried for fact in queued] == [False, *[True] * 5]
-    assert not any(fact.get("refused") for fact in daemon.facts("next_answered"))
+    assert not any(fact.get("next_refused") for fact in daemon.facts("slot_released"))
 
 
 def test_the_async_client_and_decorated_functions_take_turns_too(live):

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from rollmuxd.core import facts
+from rollmuxd.core.model import SlotStatus
+
+LOST = SlotStatus.LOST
 
 PROGRAM = Path(__file__).with_name("golden.py")
 spec = importlib.util.spec_from_file_location("golden", PROGRAM)
@@ -57,18 +60,21 @@ def digests_of(*some):
 
 
 def test_another_sentence_changes_the_bytes_and_not_the_structure():
-    bytes_1, structure_1 = digests_of(facts.SlotLost(at=1, slot="s1", reason="its lease ran out"))
-    bytes_2, structure_2 = digests_of(facts.SlotLost(at=1, slot="s1", reason="the lease ended"))
+    bytes_1, structure_1 = digests_of(facts.SlotTakenAway(at=1, slot="s1", how=LOST, reason="its lease ran out"))
+    bytes_2, structure_2 = digests_of(facts.SlotTakenAway(at=1, slot="s1", how=LOST, reason="the lease ended"))
     assert bytes_1 != bytes_2
     assert structure_1 == structure_2
 
 
 def test_another_id_time_or_order_changes_both():
-    lost, freed = facts.SlotLost(at=1, slot="s1", reason="gone"), facts.SlotOver(at=1, slot="s1")
+    lost, freed = (
+        facts.SlotTakenAway(at=1, slot="s1", how=LOST, reason="gone"),
+        facts.SlotOver(at=1, slot="s1"),
+    )
     first = digests_of(lost, freed)
     for others in (
-        (facts.SlotLost(at=1, slot="s2", reason="gone"), freed),
-        (facts.SlotLost(at=2, slot="s1", reason="gone"), freed),
+        (facts.SlotTakenAway(at=1, slot="s2", how=LOST, reason="gone"), freed),
+        (facts.SlotTakenAway(at=2, slot="s1", how=LOST, reason="gone"), freed),
         (freed, lost),
         (lost,),
     ):

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rollmuxd.core import facts as f
 from rollmuxd.core.causes import said
 from rollmuxd.core.ids import Fence
-from rollmuxd.core.model import Job, OrderKind, StateStatus
+from rollmuxd.core.model import Job, OrderKind, SlotStatus, StateStatus
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.tracing import Spans, from_environment
@@ -41,7 +41,7 @@ ITERATION = [
     f.OrderEnded(17_500, "o1"),
     f.SlotClaimed(18_000, "s2", ("h/gpu2",), 1),
     f.SlotGranted(18_000, "s2", Fence(1, 2)),
-    f.SlotLost(20_000, "s2", said("no heartbeat")),
+    f.SlotTakenAway(20_000, "s2", SlotStatus.LOST, said("no heartbeat")),
     queued(21_000, "s3", "rollout", iteration=True),
     f.JobEnded(22_000, "j1", said("enough")),
 ]

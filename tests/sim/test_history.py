@@ -15,7 +15,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.causes import said
 from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import NodeSpec
-from rollmuxd.core.model import JobStatus, OrderKind, StateStatus
+from rollmuxd.core.model import JobStatus, OrderKind, SlotStatus, StateStatus
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import history
 from rollmuxd.sim.history import History, JobSpan, Moment, NodeInfo, NodeSpan, OrderSpan, SlotSpan
@@ -199,7 +199,7 @@ def test_a_lost_slot_ends_when_it_was_lost_and_is_reclaimed_until_its_gpus_are_c
     assert told(
         story(
             f.SlotGranted(30, "s1", Fence(1, 1)),
-            f.SlotLost(50, "s1", said("no heartbeat")),
+            f.SlotTakenAway(50, "s1", SlotStatus.LOST, said("no heartbeat")),
             f.SlotOver(70, "s1"),
         )
     ) == [
@@ -211,7 +211,7 @@ def test_a_lost_slot_ends_when_it_was_lost_and_is_reclaimed_until_its_gpus_are_c
 
 
 def test_a_slot_revoked_while_it_loads_never_ran():
-    facts = story(f.SlotRevoked(25, "s1", "ann", said("too slow")), f.SlotOver(40, "s1"))
+    facts = story(f.SlotTakenAway(25, "s1", SlotStatus.REVOKED, said("too slow"), "ann"), f.SlotOver(40, "s1"))
     assert told(facts) == [
         "queued 12-20 claimed",
         "loading 20-25 revoked by ann: too slow",
@@ -223,7 +223,7 @@ def test_a_slot_whose_state_could_not_be_loaded_says_so():
     facts = story(
         f.OrderIssued(20, "o1", OrderKind.LOAD, "j1", 1, "rollout", NODE, "channel", "s1"),
         f.OrderFaulted(28, "o1", said("out of memory")),
-        f.SlotFaulted(28, "s1", said("out of memory")),
+        f.SlotTakenAway(28, "s1", SlotStatus.FAULTED, said("out of memory")),
         f.SlotOver(29, "s1"),
     )
     assert told(facts)[1] == "loading 20-28 faulted: out of memory"
@@ -293,7 +293,7 @@ def test_what_has_not_ended_is_open_and_reaches_to_the_last_fact():
 
 def test_a_job_is_told_by_its_status_and_its_group_over_two_runs():
     facts = [
-        *story(f.SlotRevoked(25, "s1", "ann", said("")), f.SlotOver(25, "s1")),
+        *story(f.SlotTakenAway(25, "s1", SlotStatus.REVOKED, said(""), "ann"), f.SlotOver(25, "s1")),
         f.JobPaused(30, "j1", "ann"),
         f.JobResumed(40, "j1", "ann"),
         f.JobQuarantined(50, "j1", said("park failed")),

@@ -609,12 +609,12 @@ class FaultyWorld(World):
         session = self.core.state.sessions.get(process.session)
         return session is not None and session.status is SessionStatus.ALIVE
 
-    def _slot_taken(self, fact: f.SlotRevoked | f.SlotLost | f.SlotFaulted) -> None:
+    def _slot_taken(self, fact: f.SlotTakenAway) -> None:
         """A process that learns that its slot is not its own any more ends with an error."""
         process = self.processes.get(self.core.state.slots[fact.slot].job)
         if process is not None and process.slot == fact.slot and not process.silent and not process.stuck:
             self.later(process, self.chance.within(RETRY_MS), self.dies)
-        elif process is not None and not isinstance(fact, f.SlotLost) and process.request is not None:
+        elif process is not None and fact.how is not SlotStatus.LOST and process.request is not None:
             self.later(process, RETRY_MS, self._asks_for_another)
 
     def _withdrawn(self, fact: f.SlotWithdrawn) -> None:
@@ -917,8 +917,6 @@ class FaultyWorld(World):
 
     heeded: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
         **World.heeded,
-        f.SlotRevoked: _slot_taken,
-        f.SlotLost: _slot_taken,
-        f.SlotFaulted: _slot_taken,
+        f.SlotTakenAway: _slot_taken,
         f.SlotWithdrawn: _withdrawn,
     }

@@ -353,9 +353,9 @@ def test_residual_memory_that_nobody_saw_or_of_a_state_that_is_not_parked_is_cau
 
 
 def test_what_was_taken_away_and_given_on_at_once_is_caught(cut_short):
-    _, _, over = where(cut_short, f.SlotOver, slot=where(cut_short, f.SlotRevoked)[2].slot)
+    _, _, over = where(cut_short, f.SlotOver, slot=where(cut_short, f.SlotTakenAway)[2].slot)
     forged = without(cut_short, f.SlotOver, slot=over.slot)
-    forged = after(forged, f.SlotRevoked, lambda it: f.SlotOver(it.at, it.slot))
+    forged = after(forged, f.SlotTakenAway, lambda it: f.SlotOver(it.at, it.slot))
     caught("what_was_taken_away_is_held_until_verified_clean", forged)
 
 
@@ -591,7 +591,7 @@ def test_who_waits_while_a_holder_runs_on_and_on_is_no_breach(pair):
 
 
 def test_gpus_that_never_come_back_are_caught(cut_short):
-    checker = long_after(cut_short, f.SlotRevoked)
+    checker = long_after(cut_short, f.SlotTakenAway)
     with pytest.raises(BrokenInvariant, match="what_is_given_back_becomes_clean"):
         checker.sweep()
 

@@ -119,7 +119,7 @@ def test_who_dies_in_an_iteration_begins_it_again():
     small.run()
 
     assert len(small.when(f.SlotReleased)) == 20
-    assert len(small.when(f.SlotLost)) == 1
+    assert len(small.when(f.SlotTakenAway)) == 1
 
 
 def test_a_hanging_process_keeps_its_gpus_until_it_is_gone():

@@ -25,7 +25,7 @@ SAY_EVERY_S = 5.0
 #: Columns of the running timeline, and the seconds that each stands for.
 COLUMNS, SECONDS_EACH = 48, 0.5
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
-ENDS = {"slot_released", "slot_lost", "slot_revoked", "slot_faulted", "slot_withdrawn"}
+ENDS = {"slot_released", "slot_taken_away", "slot_withdrawn"}
 
 
 @dataclass

@@ -97,7 +97,7 @@ def _slots(part: Part, gpus: list[str], x: Any) -> str:
             kept = tuple(gpu for gpu in held.get(slot, ()) if gpu in fact.get("keep", fact.get("gpus", ())))
             give_back(tuple(gpu for gpu in held.get(slot, ()) if gpu not in kept), at)
             held[slot] = kept
-        elif kind in ("slot_released", "slot_lost", "slot_over"):
+        elif kind in ("slot_released", "slot_taken_away", "slot_over"):
             give_back(held.pop(slot, ()), at)
     return "".join(found)
 

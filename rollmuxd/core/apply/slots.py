@@ -1,7 +1,5 @@
 """Phase slots, from the request to the end."""
 
-from typing import Any
-
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply.groups import drop_once
 from rollmuxd.core.apply.hosts import all_gpus_clean
@@ -29,10 +27,10 @@ def slot_queued(state: State, fact: f.SlotQueued) -> None:
     count_request(job, fact)
 
 
-def step(state: State, fact: Any) -> Slot:
+def step(state: State, fact: f.SlotFact, to: SlotStatus | None = None) -> Slot:
     """The slot of a fact, in the status that the fact leads to."""
-    slot: Slot = state.slots[fact.slot]
-    meet(slot, fact)
+    slot = state.slots[fact.slot]
+    meet(slot, fact, to)
     return slot
 
 
@@ -116,6 +114,7 @@ def _unhold(state: State, slot: Slot, keep: tuple[str, ...] = ()) -> None:
 def slot_released(state: State, fact: f.SlotReleased) -> None:
     slot = step(state, fact)
     slot.ended_at, slot.ended = fact.at, slot.status
+    slot.next_slot, slot.next_refused = fact.next_slot, fact.next_refused
     job = state.jobs[slot.job]
     job.slot = None
     job.closing.append(slot.id)
@@ -123,14 +122,8 @@ def slot_released(state: State, fact: f.SlotReleased) -> None:
     count_release(job, slot, fact.at, fact.measured.get(WORK, 0.0), away=away)
 
 
-def next_answered(state: State, fact: f.NextAnswered) -> None:
-    slot = state.slots[fact.slot]
-    slot.next_slot, slot.next_refused = fact.next_slot, fact.refused
-
-
-def slot_taken_away(state: State, fact: Any) -> None:
-    """FAULTED, LOST or REVOKED."""
-    slot = step(state, fact)
+def slot_taken_away(state: State, fact: f.SlotTakenAway) -> None:
+    slot = step(state, fact, fact.how)
     slot.reason, slot.ended_at, slot.ended = fact.reason, fact.at, slot.status
     job = state.jobs[slot.job]
     job.slot = None

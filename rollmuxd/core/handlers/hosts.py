@@ -12,7 +12,18 @@ from rollmuxd.core.errors import Conflict
 from rollmuxd.core.handlers.jobs import job_lost, lose
 from rollmuxd.core.handlers.orders import CRASHES_TO_SUSPECT, lost_contact, may_be_asked_for
 from rollmuxd.core.ids import HostId, Millis, NodeId
-from rollmuxd.core.model import Host, Job, JobState, JobStatus, Node, NodeStatus, OrderKind, OrderStatus, StateStatus
+from rollmuxd.core.model import (
+    Host,
+    Job,
+    JobState,
+    JobStatus,
+    Node,
+    NodeStatus,
+    OrderKind,
+    OrderStatus,
+    SlotStatus,
+    StateStatus,
+)
 from rollmuxd.core.steps.launch import is_ended_for_it, kill
 from rollmuxd.core.steps.observe import (
     clean_limit_mb,
@@ -243,7 +254,7 @@ def forget_contents(c: Context, host: Host, sights: dict[str, i.GpuObservation],
         node = c.state.nodes[name]
         for slot in [c.state.slots[holder] for holder in node.holders]:
             if slot.status in HOLDS:
-                take_away(c, slot, f.SlotLost(c.now, slot.id, Cause("host_restarted", {"host": node.host})))
+                take_away(c, slot, SlotStatus.LOST, Cause("host_restarted", {"host": node.host}))
         for kept in c.state.states_on(node):
             record_unknown(c, kept)
             if kept.status is StateStatus.UNKNOWN and not has_come_since(c, node, kept, sights, since):

@@ -7,7 +7,7 @@ from rollmuxd.core.context import NOTHING, PLACED, Context
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict, RunAlive, TooMany
 from rollmuxd.core.ids import JobId, Millis, SessionId
-from rollmuxd.core.model import Job, JobStatus, Session, SessionStatus, StateStatus
+from rollmuxd.core.model import Job, JobStatus, Session, SessionStatus, SlotStatus, StateStatus
 from rollmuxd.core.spec import OnLoss
 from rollmuxd.core.steps.admit import check_owner, check_spec
 from rollmuxd.core.steps.launch import end_process, is_relaunched, kill, lost_too_often, plan_relaunch, run_key
@@ -249,7 +249,7 @@ def job_lost(c: Context, job: Job, reason: Cause, *, leaves: bool = False) -> No
     drop_requests(c, job, reason)
     abandon(c, job, reason)
     if job.slot is not None:
-        take_away(c, c.state.slots[job.slot], f.SlotLost(c.now, job.slot, reason))
+        take_away(c, c.state.slots[job.slot], SlotStatus.LOST, reason)
     hopeless = lost_too_often(c, job, reason)
     if hopeless is not None and job.status is not JobStatus.QUARANTINED:
         c.fact(f.JobQuarantined(c.now, job.id, hopeless))

@@ -148,13 +148,18 @@ def release(c: Context, ask: i.ReleaseSlot) -> Answer:
     check_holder(c, slot, ask.fence)
     job = c.state.jobs[slot.job]
     partly = len(slot.gpus) < sum(len(c.state.nodes[name].gpus) for name in c.state.phase_nodes(job, slot.phase))
-    c.fact(f.SlotReleased(c.now, slot.id, ask.measured))
+    # a valid release succeeds whatever becomes of the request that it carries
+    refused = None if ask.next is None else refusal(c, job, ask.next.phase)
+    following = None if refused is not None else ask.next
+    next_slot = None if following is None else c.state.next_id("s")
+    c.fact(f.SlotReleased(c.now, slot.id, ask.measured, next_slot, refused))
     c.timers.forget_slot(slot.id)
     at_once = job.spec.park is Park.AT_RELEASE or job.spec.filler is not None
     if at_once or partly:  # what is loaded on a part must not pass for loaded on all
         park_own(c, job, slot)
     gpus_observed(c, ask.seen)
-    next_slot, refused = next_request(c, job, slot, ask)
+    if following is not None:
+        queue(c, job, slot.session, following.phase, following.request_id)
     return Answer(slot=slot.id, next_slot=next_slot, next_refused=refused)
 
 
@@ -177,17 +182,6 @@ def check_holder(c: Context, slot: Slot, fence: Fence) -> None:
         raise StaleFence(slot.id, slot.status, slot.reason)
     if slot.fence != fence:
         raise StaleFence(slot.id, "held under another fence")
-
-
-def next_request(c: Context, job: Job, slot: Slot, ask: i.ReleaseSlot) -> tuple[SlotId | None, Cause | None]:
-    """The request that the release carries. A valid release succeeds whatever becomes of it."""
-    if ask.next is None:
-        return None, None
-    next_slot, refused = None, refusal(c, job, ask.next.phase)
-    if refused is None:
-        next_slot = queue(c, job, slot.session, ask.next.phase, ask.next.request_id)
-    c.fact(f.NextAnswered(c.now, slot.id, next_slot, refused))
-    return next_slot, refused
 
 
 def shrink(c: Context, ask: i.ShrinkSlot) -> Answer:

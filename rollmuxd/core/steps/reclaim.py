@@ -62,12 +62,9 @@ def drop_requests(c: Context, job: Job, reason: Cause) -> None:
         c.timers.waits(job.owner, -1)
 
 
-def take_away(c: Context, slot: Slot, fact: f.SlotLost | f.SlotRevoked | f.SlotFaulted) -> None:
-    """The slot ends without its holder's word: its GPUs stay held until they are verified clean.
-
-    What it had loaded is parked, or discarded, when it is reclaimed from.
-    """
-    c.fact(fact)
+def take_away(c: Context, slot: Slot, how: SlotStatus, reason: Cause, by: str = "") -> None:
+    """The slot ends without its holder's word. What it had loaded goes when it is reclaimed from."""
+    c.fact(f.SlotTakenAway(c.now, slot.id, how, reason, by))
     c.timers.forget_slot(slot.id)
 
 
@@ -82,7 +79,7 @@ def park_own(c: Context, job: Job, slot: Slot) -> None:
 
 def revoke(c: Context, slot: Slot, *, by: str, reason: Cause) -> None:
     """End a slot that holds GPUs, although its holder did not give it back."""
-    take_away(c, slot, f.SlotRevoked(c.now, slot.id, by, reason))
+    take_away(c, slot, SlotStatus.REVOKED, reason, by)
 
 
 def end_if_clean(c: Context, job: Job, slot: Slot) -> None:

@@ -89,12 +89,7 @@ class Held(Struct):
                     if wish is not None:
                         self.wishes[slot] = wish
                         changed = True
-                case (
-                    f.SlotReleased(slot=slot)
-                    | f.SlotFaulted(slot=slot)
-                    | f.SlotLost(slot=slot)
-                    | f.SlotRevoked(slot=slot)
-                ):
+                case f.SlotReleased(slot=slot) | f.SlotTakenAway(slot=slot):
                     changed |= self.wishes.pop(slot, None) is not None
                 case _:
                     pass

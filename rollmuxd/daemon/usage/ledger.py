@@ -446,9 +446,7 @@ class UsageLedger:
                 | f.SlotShrunk()
                 | f.SlotGrown()
                 | f.SlotReleased()
-                | f.SlotFaulted()
-                | f.SlotLost()
-                | f.SlotRevoked()
+                | f.SlotTakenAway()
                 | f.SlotOver()
             ):
                 slot = state.slots.get(fact.slot)

@@ -9,9 +9,7 @@ import { millis } from "./format.js";
 /** What a slot ended by. */
 const ENDINGS = {
   slot_released: "released",
-  slot_faulted: "faulted",
-  slot_lost: "lost",
-  slot_revoked: "revoked",
+  slot_taken_away: "revoked",
   slot_withdrawn: "withdrawn",
 };
 const NODE_STATUS = {
@@ -335,7 +333,7 @@ for (const [kind, how] of Object.entries(ENDINGS)) {
   HANDLERS[kind] = (history, fact) => {
     const slot = history._slot(fact.slot);
     slot.ended = fact.at;
-    slot.how = how;
+    slot.how = fact.how ?? how; // of one that was taken away the fact says it
     if (fact.reason) slot.reason = fact.reason;
     if (how === "withdrawn") slot.over = fact.at;
     history._touch(slot);
@@ -497,11 +495,9 @@ function describe(history, fact) {
       return ["info", `${job} is to be started again, attempt ${fact.attempt}`];
     case "job_ended":
       return ["info", `${job} has ended${why}`];
-    case "slot_faulted":
-      return ["bad", `${slotOf()} could not be loaded${why}`, about()];
-    case "slot_lost":
-      return ["bad", `${slotOf()} is lost${why}`, about()];
-    case "slot_revoked":
+    case "slot_taken_away":
+      if (fact.how === "faulted") return ["bad", `${slotOf()} could not be loaded${why}`, about()];
+      if (fact.how === "lost") return ["bad", `${slotOf()} is lost${why}`, about()];
       return ["warn", `${slotOf()} was revoked${by}${why}`, about()];
     case "job_guarded":
       return ["warn", `${job} is short of credit: it goes first, or to nodes of its own`];

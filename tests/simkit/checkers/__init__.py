@@ -34,7 +34,6 @@ OF_NO_CONSEQUENCE: Final = frozenset(
         "HostEndObserved",
         "HostRemoved",
         "LoopStalled",
-        "NextAnswered",
         "ProcessLaunched",
         "ProcessStarted",
         "RelaunchPlanned",

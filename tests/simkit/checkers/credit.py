@@ -286,7 +286,7 @@ class Credit(Records):
         seen.append(ran)
         del seen[:-REMEMBERED]
 
-    def _is_deprived(self, fact: f.SlotFaulted | f.SlotLost | f.SlotRevoked) -> None:
+    def _is_deprived(self, fact: f.SlotTakenAway) -> None:
         self._account(self.slots[fact.slot].job).idle_from = fact.at
 
     # ---- what it listens for -----------------------------------------------------------------------------------------
@@ -309,7 +309,5 @@ class Credit(Records):
         f.JobResumed: _goes_on,
         f.SlotQueued: _asks_for,
         f.SlotReleased: _gives_back,
-        f.SlotFaulted: _is_deprived,
-        f.SlotLost: _is_deprived,
-        f.SlotRevoked: _is_deprived,
+        f.SlotTakenAway: _is_deprived,
     }

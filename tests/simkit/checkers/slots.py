@@ -263,7 +263,7 @@ class Slots(Placements, Turns, Credit):
                         member.kept.used[key] = fact.at
         asked.status, asked.since = "released", fact.at
 
-    def _taken(self, fact: f.SlotFaulted | f.SlotLost | f.SlotRevoked) -> None:
+    def _taken(self, fact: f.SlotTakenAway) -> None:
         asked = self.slots[fact.slot]
         member = self.members[asked.job]
         if member.holding != fact.slot:
@@ -306,8 +306,6 @@ class Slots(Placements, Turns, Credit):
         f.SlotShrunk: _shrunk,
         f.SlotGrown: _grown,
         f.SlotReleased: _released,
-        f.SlotFaulted: _taken,
-        f.SlotLost: _taken,
-        f.SlotRevoked: _taken,
+        f.SlotTakenAway: _taken,
         f.SlotOver: _over,
     }
