@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: pip install torch")
-if importlib.util.find_spec("trl") is None:
+# Looked for only: each of pytest's workers reads this file, and one or two of them need torch and TRL.
+if importlib.util.find_spec("trl") is None or importlib.util.find_spec("torch") is None:
     pytest.skip("TRL is not installed: pip install 'trl>=1.0,<1.17'", allow_module_level=True)
-
-import torch
 
 import rollmuxd
 from rollmuxd import SlotLost
@@ -32,6 +30,8 @@ CYCLE = ["rollout", "train"]
 @pytest.fixture(scope="module")
 def runs():
     """The example, as a module."""
+    import torch
+
     spec = importlib.util.spec_from_file_location("trl_grpo", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     threads = torch.get_num_threads()
@@ -380,6 +380,8 @@ def test_communicators_are_kept_unless_the_job_says_otherwise(runs, out, daemon)
 
 
 def test_a_wait_for_the_gpus_makes_no_context_on_any_that_it_has_no_memory_on(runs, monkeypatch):
+    import torch
+
     from rollmuxd_hook_kit import ranks
 
     waited = []
@@ -566,6 +568,7 @@ def lora(runs, kind):
 
 def own_rollouts(runs, kind):
     """A kind of trainer with a ``rollout_func`` of the user's."""
+    import torch
 
     def rollout(prompts, trainer):
         ids = torch.tensor([trainer.processing_class(prompt)["input_ids"] for prompt in prompts])

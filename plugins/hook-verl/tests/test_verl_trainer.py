@@ -14,12 +14,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: .ci/run says what these tests need of verl")
 # Looked for only: each of pytest's workers imports this file, and one of them verl.
-if any(importlib.util.find_spec(needed) is None for needed in ("ray", "tensordict", "verl")):
+if any(importlib.util.find_spec(needed) is None for needed in ("torch", "ray", "tensordict", "verl")):
     pytest.skip("verl is not installed: .ci/run says what these tests need of it", allow_module_level=True)
-
-import torch
 
 from rollmuxd import SlotLost
 from rollmuxd.testing import fake_daemon
@@ -34,6 +31,8 @@ STEP = ["rollout", "train", "sync"]
 @pytest.fixture(scope="module")
 def tiny():
     """The program, as a module, in a verl that has imported the hook."""
+    import torch
+
     # looptime asks for a loop, which verl's asyncio.run would leave to nobody: unclosed, it fails some other test.
     with contextlib.suppress(RuntimeError):
         asyncio.get_event_loop_policy().get_event_loop().close()

@@ -1,5 +1,6 @@
 """From a version's file into a torch module: whole, through staged memory, and in parts by the ranks of a host."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -12,7 +13,14 @@ from patience import PATIENCE_S
 from rollmuxd_weights import Publisher, load_into
 from rollmuxd_weights.apply.torch_module import tensors
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+
+def setup_module():
+    """Here and not above: each of pytest's workers reads this file, and would spend a second on torch."""
+    global torch  # noqa: PLW0603
+    import torch
 
 
 def model(seed):
@@ -75,8 +83,9 @@ sys.path[:] = json.loads(sys.argv[4])
 import torch
 import torch.distributed as dist
 from rollmuxd_weights.apply import torch_module
-from test_weights_torch import model, same
+from test_weights_torch import model, same, setup_module
 
+setup_module()
 rank, path, where = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method="file://" + where, rank=rank, world_size=3)
 read = 0
@@ -119,8 +128,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 from rollmuxd_weights import Older, Publisher, take_part
 from rollmuxd_weights.between import Between
-from test_weights_torch import model
+from test_weights_torch import model, setup_module
 
+setup_module()
 rank, folder, where = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method="file://" + where, rank=rank, world_size=3)
 mesh = init_device_mesh("cpu", (3,))
