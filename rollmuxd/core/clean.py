@@ -75,4 +75,4 @@ def is_tails(state: State, kept: JobState) -> bool:
     job = state.jobs[kept.job]
     if job.slot is None or state.slots[job.slot].status is not SlotStatus.TAIL:
         return False
-    return kept.pool in job.spec.pools_of(state.slots[job.slot].phase)
+    return kept.pool in job.spec.phase(state.slots[job.slot].phase).pools

@@ -143,8 +143,8 @@ def patient_until(job: Job, slot: Slot) -> Millis:
 
 
 def overtakes_at(state: State, slots: list[Slot], now: Millis) -> Millis | None:
-    """When one of these requests has waited for so long that it goes before others by credit; None: all have."""
-    times = (patient_until(state.jobs[slot.job], slot) for slot in slots)
+    """When one of several requests has waited for so long that it goes before others by credit; None: none will."""
+    times = (patient_until(state.jobs[slot.job], slot) for slot in slots if len(slots) > 1)
     return min((until for until in times if now < until), default=None)
 
 

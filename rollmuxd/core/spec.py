@@ -169,30 +169,16 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     #: it has the one phase ``filler``, no promise and no place in a group; None: it is no filler
     filler: Filler | None = None
 
-    def phase(self, name: str) -> PhaseSpec | None:
-        """The cycle or side phase of that name."""
+    def phase(self, name: str) -> PhaseSpec:
+        """The cycle or side phase of that name; one that uses no pool where a new run has no such phase."""
         for phase in self.phases:  # often asked: no tuple is made
             if phase.name == name:
                 return phase
-        return next((phase for phase in self.side if phase.name == name), None)
-
-    def pools_of(self, name: str) -> tuple[PoolName, ...]:
-        """The pools that a phase uses; () where there is no such phase."""
-        phase = self.phase(name)
-        return () if phase is None else phase.pools
-
-    def min_gpus_of(self, name: str) -> int:
-        """The fewest GPUs on which a phase can start; 0: it needs them all, or there is no such phase."""
-        phase = self.phase(name)
-        return 0 if phase is None else phase.min_gpus
+        return next((phase for phase in self.side if phase.name == name), PhaseSpec(name, ()))
 
     def ram_mb_of(self, pool: PoolName) -> int:
         """What its states for a pool take of a host's RAM, for each node."""
         return sum(state.ram_mb for state in self.states if state.pool == pool)
-
-    def gap_ms_of(self, name: str) -> Millis:
-        """The job's own time before a phase of its cycle; 0 for any other."""
-        return next((phase.gap_ms for phase in self.phases if phase.name == name), 0)
 
     @property
     def timed(self) -> tuple[PhaseSpec, ...]:

@@ -70,6 +70,8 @@ class State(Struct):
     #: jobs for whose promises their groups' plans have no room
     at_risk: dict[JobId, None] = field(default_factory=dict)
     slots_of: dict[JobId, list[SlotId]] = field(default_factory=dict)
+    #: how many requests of each owner are queued
+    queued_of: dict[str, int] = field(default_factory=dict)
     ended: list[JobId] = field(default_factory=list)
     #: how many ids of each kind were minted, and the last fence
     minted: dict[str, int] = field(default_factory=dict)
@@ -106,7 +108,7 @@ class State(Struct):
         In a ``group`` to which the job is to move: the nodes that it will claim there.
         """
         pins = job.pins if group is None else self.pins_in(job, group)
-        return tuple(dict.fromkeys(node for pool in job.spec.pools_of(phase) for node in pins.get(pool, ())))
+        return tuple(dict.fromkeys(node for pool in job.spec.phase(phase).pools for node in pins.get(pool, ())))
 
     def pins_in(self, job: Job, group: GroupId) -> dict[PoolName, tuple[NodeId, ...]]:
         """The job's nodes in a group: where it sits, or where it is to move to."""

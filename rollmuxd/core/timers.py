@@ -46,10 +46,6 @@ class Timers:
         self.detached: dict[SlotId, tuple[Millis, Millis]] = {}
         #: how far running slots are: done, total
         self.progress: dict[SlotId, tuple[int, int]] = {}
-        #: requests that are queued
-        self.waiting = 0
-        #: and of each owner
-        self.waiting_of: dict[str, int] = {}
         #: what was seen last on GPUs that were not clean, for people
         self.used_mb: dict[GpuId, int] = {}
         #: when the last look at each host began
@@ -97,11 +93,6 @@ class Timers:
         self.attach(slot)
         self.progress.pop(slot, None)
 
-    def waits(self, owner: str, more: int) -> None:
-        """So many more requests of an owner are queued."""
-        self.waiting += more
-        self.waiting_of[owner] = self.waiting_of.get(owner, 0) + more
-
     def renew_all(self, now: Millis) -> None:
         """Renew every lease in full."""
         self.renewed_at = now
@@ -130,10 +121,7 @@ class Timers:
                 self.at(now, "yield", node.loan)
         for name in state.at_risk:
             self.at(now + config.lease_ms, "relieve", state.jobs[name].group or "")
-        self.waiting, self.waiting_of = 0, {}
         for slot in state.slots.values():
-            if slot.status is SlotStatus.QUEUED:
-                self.waits(state.jobs[slot.job].owner, 1)
             if slot.status in (SlotStatus.QUEUED, SlotStatus.LOADING):
                 # a client that could not reach the daemon comes back within a lease, or has lost its session
                 self.detach(slot.id, until=now + config.reattach_ms, awaited_until=now + config.lease_ms)

@@ -505,8 +505,8 @@ class Explainer:
             return forecast.wait_ms(state, rotation, group, known, now)
         total = 0
         for turn in self._before(group, known):
-            phase = state.jobs[turn.job].spec.phase(turn.phase)
-            took = None if phase is None else forecast.likely_ms(state.jobs[turn.job], phase)
+            job = state.jobs[turn.job]
+            took = forecast.likely_ms(job, job.spec.phase(turn.phase))
             if took is None:
                 return None
             total += took

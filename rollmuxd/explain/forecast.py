@@ -48,8 +48,8 @@ def wait_ms(state: State, rotation: Rotation, group: Group, slot: Slot, now: Mil
         if job.status not in SERVED or job.group != group.id:
             continue  # it is passed at once
         phase = job.spec.phase(turn.phase)
-        took = None if phase is None else likely_ms(job, phase)
-        if phase is None or took is None:
+        took = likely_ms(job, phase)
+        if took is None:
             return None
         start = max([jobs.get(turn.job, 0) + phase.gap_ms, *(nodes.get(node, 0) for node in claims)])
         jobs[turn.job] = start + took + _moves_ms(state, job, turn.phase)
@@ -59,8 +59,8 @@ def wait_ms(state: State, rotation: Rotation, group: Group, slot: Slot, now: Mil
 
 def left_ms(state: State, slot: Slot, now: Millis) -> Millis | None:
     """What a running slot is likely to need yet; 0: it is over its usual time; None where that is not known."""
-    phase = state.jobs[slot.job].spec.phase(slot.phase)
-    took = None if phase is None else likely_ms(state.jobs[slot.job], phase)
+    job = state.jobs[slot.job]
+    took = likely_ms(job, job.spec.phase(slot.phase))
     return None if took is None else max(0, took - (now - (now if slot.granted_at is None else slot.granted_at)))
 
 
@@ -80,7 +80,7 @@ def _free_after(state: State, job: Job, now: Millis) -> Millis | None:
 
 def _moves_ms(state: State, job: Job, phase: str) -> Millis:
     """What loading the phase's states is likely to take, where they are not loaded."""
-    pools = job.spec.pools_of(phase)
+    pools = job.spec.phase(phase).pools
     kept = [it for it in state.states_of(job) if it.pool in pools and it.status is not StateStatus.LOADED]
     return max((it.loads_ms + it.parks_ms for it in kept), default=0)
 

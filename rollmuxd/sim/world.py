@@ -535,7 +535,6 @@ class World:
         state, job = self.core.state, process.job
         of = state.jobs[slot.job]
         phase, at = of.spec.phase(slot.phase), -1 if process.aside else process.at
-        assert phase is not None
         whole = sum(len(state.nodes[node].gpus) for node in state.phase_nodes(of, slot.phase))
         nodes = len(of.pins.get(phase.pools[0], ()))
         return Begun(job, phase, at, process.step, slot.gpus, whole, nodes)
@@ -658,7 +657,7 @@ class World:
         phase = self.core.state.jobs[slot.job].spec.phase(slot.phase)
         for kept in (self.core.state.states[key] for key in self.core.state.jobs[slot.job].states):
             here = [gpu for gpu in self.core.state.nodes[kept.node].gpus if gpu in slot.gpus]
-            if phase is not None and kept.pool in phase.pools:
+            if kept.pool in phase.pools:
                 key = key_of(slot.job, slot.run, kept.pool, kept.node)
                 self.machines.take_back(key, here, kept.spec.gpu_mb or UNSAID_MB)
         self.charge(process)

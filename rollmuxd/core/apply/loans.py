@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.apply.slots import hold, step
+from rollmuxd.core.apply.slots import claim, hold, step
 from rollmuxd.core.lifecycle import meet
 from rollmuxd.core.model import Job, JobState, nodes_in
 from rollmuxd.core.state import State, state_key
@@ -35,10 +35,8 @@ def leave_node(state: State, job: Job) -> None:
 
 
 def node_lent(state: State, fact: f.NodeLent) -> None:
-    slot, node = step(state, fact), state.nodes[fact.node]
-    slot.gpus, slot.claimed_at = fact.gpus, fact.at
-    job = state.jobs[slot.job]
-    job.queued, job.slot = None, slot.id
+    slot, _ = claim(state, fact)
+    node = state.nodes[fact.node]
     node.loan = slot.id
     hold(slot, node, fact.at)
 

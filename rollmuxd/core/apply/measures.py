@@ -23,7 +23,7 @@ def count_request(job: Job, fact: f.SlotQueued) -> None:
         _observe_pace(job, fact.at)
     elif progress.idle_from is not None and not fact.side:
         gap = fact.at - progress.idle_from
-        planned = job.spec.gap_ms_of(fact.phase)
+        planned = job.spec.phase(fact.phase).gap_ms
         progress.iteration_solo_ms += min(gap, planned)
         progress.iteration_excused_ms += max(0, gap - planned)
     progress.idle_from = None

@@ -7,7 +7,7 @@ from rollmuxd.core.apply.measures import count_release, count_request
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.lifecycle import meet
-from rollmuxd.core.model import Node, Slot, SlotStatus, nodes_in
+from rollmuxd.core.model import Job, Node, Slot, SlotStatus, nodes_in
 from rollmuxd.core.state import State
 
 #: ended slots of a job that are remembered, so that a repeated call gets the answer it got before
@@ -24,6 +24,7 @@ def slot_queued(state: State, fact: f.SlotQueued) -> None:
     )
     state.slots_of[job.id].append(fact.slot)
     job.queued = fact.slot
+    state.queued_of[job.owner] = state.queued_of.get(job.owner, 0) + 1
     count_request(job, fact)
 
 
@@ -38,7 +39,7 @@ def slot_withdrawn(state: State, fact: f.SlotWithdrawn) -> None:
     slot = step(state, fact)
     slot.reason, slot.ended_at, slot.ended = fact.reason, fact.at, slot.status
     job = state.jobs[slot.job]
-    job.queued = None
+    leave_queue(state, job)
     if slot.side:
         drop_once(state, job, slot.phase)
     _forget_old_slots(state, job.id)
@@ -54,11 +55,22 @@ def _forget_old_slots(state: State, job: JobId) -> None:
         del state.slots[slot]
 
 
-def slot_claimed(state: State, fact: f.SlotClaimed) -> None:
+def leave_queue(state: State, job: Job) -> None:
+    job.queued = None
+    state.queued_of[job.owner] -= 1
+
+
+def claim(state: State, fact: f.SlotClaimed | f.NodeLent) -> tuple[Slot, Job]:
+    """The slot that has its GPUs now, and its job."""
     slot = step(state, fact)
-    slot.gpus, slot.claimed_at = fact.gpus, fact.at
     job = state.jobs[slot.job]
-    job.queued, job.slot = None, slot.id
+    slot.gpus, slot.claimed_at, job.slot = fact.gpus, fact.at, slot.id
+    leave_queue(state, job)
+    return slot, job
+
+
+def slot_claimed(state: State, fact: f.SlotClaimed) -> None:
+    slot, job = claim(state, fact)
     group = state.its_group(job)
     for name in group.nodes:
         hold(slot, state.nodes[name], fact.at)

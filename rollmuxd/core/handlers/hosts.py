@@ -34,7 +34,7 @@ from rollmuxd.core.steps.observe import (
     record_unknown,
     resolve_unknown,
 )
-from rollmuxd.core.steps.reclaim import drop_requests, end_now, revoke, take_away
+from rollmuxd.core.steps.reclaim import drop_request, end_now, take_away
 from rollmuxd.core.steps.residual_memory import judge
 
 #: what drains a node that was taken out of the configuration, and takes it back when it is in it again
@@ -162,9 +162,8 @@ def disown(c: Context, why: Cause) -> None:
     for job in sorted(c.state.jobs.values(), key=lambda job: job.has_place):  # else others get what is left
         session = c.state.session_of(job)
         if job.group and not any(job.pins.values()):
-            drop_requests(c, job, why)
-            if job.slot is not None:
-                revoke(c, c.state.slots[job.slot], by="the daemon", reason=why)
+            drop_request(c, job, why)
+            take_away(c, c.state.slot_of(job), why, "the daemon")
         elif job.live and session is not None:
             lose(c, session, why)
         elif job.live:
@@ -254,7 +253,7 @@ def forget_contents(c: Context, host: Host, sights: dict[str, i.GpuObservation],
         node = c.state.nodes[name]
         for slot in [c.state.slots[holder] for holder in node.holders]:
             if slot.status in HOLDS:
-                take_away(c, slot, SlotStatus.LOST, Cause("host_restarted", {"host": node.host}))
+                take_away(c, slot, Cause("host_restarted", {"host": node.host}), how=SlotStatus.LOST)
         for kept in c.state.states_on(node):
             record_unknown(c, kept)
             if kept.status is StateStatus.UNKNOWN and not has_come_since(c, node, kept, sights, since):

@@ -12,7 +12,7 @@ from rollmuxd.core.spec import OnLoss
 from rollmuxd.core.steps.admit import check_owner, check_spec
 from rollmuxd.core.steps.launch import end_process, is_relaunched, kill, lost_too_often, plan_relaunch, run_key
 from rollmuxd.core.steps.observe import record_unknown
-from rollmuxd.core.steps.reclaim import abandon, drop_requests, end_now, revoke, take_away
+from rollmuxd.core.steps.reclaim import abandon, drop_request, end_now, take_away
 
 
 def register(c: Context, ask: i.RegisterJob) -> Answer:
@@ -184,9 +184,8 @@ def open_session(c: Context, ask: i.OpenSession) -> Answer:
     c.fact(f.SessionOpened(c.now, new, job.id, job.run, ask.pid, ask.host, ask.started))
     c.timers.see(new, c.now, c.config.lease_ms)
     reason = Cause("another_session")
-    drop_requests(c, job, reason)
-    if job.slot is not None:
-        revoke(c, c.state.slots[job.slot], by=f"session {new}", reason=reason)
+    drop_request(c, job, reason)
+    take_away(c, c.state.slot_of(job), reason, f"session {new}")
     if old is not None and (old.pid, old.host) != (ask.pid, ask.host):
         process_replaced(c, job, new)
     return Answer(job=job.id, session=new)
@@ -217,9 +216,8 @@ def close_session(c: Context, ask: i.CloseSession) -> Answer:
         c.timers.at(c.now + c.config.lease_ms, "reap", job.id)  # it may still have something to write
         job_lost(c, job, Cause("process_left", {"pid": session.pid}), leaves=True)
         return Answer(session=session.id)
-    drop_requests(c, job, Cause("session_closed"))
-    if job.slot is not None:
-        revoke(c, c.state.slots[job.slot], by=f"session {session.id}", reason=Cause("session_closed"))
+    drop_request(c, job, Cause("session_closed"))
+    take_away(c, c.state.slot_of(job), Cause("session_closed"), f"session {session.id}")
     nobody_knows(c, job)
     return Answer(session=session.id)
 
@@ -246,10 +244,9 @@ def job_lost(c: Context, job: Job, reason: Cause, *, leaves: bool = False) -> No
 
     What is left of its process is ended, where that is wanted; at once, unless it ``leaves`` by itself.
     """
-    drop_requests(c, job, reason)
+    drop_request(c, job, reason)
     abandon(c, job, reason)
-    if job.slot is not None:
-        take_away(c, c.state.slots[job.slot], SlotStatus.LOST, reason)
+    take_away(c, c.state.slot_of(job), reason, how=SlotStatus.LOST)
     hopeless = lost_too_often(c, job, reason)
     if hopeless is not None and job.status is not JobStatus.QUARANTINED:
         c.fact(f.JobQuarantined(c.now, job.id, hopeless))

@@ -107,7 +107,7 @@ def fault(c: Context, order: Order, reason: Cause) -> None:
     job = c.state.jobs[order.job]
     slot = c.state.slot_of(order)
     if slot is not None and slot.status is SlotStatus.LOADING:
-        take_away(c, slot, SlotStatus.FAULTED, reason)
+        take_away(c, slot, reason, how=SlotStatus.FAULTED)
     moved_away = order.kind is OrderKind.DISCARD and order.node in job.left  # it is sent again, and harms no job
     # a failure of the process before does not count against the new one
     if order.run == job.run and not moved_away and not sent_to_another(c, job, order):

@@ -92,7 +92,7 @@ def rest_of(c: Context, slot: Slot) -> tuple[GpuId, ...]:
 def is_at_rest(c: Context, node: Node, slot: Slot) -> bool:
     """Whether the slot's states on a node are loaded, if it holds GPUs there or did, and else parked or not there."""
     job = c.state.jobs[slot.job]
-    pools = job.spec.pools_of(slot.phase)
+    pools = job.spec.phase(slot.phase).pools
     mine = [kept.status for kept in c.state.states_at(job, node) if kept.pool in pools]
     if slot.status is SlotStatus.TAIL or holds_on(c, slot, node.id):
         return all(status is StateStatus.LOADED for status in mine)
@@ -162,7 +162,7 @@ def shrink_wish(c: Context, slot: Slot) -> tuple[str, ...]:
 def least_of(c: Context, job: Job, slot: Slot) -> tuple[GpuId, ...]:
     """The first GPUs of a slot that are enough for its tail: whole engines, where its state is several."""
     keep: tuple[GpuId, ...] = ()
-    least = job.spec.min_gpus_of(slot.phase)
+    least = job.spec.phase(slot.phase).min_gpus
     for engine in engines_of(c, job, slot.phase, c.state.phase_nodes(job, slot.phase)):
         if len(keep) < least and all(gpu in slot.gpus for gpu in engine):
             keep += engine
@@ -173,7 +173,7 @@ def part_helps(c: Context, group: Group, head: int, slot: Slot, keep: tuple[str,
     """Whether a turn could begin on what the slot would give back, beside what is free already."""
     turn = group.schedule[head]
     job = c.state.jobs[turn.job]
-    least, asked = job.spec.min_gpus_of(turn.phase), request_of(c, job)
+    least, asked = job.spec.phase(turn.phase).min_gpus, request_of(c, job)
     if not least or asked is None or job.group != group.id:
         return False
     if asked.phase != turn.phase or asked.id in c.timers.detached:

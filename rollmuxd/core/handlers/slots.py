@@ -14,12 +14,11 @@ from rollmuxd.core.handlers.jobs import live_session, lose
 from rollmuxd.core.ids import Fence, SessionId, SlotId
 from rollmuxd.core.model import Job, JobStatus, SessionStatus, Slot, SlotStatus
 from rollmuxd.core.spec import IfUnmet, Park
-from rollmuxd.core.steps import reclaim
 from rollmuxd.core.steps.admit import limits_of, moves_without_its_process
 from rollmuxd.core.steps.dispatch import take_place
 from rollmuxd.core.steps.guard import watch as watch_credit
 from rollmuxd.core.steps.observe import gpus_observed
-from rollmuxd.core.steps.reclaim import drop_requests, end_now, is_loading, park_own
+from rollmuxd.core.steps.reclaim import drop_request, end_now, is_loading, park_own, take_away
 from rollmuxd.core.steps.replan import measure
 from rollmuxd.core.steps.replan import watch as watch_times
 
@@ -68,14 +67,15 @@ def refusal(c: Context, job: Job, phase: str) -> Cause | None:
     """Why a job cannot ask for a phase now; None: it can."""
     if not job.live or job.status is JobStatus.QUARANTINED:
         return Cause("takes_no_requests", {"status": str(job.status)}, job.reason)
-    if job.spec.phase(phase) is None:
-        known = [known.name for known in (*job.spec.side, *job.spec.phases)]
+    known = [known.name for known in (*job.spec.side, *job.spec.phases)]
+    if phase not in known:
         return Cause("no_phase", {"phase": phase, "phases": known})
     if job.queued is not None:
         return Cause("waits_already", {"slot": job.queued, "phase": c.state.slots[job.queued].phase})
-    if c.timers.waiting >= c.config.max_requests_waiting:
-        return Cause("many_requests", {"waiting": c.timers.waiting})
-    most, waiting = limits_of(c, job.owner).max_waiting, c.timers.waiting_of.get(job.owner, 0)
+    waiting = sum(c.state.queued_of.values())
+    if waiting >= c.config.max_requests_waiting:
+        return Cause("many_requests", {"waiting": waiting})
+    most, waiting = limits_of(c, job.owner).max_waiting, c.state.queued_of.get(job.owner, 0)
     if most and waiting >= most:
         return Cause("many_of_owner", {"waiting": waiting, "owner": job.owner, "most": most})
     return None
@@ -88,7 +88,6 @@ def queue(c: Context, job: Job, session: SessionId, phase: str, request_id: str)
     c.fact(
         f.SlotQueued(c.now, slot, job.id, job.run, session, phase, request_id, side, begins, judged_by_ms(job, c.now))
     )
-    c.timers.waits(job.owner, 1)
     take_place(c, job)  # before it is judged: the judgement reads where it is in the schedule
     if begins:
         measure(c, job)
@@ -119,7 +118,7 @@ def detach(c: Context, ask: i.DetachSlot) -> Answer:
     """The call was dropped: the request keeps its place for the re-attach time, and is not granted meanwhile."""
     slot = c.state.slots.get(ask.slot)
     if slot is not None and slot.status in COMING:
-        awaited = c.state.jobs[slot.job].spec.gap_ms_of(slot.phase) + c.config.grace_ms
+        awaited = c.state.jobs[slot.job].spec.phase(slot.phase).gap_ms + c.config.grace_ms
         c.timers.detach(slot.id, until=c.now + c.config.reattach_ms, awaited_until=c.now + awaited)
         c.dirty.group(c.state.jobs[slot.job].group)
     return NOTHING
@@ -132,7 +131,7 @@ def withdraw(c: Context, ask: i.WithdrawSlot) -> Answer:
         return Answer(slot=slot.id, repeated=True)
     if slot.status is not SlotStatus.QUEUED:
         raise Conflict(f"slot {slot.id} is {slot.status}, and only a queued request can be withdrawn; release it")
-    drop_requests(c, c.state.jobs[slot.job], Cause("withdrawn"))
+    drop_request(c, c.state.jobs[slot.job], Cause("withdrawn"))
     return Answer(slot=slot.id)
 
 
@@ -168,12 +167,12 @@ def give_back(c: Context, ask: i.GiveBack) -> Answer:
     session = live_session(c, ask.session)
     job = c.state.jobs[session.job]
     reason = Cause("interrupted")
-    drop_requests(c, job, reason)
+    drop_request(c, job, reason)
     slot = c.state.slot_of(job)
     if slot is not None and slot.fence is not None and slot.status in (SlotStatus.RUNNING, SlotStatus.TAIL):
         return release(c, i.ReleaseSlot(slot.id, slot.fence))
     if slot is not None and slot.status is SlotStatus.LOADING:
-        reclaim.revoke(c, slot, by=f"session {session.id}", reason=reason)
+        take_away(c, slot, reason, f"session {session.id}")
     return Answer(session=session.id)
 
 
@@ -205,9 +204,9 @@ def revoke(c: Context, ask: i.RevokeSlot) -> Answer:
     slot = c.state.slot(ask.slot)
     job = c.state.jobs[slot.job]
     if slot.status is SlotStatus.QUEUED:
-        drop_requests(c, job, Cause("revoked_by", {"by": ask.by, "text": ask.reason}))
+        drop_request(c, job, Cause("revoked_by", {"by": ask.by, "text": ask.reason}))
     elif slot.status in HOLDS:
-        reclaim.revoke(c, slot, by=ask.by, reason=said(ask.reason) if ask.reason else Cause("revoked"))
+        take_away(c, slot, said(ask.reason) if ask.reason else Cause("revoked"), ask.by)
     elif slot.status in (SlotStatus.REVOKED, SlotStatus.LOST, SlotStatus.FAULTED):
         return Answer(slot=slot.id, repeated=True)
     else:
@@ -228,7 +227,7 @@ def yield_due(c: Context, slot: SlotId) -> None:
     job, session = c.state.jobs[known.job], c.state.sessions[known.session]
     limit_s = 0 if job.spec.filler is None else job.spec.filler.yield_ms / 1000
     reason = Cause("not_given_back", {"limit_s": limit_s})
-    reclaim.revoke(c, known, by="yield", reason=reason)
+    take_away(c, known, reason, "yield")
     if not moves_without_its_process(job.spec) and session.status is SessionStatus.ALIVE:
         lose(c, session, reason)
 
@@ -241,6 +240,6 @@ def give_up(c: Context, slot: SlotId) -> None:
     job = c.state.jobs[known.job]
     reason = Cause("not_asked_for", {"limit_s": c.config.reattach_ms // 1000})
     if known.status is SlotStatus.QUEUED:
-        drop_requests(c, job, reason)
+        drop_request(c, job, reason)
     else:
-        reclaim.revoke(c, known, by="re-attach time", reason=reason)
+        take_away(c, known, reason, "re-attach time")

@@ -47,14 +47,13 @@ def take_turns(c: Context, known: Group) -> None:
     moved = True
     while moved:
         moved, before = False, len(c.facts)
-        for name in tuple(known.jobs):
-            job = c.state.jobs[name]
-            if job.queued is not None and job.slot is None and job.status in SERVED and not at_boundary(c, job):
-                moved = advance(c, known, job, c.state.slots[job.queued]) or moved
+        for job in c.state.members(known):
+            asked = request_of(c, job)
+            if asked is not None and not at_boundary(c, job):
+                moved = advance(c, known, job, asked) or moved
         moved = moved or (known.dispatch is not Dispatch.SCHEDULE and len(c.facts) > before)
     if known.dispatch is Dispatch.CREDIT:
-        waiting = [c.state.slots[job.queued] for job in c.state.members(known) if job.queued]
-        due = overtakes_at(c.state, waiting, c.now) if len(waiting) > 1 else None
+        due = overtakes_at(c.state, [c.state.slots[it.queued] for it in c.state.members(known) if it.queued], c.now)
         if due is not None:
             c.timers.at(due, "dispatch", known.id)
 
@@ -142,7 +141,7 @@ def may_skip(c: Context, group: Group, index: int) -> bool:
         return True
     else:
         _, comes = min((it.rotation, index) for index, it in enumerate(group.schedule) if it.job == job.id)
-        due = job.progress.idle_from + job.spec.gap_ms_of(group.schedule[comes].phase) + c.config.grace_ms
+        due = job.progress.idle_from + job.spec.phase(group.schedule[comes].phase).gap_ms + c.config.grace_ms
     return c.is_past(due, "dispatch", group.id)
 
 
@@ -154,7 +153,7 @@ def keeps_its_place(c: Context, absent: ScheduledTurn, slot: Slot) -> bool:
     """
     job = c.state.jobs[absent.job]
     asks = job.status in SERVED and job.queued in c.timers.detached and c.state.slots[job.queued].phase == absent.phase
-    if not asks or c.state.jobs[slot.job].spec.min_gpus_of(slot.phase):
+    if not asks or c.state.jobs[slot.job].spec.phase(slot.phase).min_gpus:
         return False
     nodes = c.rotation.nodes_of(c.state, c.state.its_group(job), slot.job, slot.phase)
     holders = (c.state.slots[holder] for name in nodes for holder in c.state.nodes[name].holders)
@@ -163,7 +162,7 @@ def keeps_its_place(c: Context, absent: ScheduledTurn, slot: Slot) -> bool:
 
 def make_room(c: Context, group: Group, turn: int, job: Job, nodes: tuple[NodeId, ...]) -> bool:
     """Have other states parked on the nodes where this turn is next; True when none is in the way."""
-    pools = job.spec.pools_of(group.schedule[turn].phase)
+    pools = job.spec.phase(group.schedule[turn].phase).pools
     clean = True
     for name in nodes:
         if next_turn_on(c, group, name) != turn:
@@ -205,7 +204,7 @@ def park_if_unheld(c: Context, kept: JobState) -> None:
 
 def engines_of(c: Context, job: Job, phase: str, nodes: Iterable[NodeId]) -> list[tuple[GpuId, ...]]:
     """The GPUs of each engine of a phase, node by node; where its states are not of several engines: each GPU."""
-    pools = job.spec.pools_of(phase)
+    pools = job.spec.phase(phase).pools
     each = max((kept.engine_gpus for kept in job.spec.states if kept.pool in pools), default=0)
     return [gpus for name in nodes for gpus in engines_on(tuple(c.state.nodes[name].gpus), each or 1)]
 
@@ -227,7 +226,7 @@ def claimable(c: Context, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tu
     mine = tuple(name for name, gpu in gpus if gpu.holder is None and gpu.dirty_by in (None, job.id))
     if len(mine) == len(gpus):
         return mine
-    least = job.spec.min_gpus_of(slot.phase)
+    least = job.spec.phase(slot.phase).min_gpus
     holders = (c.state.slots[holder] for name in nodes for holder in c.state.nodes[name].holders)
     if not least or any(holder.status in (SlotStatus.LOADING, SlotStatus.RUNNING) for holder in holders):
         return None
@@ -236,7 +235,6 @@ def claimable(c: Context, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tu
 
 def claim(c: Context, job: Job, slot: Slot, turn: int, gpus: tuple[str, ...]) -> None:
     c.fact(f.SlotClaimed(c.now, slot.id, gpus, turn, held_up_by_loans_ms(c.state, job, slot, c.now)))
-    c.timers.waits(job.owner, -1)
     for kept in needed(c, job, slot):
         if kept.status is not StateStatus.LOADED:
             issue(c, OrderKind.LOAD, kept, slot.id)
@@ -245,7 +243,7 @@ def claim(c: Context, job: Job, slot: Slot, turn: int, gpus: tuple[str, ...]) ->
 
 def needed(c: Context, job: Job, slot: Slot) -> list[JobState]:
     """The states of the slot's phase on the nodes that it holds GPUs of: on a part, these need not be all."""
-    pools = job.spec.pools_of(slot.phase)
+    pools = job.spec.phase(slot.phase).pools
     here = [it for it in c.state.states_of(job) if it.pool in pools and it.node in job.pins.get(it.pool, ())]
     return [kept for kept in here if holds_on(c, slot, kept.node)]
 
@@ -262,18 +260,13 @@ def grant_if_loaded(c: Context, job: Job, slot: Slot) -> None:
     if slot.id in c.timers.detached:
         return
     if slot.status is SlotStatus.LOADING and all(kept.status is StateStatus.LOADED for kept in needed(c, job, slot)):
-        c.fact(f.SlotGranted(c.now, slot.id, next_fence(c)))
+        c.fact(f.SlotGranted(c.now, slot.id, Fence(c.state.incarnation, c.state.fence_number + 1)))
         c.timers.at(c.now + c.config.min_overrun_ms, "overrun", job.id)
-
-
-def next_fence(c: Context) -> Fence:
-    return Fence(c.state.incarnation, c.state.fence_number + 1)
 
 
 def issue(c: Context, kind: OrderKind, kept: JobState, slot: SlotId | None, gpus: tuple[GpuId, ...] = ()) -> None:
     job = c.state.jobs[kept.job]
-    driver = kept.spec.driver
-    order = c.state.next_id("o")
+    driver, order = kept.spec.driver, c.state.next_id("o")
     source = c.state.source_of(kept) if kind is OrderKind.LOAD else None
     fetched = None if source is None else source.node
     c.fact(f.OrderIssued(c.now, order, kind, job.id, kept.run, kept.pool, kept.node, driver, slot, fetched, gpus))

@@ -40,7 +40,7 @@ from rollmuxd.core.steps.dispatch import grant_if_loaded, issue, needed
 from rollmuxd.core.steps.guard import debit_ms, reserve_ms
 from rollmuxd.core.steps.launch import launch
 from rollmuxd.core.steps.lines import next_phase
-from rollmuxd.core.steps.reclaim import revoke
+from rollmuxd.core.steps.reclaim import take_away
 
 #: the times of a phase that tell when it ends: so many of the last, and that quantile of what is left
 RECENT: Final = 8
@@ -369,7 +369,6 @@ def begin_loan(c: Context, node: Node, filler: Job, due: Millis | None) -> None:
     if all(gpu.dirty_by in (None, filler.id) for gpu in node.gpus.values()):
         slot = c.state.slots[filler.queued or ""]
         c.fact(f.NodeLent(c.now, slot.id, node.id, tuple(node.gpus), due))
-        c.timers.waits(filler.owner, -1)
         for kept in needed(c, filler, slot):
             issue(c, OrderKind.LOAD, kept, slot.id)
         grant_if_loaded(c, filler, slot)
@@ -394,7 +393,7 @@ def look_at_loan(c: Context, node: Node, slot: Slot | None) -> None:
 def ask_back(c: Context, slot: Slot, filler: Job, reason: str) -> None:
     """Ask a filler to give way. One whose state is still being loaded has nothing to end."""
     if slot.status is SlotStatus.LOADING:
-        revoke(c, slot, by="yield", reason=Cause(reason))
+        take_away(c, slot, Cause(reason), "yield")
         return
     assert filler.spec.filler is not None
     due = c.now + filler.spec.filler.yield_ms

@@ -41,7 +41,7 @@ from rollmuxd.core.steps.dispatch import OUT, at_boundary, issue, park_if_unheld
 from rollmuxd.core.steps.launch import end_process, launch, next_key
 from rollmuxd.core.steps.locality import locality_violation, place_elsewhere
 from rollmuxd.core.steps.observe import expect_clean, is_of_use, record_unknown
-from rollmuxd.core.steps.reclaim import abandon, close_session, drop_requests
+from rollmuxd.core.steps.reclaim import abandon, close_session, drop_request
 
 #: the time between two steps of the search for moves, in which others are heard
 STEP_MS: Final = 1
@@ -175,7 +175,7 @@ def begin(c: Context, job: Job) -> None:
 
 def process_goes(c: Context, job: Job) -> None:
     """A job that is started again elsewhere: its process is ended, and what that had anywhere has to be seen gone."""
-    drop_requests(c, job, Cause("process_is_ended"))
+    drop_request(c, job, Cause("process_is_ended"))
     close_session(c, job)
     end_process(c, job, Cause("starts_elsewhere"))
     for kept in c.state.states_of(job):

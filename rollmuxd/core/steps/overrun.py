@@ -13,7 +13,7 @@ from rollmuxd.core.estimates import by_work_ms, quantile_ms
 from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.model import Job, Slot, SlotStatus, nodes_in
 from rollmuxd.core.steps.dispatch import holds_on, is_waited_for
-from rollmuxd.core.steps.reclaim import revoke
+from rollmuxd.core.steps.reclaim import take_away
 
 #: a slot has this many times the p95 of its phase
 TIMES = 3
@@ -29,10 +29,7 @@ def expected_ms(c: Context, job: Job, slot: Slot) -> Millis | None:
     times = job.times.get(slot.phase)
     seen = None if times is None else quantile_ms(times, 0.95)
     phase = job.spec.phase(slot.phase)
-    if phase is None:
-        return seen
-    more = by_work_ms(job, phase)
-    known = [it for it in (seen, more) if it is not None]
+    known = [it for it in (seen, by_work_ms(job, phase)) if it is not None]
     return max(known) if known else phase.planned_ms
 
 
@@ -81,4 +78,4 @@ def end(c: Context, job: Job, slot: Slot) -> None:
     ran = ran_ms(slot, c.now) // 1000
     expected = (expected_ms(c, job, slot) or 0) / 1000
     reason = Cause("overrun", {"ran_s": ran, "phase": slot.phase, "expected_s": expected})
-    revoke(c, slot, by="overrun", reason=reason)
+    take_away(c, slot, reason, "overrun")

@@ -54,32 +54,28 @@ def reclaim_from(c: Context, job: Job) -> None:
     end_placement_if_empty(c, job)
 
 
-def drop_requests(c: Context, job: Job, reason: Cause) -> None:
+def drop_request(c: Context, job: Job, reason: Cause) -> None:
+    """The job's request, if it has one, is never granted."""
     if job.queued is not None:
         slot = job.queued
         c.fact(f.SlotWithdrawn(c.now, slot, reason))
         c.timers.forget_slot(slot)
-        c.timers.waits(job.owner, -1)
 
 
-def take_away(c: Context, slot: Slot, how: SlotStatus, reason: Cause, by: str = "") -> None:
-    """The slot ends without its holder's word. What it had loaded goes when it is reclaimed from."""
-    c.fact(f.SlotTakenAway(c.now, slot.id, how, reason, by))
-    c.timers.forget_slot(slot.id)
+def take_away(c: Context, slot: Slot | None, reason: Cause, by: str = "", how: SlotStatus = SlotStatus.REVOKED) -> None:
+    """End a slot that holds GPUs, if there is one, without its holder. What it had loaded goes when it is reclaimed."""
+    if slot is not None:
+        c.fact(f.SlotTakenAway(c.now, slot.id, how, reason, by))
+        c.timers.forget_slot(slot.id)
 
 
 def park_own(c: Context, job: Job, slot: Slot) -> None:
     """Park the states that a slot had loaded, so that its GPUs come clean. Not those that a later slot uses."""
-    pools, later = job.spec.pools_of(slot.phase), c.state.slot_of(job)
+    pools, later = job.spec.phase(slot.phase).pools, c.state.slot_of(job)
     for kept in c.state.states_of(job):
         if kept.status is StateStatus.LOADED and kept.pool in pools:
             if later is None or not holds_on(c, later, kept.node):
                 issue(c, OrderKind.PARK, kept, slot.id)
-
-
-def revoke(c: Context, slot: Slot, *, by: str, reason: Cause) -> None:
-    """End a slot that holds GPUs, although its holder did not give it back."""
-    take_away(c, slot, SlotStatus.REVOKED, reason, by)
 
 
 def end_if_clean(c: Context, job: Job, slot: Slot) -> None:
@@ -88,7 +84,8 @@ def end_if_clean(c: Context, job: Job, slot: Slot) -> None:
     After a release: once nothing that belongs to it is still moving. One that was taken away: once none of its GPUs may
     have bytes of it. What such a slot has loaded is parked; that of a job that leaves its nodes is discarded.
     """
-    if slot.status is SlotStatus.RELEASED:
+    released = slot.status is SlotStatus.RELEASED
+    if released:
         orders = [order for order in open_orders(c, job.id) if order.slot == slot.id]
         ended = all(it.kind is OrderKind.DISCARD or it.status is not OrderStatus.ISSUED for it in orders)
     else:
@@ -98,7 +95,6 @@ def end_if_clean(c: Context, job: Job, slot: Slot) -> None:
         ended = all(gpu.dirty_by is None for gpu in gpus if gpu.holder == slot.id)
     if not ended:
         return
-    released = slot.status is SlotStatus.RELEASED
     c.fact(f.SlotOver(c.now, slot.id))
     for node in nodes_of(c, job) if released else ():
         shared = len(node.pinned) + len(node.fillers) > 1
@@ -127,10 +123,9 @@ def abandon(c: Context, job: Job, reason: Cause) -> None:
 
 
 def end_now(c: Context, job: Job, *, reason: Cause, by: str) -> None:
-    drop_requests(c, job, Cause("job_ended", cause=reason))
+    drop_request(c, job, Cause("job_ended", cause=reason))
     abandon(c, job, reason)
-    if job.slot is not None:
-        revoke(c, c.state.slots[job.slot], by=by, reason=reason)
+    take_away(c, c.state.slot_of(job), reason, by)
     c.fact(f.JobEnded(c.now, job.id, reason, by))
     if job.launch is not None and not job.launch.over:  # it may leave by itself first
         c.timers.at(c.now + c.config.lease_ms, "reap", job.id)
@@ -149,7 +144,7 @@ def quarantine(c: Context, job: Job, reason: Cause) -> None:
     """Its state could not be moved: it leaves its group, and no other job is affected."""
     if not job.live or job.status is JobStatus.QUARANTINED:
         return
-    drop_requests(c, job, Cause("job_quarantined", cause=reason))
+    drop_request(c, job, Cause("job_quarantined", cause=reason))
     abandon(c, job, reason)
     c.fact(f.JobQuarantined(c.now, job.id, reason))
 

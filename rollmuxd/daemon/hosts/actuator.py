@@ -258,12 +258,11 @@ class Actuator:
     def _remember_phase(self, granted: SlotId) -> None:
         state = self._state()
         slot = state.slots.get(granted)
-        phase = None if slot is None else state.jobs[slot.job].spec.phase(slot.phase)
-        if slot is None or phase is None:
+        if slot is None:
             return
-        for pool in phase.pools:
+        for pool in state.jobs[slot.job].spec.phase(slot.phase).pools:
             self._phases.pop((slot.job, pool), None)
-            self._phases[slot.job, pool] = phase.name
+            self._phases[slot.job, pool] = slot.phase
         while len(self._phases) > PHASES_KEPT:
             del self._phases[next(iter(self._phases))]
 
