@@ -28,8 +28,6 @@ from rollmuxd.core.state import State
 PROMISED_NOTHING: Final = 10.0
 #: a job that has waited for so many of its iterations goes first
 PATIENCE: Final = 3
-#: slots that have ended, and whose GPUs only have to be parked or verified clean
-ENDED: Final = (SlotStatus.RELEASED,)
 
 
 class Projection(Struct):
@@ -118,7 +116,7 @@ class Rotation:
         if (job, phase) not in projection.spans:
             return False
         holders = (holder for name in projection.nodes[job, phase] for holder in state.nodes[name].holders)
-        return all(state.slots[holder].status in ENDED for holder in holders)
+        return all(state.slots[holder].status is SlotStatus.RELEASED for holder in holders)
 
 
 def _standing(job: Job, slot: Slot, now: Millis) -> tuple[bool, bool, Millis]:

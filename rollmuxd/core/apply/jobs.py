@@ -1,7 +1,5 @@
 """Jobs, from registration to the end, their launches and their sessions."""
 
-from typing import Any
-
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply.groups import forget_empty, group_named, leave_schedule, merged
 from rollmuxd.core.apply.loans import leave_node
@@ -149,7 +147,7 @@ def job_resumed(state: State, fact: f.JobResumed) -> None:
     job.paused_at = None
 
 
-def job_quarantined(state: State, fact: f.JobQuarantined) -> None:
+def job_leaves(state: State, fact: f.JobQuarantined | f.JobLost) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact)
     job.reason = fact.reason
@@ -160,13 +158,6 @@ def job_reinstated(state: State, fact: f.JobReinstated) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact)
     job.reason, job.losses = Cause("reinstated", {"by": fact.by}), []
-
-
-def job_lost(state: State, fact: f.JobLost) -> None:
-    job = state.jobs[fact.job]
-    set_job(state, job, fact)
-    job.reason = fact.reason
-    leave_schedule(state, job)
 
 
 def relaunch_planned(state: State, fact: f.RelaunchPlanned) -> None:
@@ -232,10 +223,5 @@ def session_opened(state: State, fact: f.SessionOpened) -> None:
         del state.sessions[old]
 
 
-def session_over(state: State, fact: Any) -> None:
-    ends: dict[type[Any], SessionStatus] = {
-        f.SessionFenced: SessionStatus.FENCED,
-        f.SessionLost: SessionStatus.LOST,
-        f.SessionClosed: SessionStatus.CLOSED,
-    }
-    state.sessions[fact.session].status = ends[type(fact)]
+def session_over(state: State, fact: f.SessionFenced | f.SessionLost | f.SessionClosed) -> None:
+    state.sessions[fact.session].status = SessionStatus(f.name(fact).removeprefix("session_"))

@@ -88,13 +88,12 @@ def advance(c: Context, group: Group, job: Job, slot: Slot) -> bool:
         # A job that cannot start passes no other: two such would pass each other for ever. And an order that cannot be
         # carried out would be held against its job.
         return False
-    first_everywhere = True
+    first_on = []
     for node in nodes:
         head = next_turn_on(c, group, node)
-        if head != turn and head is not None:
-            first_everywhere = False
-            if group.dispatch is not Dispatch.SCHEDULE:
-                continue
+        if head == turn:
+            first_on.append(node)
+        elif head is not None and group.dispatch is Dispatch.SCHEDULE:
             absent = group.schedule[head]
             # its own earlier turn is past: it asks for a later one
             if absent.job == job.id or (may_skip(c, group, head) and not keeps_its_place(c, absent, slot)):
@@ -105,7 +104,7 @@ def advance(c: Context, group: Group, job: Job, slot: Slot) -> bool:
     if (yields := yields_to(c, group, slot)) is not None:
         c.timers.at(yields[1], "dispatch", group.id)
         return False
-    if not make_room(c, group, turn, job, nodes) or not first_everywhere:
+    if not make_room(c, job, slot.phase, first_on) or len(first_on) < len(nodes):
         return False
     gpus = claimable(c, job, slot, nodes)
     if gpus is None:
@@ -160,14 +159,11 @@ def keeps_its_place(c: Context, absent: ScheduledTurn, slot: Slot) -> bool:
     return any(holder.status in (SlotStatus.LOADING, SlotStatus.RUNNING) for holder in holders)
 
 
-def make_room(c: Context, group: Group, turn: int, job: Job, nodes: tuple[NodeId, ...]) -> bool:
-    """Have other states parked on the nodes where this turn is next; True when none is in the way."""
-    pools = job.spec.phase(group.schedule[turn].phase).pools
+def make_room(c: Context, job: Job, phase: str, nodes: list[NodeId]) -> bool:
+    """Have other states parked on the nodes where a job's turn is next; True when none is in the way."""
+    pools = job.spec.phase(phase).pools
     clean = True
     for name in nodes:
-        if next_turn_on(c, group, name) != turn:
-            clean = False
-            continue
         for key in c.state.nodes[name].states:
             kept = c.state.states[key]
             if kept.status in (StateStatus.PARKED, StateStatus.GONE):

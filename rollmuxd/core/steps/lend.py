@@ -303,7 +303,8 @@ def use_idle_time(c: Context, node: Node) -> None:
     if node.status is not NodeStatus.UP or node.holders:
         return
     due, next_ = next_due(c, node)
-    filler = next_filler(c, node)
+    first = min(asking(c, node), default=None) if c.config.fillers else None
+    filler = None if first is None else c.state.jobs[first[2]]
     if filler is not None and is_worth_it(c, node, filler, due, next_):
         begin_loan(c, node, filler, due)
     elif due is not None and next_ is not None and node.loan_ended_at is not None:
@@ -338,12 +339,6 @@ def asking(c: Context, node: Node) -> list[tuple[Millis, Millis, JobId]]:
         if slot is not None and job.status is JobStatus.ADMITTED and slot.id not in c.timers.detached and ready:
             found.append((job.harvested_ms, slot.queued_at, name))
     return found
-
-
-def next_filler(c: Context, node: Node) -> Job | None:
-    """The filler that is lent the node next."""
-    first = min(asking(c, node), default=None) if c.config.fillers else None
-    return None if first is None else c.state.jobs[first[2]]
 
 
 def is_worth_it(c: Context, node: Node, filler: Job, due: Millis | None, next_: Job | None) -> bool:

@@ -29,8 +29,7 @@ def expected_ms(c: Context, job: Job, slot: Slot) -> Millis | None:
     times = job.times.get(slot.phase)
     seen = None if times is None else quantile_ms(times, 0.95)
     phase = job.spec.phase(slot.phase)
-    known = [it for it in (seen, by_work_ms(job, phase)) if it is not None]
-    return max(known) if known else phase.planned_ms
+    return max((it for it in (seen, by_work_ms(job, phase)) if it is not None), default=phase.planned_ms)
 
 
 def ran_ms(slot: Slot, now: Millis) -> Millis:

@@ -116,9 +116,8 @@ def abandon(c: Context, job: Job, reason: Cause) -> None:
     """Give up a move that has not ended, if there is one: the job stays where it sits."""
     if job.move is None:
         return
-    process_is_gone = job.launch is not None and job.launch.over
     c.fact(f.MoveAbandoned(c.now, job.id, reason))
-    if process_is_gone:  # its place is clean only when it was seen so; then another process can be started
+    if job.launch is not None and job.launch.over:  # another is started when its place was seen clean
         c.fact(f.JobUnplaced(c.now, job.id, Cause("move_abandoned", cause=reason)))
 
 
