@@ -246,17 +246,13 @@ class HostSpec(Struct, frozen=True):
 
 
 class Start(Input, frozen=True):
-    """The daemon starts: what it is configured to reach. Every node is unknown until seen."""
+    """The daemon starts: what it is configured to reach; the rest as in the fact ``DaemonStarted``."""
 
     hosts: tuple[HostSpec, ...]
     nodes: tuple[NodeSpec, ...]
-    #: greater than that of every earlier start
     incarnation: int = 1
-    #: the daemon before this one was killed, or crashed: it did not stop in order
     crashed: bool = False
-    #: why the journal does not say what jobs did last; None: it does
     lost: Cause | None = None
-    #: for how long there was no daemon before this one
     away_ms: Millis = 0
 
 
@@ -304,9 +300,6 @@ class OrderLostContact(Input, frozen=True):
 
     order: OrderId
     error: Cause
-
-
-# ---- the clock -----------------------------------------------------------------------------------------------------
 
 
 class Launched(Input, frozen=True):

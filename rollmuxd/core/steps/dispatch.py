@@ -40,10 +40,7 @@ def dispatch(c: Context) -> None:
 
 
 def take_turns(c: Context, known: Group) -> None:
-    """Grant whatever of a group can be granted, in the order of its schedule.
-
-    In a line a claim or a park changes which request is next, so the line is gone through until nothing happens.
-    """
+    """Grant whatever of a group can be granted, in the order of its schedule."""
     moved = True
     while moved:
         moved, before = False, len(c.facts)
@@ -51,6 +48,7 @@ def take_turns(c: Context, known: Group) -> None:
             asked = request_of(c, job)
             if asked is not None and not at_boundary(c, job):
                 moved = advance(c, known, job, asked) or moved
+        # in a line a claim or a park changes which request is next
         moved = moved or (known.dispatch is not Dispatch.SCHEDULE and len(c.facts) > before)
     if known.dispatch is Dispatch.CREDIT:
         due = overtakes_at(c.state, [c.state.slots[it.queued] for it in c.state.members(known) if it.queued], c.now)
@@ -250,12 +248,10 @@ def holds_on(c: Context, slot: Slot, node: NodeId) -> bool:
 
 
 def grant_if_loaded(c: Context, job: Job, slot: Slot) -> None:
-    """Grant a slot whose states are all there, unless no call attends it: a job that asks again in time gets it
-    then.
-    """
-    if slot.id in c.timers.detached:
+    """Grant a slot whose states are all there, unless no call attends it: one that asks again in time gets it then."""
+    if slot.status is not SlotStatus.LOADING or slot.id in c.timers.detached:
         return
-    if slot.status is SlotStatus.LOADING and all(kept.status is StateStatus.LOADED for kept in needed(c, job, slot)):
+    if all(kept.status is StateStatus.LOADED for kept in needed(c, job, slot)):
         c.fact(f.SlotGranted(c.now, slot.id, Fence(c.state.incarnation, c.state.fence_number + 1)))
         c.timers.at(c.now + c.config.min_overrun_ms, "overrun", job.id)
 

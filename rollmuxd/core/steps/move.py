@@ -325,22 +325,18 @@ def _busy(c: Context, job: Job, placed: Placed) -> str:
 
 def _no_place(c: Context, job: Job, placed: Placed) -> str:
     """The nodes are up, of the pools that it wants, and in the target group or in none."""
-    if placed.group is not None and placed.group not in c.state.groups:
-        return f"there is no group {placed.group}"
-    if set(placed.pins) != {want.pool for want in job.spec.wants}:
-        return "its pools are others"
-    for pool, names in placed.pins.items():
-        for name in names:
-            node = c.state.nodes.get(name)
-            if node is None or pool not in node.pools:
-                return f"there is no node {name} in pool {pool}"
-            if node.status is not NodeStatus.UP or node.drain:
-                return f"node {name} is {node.status}"
-            if node.group not in (None, placed.group):
-                return f"node {name} is group {node.group}'s"
-            if name in job.left:
-                return f"the job has not left node {name} altogether"
-    return ""
+    if placed.group not in (None, *c.state.groups) or set(placed.pins) != {want.pool for want in job.spec.wants}:
+        return "its group is gone, or its pools are others"
+    for pool, name in ((pool, name) for pool, names in placed.pins.items() for name in names):
+        node = c.state.nodes.get(name)
+        if node is None or pool not in node.pools:
+            return f"there is no node {name} in pool {pool}"
+        if node.status is not NodeStatus.UP or node.drain:
+            return f"node {name} is {node.status}"
+        if node.group not in (None, placed.group):
+            return f"node {name} is group {node.group}'s"
+    left = [name for name in nodes_in(placed.pins) if name in job.left]
+    return f"the job has not left node {left[0]} altogether" if left else ""
 
 
 def _other_schedule(c: Context, job: Job, placed: Placed) -> str:
