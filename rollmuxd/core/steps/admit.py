@@ -224,8 +224,7 @@ def check_owner(c: Context, owner: str, spec: JobSpec, known: Job | None) -> Non
 def check_spec(spec: JobSpec, state: State, config: Config) -> None:
     """What could never be met is refused at once, and says what is short.
 
-    That each number is in its range was checked before, and that nothing is named twice in a list: it comes from a body
-    of :mod:`rollmuxd.wire`.
+    A body of :mod:`rollmuxd.wire` has each number in its range before, and names nothing twice in a list.
     """
     wanted = [want.pool for want in spec.wants]
     names = [phase.name for phase in (*spec.phases, *spec.side)]
