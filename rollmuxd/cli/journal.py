@@ -5,6 +5,7 @@ These run on the host where the journal lies, as the daemon's user or root.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -13,8 +14,7 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.common import Failed, config_option, load_settings, print_json, printable
-from rollmuxd.cli.progress import bar
+from rollmuxd.cli.common import Failed, config_option, load_settings, print_json
 
 dir_option = click.option(
     "--state-dir",
@@ -47,9 +47,12 @@ def of_a_directory(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _refusals(doing: str) -> Iterator[None]:
+    """Say on a terminal what may take minutes, and in one line why it cannot be done."""
     from rollmuxd.daemon.journal.file import JournalError
 
+    if sys.stderr.isatty():
+        click.echo(doing, err=True)
     try:
         yield
     except JournalError as error:
@@ -74,8 +77,9 @@ def check(file: Path | None, state_dir: Path, as_json: bool) -> None:
     """
     from rollmuxd.daemon.journal import backup as journal_tools
 
-    with _refusals(), bar("facts checked") as advance:
-        found = journal_tools.check(journal_tools.journal_in(file if file is not None else state_dir), advance)
+    path = file if file is not None else state_dir
+    with _refusals(f"checking {path}: all of it is read and replayed"):
+        found = journal_tools.check(path / "journal.sqlite3" if path.is_dir() else path)
     if as_json:
         _as_json(found)
     else:
@@ -94,8 +98,8 @@ def backup(file: Path, state_dir: Path, as_json: bool) -> None:
     """
     from rollmuxd.daemon.journal import backup as journal_tools
 
-    with _refusals(), bar("copied, facts checked") as advance:
-        made = journal_tools.backup(journal_tools.journal_in(state_dir), file, advance)
+    with _refusals(f"copying {state_dir}, and checking the copy"):
+        made = journal_tools.backup(state_dir / "journal.sqlite3", file)
     if as_json:
         _as_json(made)
     else:
@@ -115,7 +119,7 @@ def restore(file: Path, state_dir: Path, as_json: bool) -> None:
     """
     from rollmuxd.daemon.journal import backup as journal_tools
 
-    with _refusals():
+    with _refusals(f"checking {file}"):
         done = journal_tools.restore(file, state_dir)
     if as_json:
         _as_json(done)
@@ -123,8 +127,6 @@ def restore(file: Path, state_dir: Path, as_json: bool) -> None:
     click.echo(f"restored: {done.path} ends at fact {done.last}; incarnation {done.incarnation}")
     if done.kept:
         click.echo(f"what was there before is in {done.kept}")
-    if done.keys_revoked:
-        click.echo(f"API keys that were revoked since, and stay so: {printable(', '.join(done.keys_revoked))}")
     if not done.revoked_known:
         click.echo("which API keys were revoked since is not known: see `rollmuxd key list`, and revoke them again")
     click.echo("start the daemon: rollmuxd daemon start")

@@ -53,8 +53,8 @@ from rollmuxd.daemon.hosts.plugin_calls import said
 from rollmuxd.daemon.http.app import make_app
 from rollmuxd.daemon.http.listener import HANDSHAKE_S, Listener, Places
 from rollmuxd.daemon.http.peer import ConnectionLimits, PeerHttpToolsProtocol, hang_up_slow, limited
-from rollmuxd.daemon.journal import file
-from rollmuxd.daemon.journal.store import Journal, JournalError, JournalFailed, JournalInUse, JournalRefused
+from rollmuxd.daemon.journal.file import JournalError, JournalFailed
+from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import (
@@ -297,7 +297,7 @@ async def _until_exit(settings: Settings, accept_clock: bool) -> NoReturn:
 def may_pass(error: BaseException | None) -> bool:
     """Whether what keeps a daemon from starting may pass by itself: then the start is to be tried again."""
     while error is not None:
-        if isinstance(error, JournalInUse | JournalFailed | Unavailable) or file.passes(error):
+        if isinstance(error, JournalFailed | Unavailable):
             return True
         if isinstance(error, OSError) and error.errno in _PASSING:
             return True
@@ -322,7 +322,7 @@ def open_journal(state_dir: Path) -> Journal:
     """The journal. Raises CannotStart."""
     try:
         return Journal.open(state_dir)
-    except JournalRefused as error:
+    except JournalError as error:
         raise CannotStart(str(error)) from error
 
 

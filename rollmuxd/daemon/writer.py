@@ -57,7 +57,8 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.audience import EVERYTHING, Audience, Topic
 from rollmuxd.daemon.clock import Clock
-from rollmuxd.daemon.journal.store import DISK_FULL, Journal, JournalFailed, Unreadable, until_large
+from rollmuxd.daemon.journal.file import JournalFailed, Unreadable
+from rollmuxd.daemon.journal.store import DISK_FULL, Journal, until_large
 
 T = TypeVar("T")
 K = TypeVar("K")

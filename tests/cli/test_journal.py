@@ -42,10 +42,10 @@ def test_a_check_says_in_one_line_how_it_is_and_in_its_exit_status(rollmuxd, sta
     damage(state_dir / "journal.sqlite3")
     bad = rollmuxd(f"journal check {state_dir}")
     assert (bad.code, len(bad.lines)) == (1, 1)
-    assert "DAMAGED: fact 2 of 3 is damaged" in bad.out
+    assert "DAMAGED: fact 2 is damaged" in bad.out
 
 
-def test_on_a_terminal_a_check_and_a_backup_show_how_far_they_are(state_dir, tmp_path):
+def test_on_a_terminal_a_check_and_a_backup_say_what_takes_long(state_dir, tmp_path):
     for command in (f"check {state_dir}", f"backup {tmp_path}/copy --state-dir {state_dir}"):
         ours, theirs = pty.openpty()
         with os.fdopen(theirs, "wb") as terminal:
@@ -58,9 +58,8 @@ def test_on_a_terminal_a_check_and_a_backup_show_how_far_they_are(state_dir, tmp
             while some := terminal.read(65536):
                 told += some
         assert ran.returncode == 0
-        assert b"3/3" not in ran.stdout  # scripts read that
-        assert b"facts checked" in told
-        assert b"3/3" in told
+        assert b"checking" not in ran.stdout  # scripts read that
+        assert b"checking" in told
 
 
 def test_a_check_answers_scripts_in_json_with_the_same_status(rollmuxd, state_dir):

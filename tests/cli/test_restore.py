@@ -54,18 +54,15 @@ def revoke(state_dir, *ids):
     on_journal(state_dir, do)
 
 
-def test_a_key_that_was_revoked_since_the_backup_stays_so_and_it_is_said_which(rollmuxd, state_dir, tmp_path):
+def test_a_key_that_was_revoked_since_the_backup_stays_so(rollmuxd, state_dir, tmp_path):
     kept, leaked = add(state_dir, "ann", Role.ADMIN), add(state_dir, "bob")
     old, late = add(state_dir, "cid"), add(state_dir, "dan", expires_at=NOW - 1)
     revoke(state_dir, old)
     assert rollmuxd(f"journal backup {tmp_path}/kept --state-dir {state_dir}").code == 0
     revoke(state_dir, leaked)
     ran = rollmuxd(f"journal restore {tmp_path}/kept --state-dir {state_dir}")
-    assert f"API keys that were revoked since, and stay so: {leaked}" in ran.lines
     assert "not known" not in ran.out
     assert shut(state_dir) == {kept: "", leaked: "was revoked", old: "was revoked", late: "has expired"}
-    again = rollmuxd(f"journal restore {tmp_path}/kept --state-dir {state_dir} --json")
-    assert again.json["keys_revoked"] == [leaked]
 
 
 def test_a_key_stays_revoked_over_restores_of_backups_that_know_it_and_that_do_not(rollmuxd, state_dir, tmp_path):

@@ -28,14 +28,8 @@ from rollmuxd.core.inputs import HostSpec
 from rollmuxd.daemon.access.keys import ApiKey, Role
 from rollmuxd.daemon.journal import file
 from rollmuxd.daemon.journal import store as journal_module
-from rollmuxd.daemon.journal.store import (
-    RESERVE_BYTES,
-    Journal,
-    JournalFailed,
-    JournalInUse,
-    JournalRefused,
-    refuse_remote,
-)
+from rollmuxd.daemon.journal.file import JournalFailed, JournalRefused
+from rollmuxd.daemon.journal.store import RESERVE_BYTES, Journal, refuse_remote
 
 pytestmark = pytest.mark.asyncio
 
@@ -149,7 +143,7 @@ async def test_a_large_snapshot_is_not_kept_when_a_commit_failed_while_it_was_co
     await journal.close()
 
 
-async def test_a_load_begins_with_the_newest_snapshot_and_can_do_without(opened):
+async def test_a_load_begins_with_the_newest_snapshot(opened):
     journal = opened()
     await journal.append([(number, host(number)) for number in range(1, 6)])
     for seq in (2, 3, 4):
@@ -157,8 +151,6 @@ async def test_a_load_begins_with_the_newest_snapshot_and_can_do_without(opened)
     seq, snapshot, facts = journal.load()
 
     assert (seq, snapshot, list(facts)) == (4, b"state 4", [(5, host(5))])
-    seq, snapshot, facts = journal.load(snapshot=False)
-    assert (seq, snapshot, len(list(facts))) == (0, None, 5)
     await journal.close()
 
 
@@ -178,6 +170,24 @@ async def test_after_one_failure_all_fail_until_it_recovers(opened):
     await journal.append([(2, host(22))])
 
     assert list(journal.load().facts) == [(1, host(1)), (2, host(22))]
+    await journal.close()
+
+
+async def test_a_recovery_that_is_taken_together_with_what_was_queued_before_it_is_answered(tmp_path):
+    journal = FaultyJournal.open(tmp_path)
+    journal.fault = sqlite3.OperationalError("disk I/O error")
+    with pytest.raises(JournalFailed):
+        await journal.append([(1, host(1))])
+    journal.fault = None
+    going, commit = threading.Event(), journal._commit
+    journal._commit = lambda writes: going.wait(PATIENCE_S) and commit(writes)
+    before = [journal.append([(number, host(number))]) for number in (2, 3)]
+    recovery = asyncio.ensure_future(journal.recover())
+    await asyncio.sleep(0)  # it is in the queue
+    going.set()
+    await asyncio.wait_for(recovery, PATIENCE_S)
+    assert [type(one) for one in await asyncio.gather(*before, return_exceptions=True)] == [JournalFailed] * 2
+    assert list(journal.load().facts) == []
     await journal.close()
 
 
@@ -255,7 +265,7 @@ async def test_every_commit_is_on_the_disk_before_it_is_answered(tmp_path):
 
 async def test_two_daemons_do_not_share_a_state_directory(tmp_path):
     journal = Journal.open(tmp_path)
-    with pytest.raises(JournalInUse, match=f"pid {os.getpid()}"):
+    with pytest.raises(JournalFailed, match=f"pid {os.getpid()}"):
         Journal.open(tmp_path)
     await journal.close()
     await Journal.open(tmp_path).close()

@@ -14,7 +14,8 @@ import structlog
 
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.daemon.journal.store import Journal, JournalDamaged, JournalError
+from rollmuxd.daemon.journal.file import JournalDamaged, JournalError
+from rollmuxd.daemon.journal.store import Journal
 
 pytestmark = pytest.mark.asyncio
 
@@ -62,11 +63,11 @@ BAD = """body = replace(body, 'fake', 'sham')"""
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (f"UPDATE facts SET {BAD} WHERE seq = 8", "fact 8 of 10 is damaged"),
-        ("UPDATE facts SET sum = sum + 1 WHERE seq = 8", "fact 8 of 10 is damaged"),
-        (f"UPDATE facts SET {BAD} WHERE seq = 10", "fact 10 of 10 is damaged"),
-        ("UPDATE facts SET seq = 17 WHERE seq = 10", "facts 10 to 16 of 17 are missing"),
-        ("DELETE FROM facts WHERE seq IN (7, 8)", "facts 7 to 8 of 10 are missing"),
+        (f"UPDATE facts SET {BAD} WHERE seq = 8", "fact 8 is damaged"),
+        ("UPDATE facts SET sum = sum + 1 WHERE seq = 8", "fact 8 is damaged"),
+        (f"UPDATE facts SET {BAD} WHERE seq = 10", "fact 10 is damaged"),
+        ("UPDATE facts SET seq = 17 WHERE seq = 10", "fact 10 is missing: facts 10 to 16 were"),
+        ("DELETE FROM facts WHERE seq IN (7, 8)", "fact 7 is missing: facts 7 to 8 were"),
         ("DELETE FROM facts WHERE seq > 5", "there is a snapshot of fact 6, and the last fact is 5"),
     ],
     ids=["a body", "a sum", "the last body", "a number", "a hole", "an end before the snapshot"],
@@ -94,7 +95,7 @@ async def test_facts_that_changed_places_show(tmp_path):
         "UPDATE facts SET seq = 4 WHERE seq = 5",
         "UPDATE facts SET seq = 5 WHERE seq = 99",
     )
-    with pytest.raises(JournalDamaged, match="fact 4 of 10"):
+    with pytest.raises(JournalDamaged, match="fact 4 is damaged"):
         await read(tmp_path)
 
 

@@ -26,7 +26,8 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.journal import file
 from rollmuxd.daemon.journal.backup import check
-from rollmuxd.daemon.journal.store import Journal, JournalFailed
+from rollmuxd.daemon.journal.file import JournalFailed
+from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.writer import Driver, Unavailable
 from rollmuxd.policies.rollmux import RollMux
 
@@ -37,7 +38,8 @@ import asyncio, json, os, resource, signal, subprocess, sys
 from pathlib import Path
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.daemon.journal.store import Journal, JournalFailed, JournalRefused
+from rollmuxd.daemon.journal.file import JournalFailed, JournalRefused
+from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.journal.backup import check
 
 disk = Path(sys.argv[1])
@@ -163,7 +165,7 @@ def test_a_daemon_that_comes_back_to_a_full_disk_has_its_reserve(tmp_path):
             fill()
             try:
                 Journal.open(disk / "state")
-            except JournalRefused as error:
+            except JournalFailed as error:
                 said["refused"] = str(error)
             os.unlink(disk / "filler")
             journal = Journal.open(disk / "state")
@@ -197,7 +199,7 @@ def test_a_start_on_a_disk_that_is_nearly_full_loses_no_run_wherever_it_gets_stu
                 os.truncate(disk / "filler", (disk / "filler").stat().st_size - pages * 4096)
                 try:
                     said["lost"].append(await start())
-                except JournalRefused:
+                except JournalFailed:
                     said["refused"] += 1
                 os.unlink(disk / "filler")
                 said["lost"].append(await start())
@@ -258,7 +260,7 @@ def test_a_read_only_disk_is_refused_and_used_again_when_it_can_be_written(tmp_p
             remount("ro")
             try:
                 Journal.open(disk / "state")
-            except JournalRefused as error:
+            except JournalFailed as error:
                 said["refused"] = str(error)
             remount("rw")
             said["now"] = read(Journal.open(disk / "state"))

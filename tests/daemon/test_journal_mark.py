@@ -19,7 +19,8 @@ from rollmuxd.core.inputs import HostSpec
 from rollmuxd.daemon import files
 from rollmuxd.daemon.journal import file as journal_file
 from rollmuxd.daemon.journal.backup import backup, check
-from rollmuxd.daemon.journal.store import Journal, JournalRefused
+from rollmuxd.daemon.journal.file import JournalError, JournalRefused
+from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.explain.causes import sentence
 
 pytestmark = pytest.mark.asyncio
@@ -198,7 +199,7 @@ def breaks_off(monkeypatch):
                 patched.setattr(module, name, lambda *args, real=real: (step(), real(*args))[1])
             try:
                 await Journal.open(folder).close()
-            except JournalRefused:
+            except JournalError:
                 return True
             return False
 
@@ -262,7 +263,7 @@ async def test_a_disk_that_is_full_when_the_mark_is_written_loses_nothing(tmp_pa
         if reserve:
             assert await start(tmp_path) == ""
         else:
-            with pytest.raises(JournalRefused, match="its disk is full"):
+            with pytest.raises(JournalError, match="its disk is full"):
                 await start(tmp_path)
     assert set(written) == {"mark"}
     assert await start(tmp_path) == ""

@@ -13,7 +13,8 @@ import pytest
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
 from rollmuxd.daemon.journal.backup import backup, restore
-from rollmuxd.daemon.journal.store import Journal, JournalRefused
+from rollmuxd.daemon.journal.file import JournalRefused
+from rollmuxd.daemon.journal.store import Journal
 
 pytestmark = [
     pytest.mark.asyncio,

@@ -42,7 +42,8 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal.backup import backup, check, restore
-from rollmuxd.daemon.journal.store import Journal, JournalDamaged, JournalFailed
+from rollmuxd.daemon.journal.file import JournalDamaged, JournalFailed
+from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.usage import daily
 from rollmuxd.daemon.usage.daily import DAY, FactsGone, LiveUsage, compute_usage
 from rollmuxd.daemon.usage.ledger import UsageLedger
@@ -240,7 +241,9 @@ async def test_a_daemon_that_starts_on_a_compacted_journal_has_the_state_that_it
     journal = Journal.open(tmp_path)
     assert journal.first == first
     for snapshot in (True, False):
-        past = journal.load(snapshot=snapshot)
+        if not snapshot:
+            await journal.operate(damage("DELETE FROM snapshots WHERE day IS NULL"))
+        past = journal.load()
         state = msgspec.json.decode(past.snapshot, type=State)
         count = 0
         for seq, fact in past.facts:
@@ -279,7 +282,7 @@ async def test_damage_after_the_cut_is_found_as_before_and_the_state_at_the_cut_
         connection.execute("DELETE FROM snapshots WHERE day IS NULL OR seq >= ?", (first,))
         connection.execute("UPDATE facts SET body = body || ' ' WHERE seq = ?", (first,))
     journal = Journal.open(tmp_path)
-    with pytest.raises(JournalDamaged, match=f"fact {first} of"):
+    with pytest.raises(JournalDamaged, match=f"fact {first} is"):
         list(journal.load().facts)
     await journal.close()
     with closing(sqlite3.connect(tmp_path / "journal.sqlite3", isolation_level=None)) as connection:
@@ -319,7 +322,7 @@ async def test_what_keeps_the_books_from_being_closed_shows_until_it_is_gone(tmp
     journal = await written(tmp_path, lived)
     of = keeper(journal, lived, ALL)
     await journal.operate(damage("UPDATE facts SET sum = sum + 1 WHERE seq = 40"))
-    with pytest.raises(JournalDamaged, match=r"fact 40 is .*journal check` says what is damaged, and what to do$"):
+    with pytest.raises(JournalDamaged, match=r"fact 40 is .*journal check"):
         await of.run_once()
     assert "fact 40 is damaged" in of.trouble
     await journal.operate(damage("UPDATE facts SET sum = sum - 1 WHERE seq = 40"))
@@ -385,7 +388,8 @@ async def test_after_a_cut_within_days_without_facts_all_is_as_after_any(tmp_pat
         await keeper(journal, now, ONE).run_once()
     for since, until in (LATER[0], LATER[2], LATER[3]):
         same(await reported(journal, later, since, until), plainly(later, since, until))
-    state = msgspec.json.decode(journal.load(snapshot=False).snapshot, type=State)
+    await journal.operate(damage("DELETE FROM snapshots WHERE day IS NULL"))
+    state = msgspec.json.decode(journal.load().snapshot, type=State)
     assert msgspec.json.encode(state) == msgspec.json.encode(lived.core.state)
     await journal.close()
     assert check(tmp_path / "journal.sqlite3").good
@@ -403,7 +407,8 @@ async def test_the_state_at_a_cut_stays_whatever_comes_after_it(tmp_path, lived)
     soon.now += 3 * DAY
     await keeper(journal, soon, ALL).run_once()
     assert await states(journal) == [9, 10, 11, 12]
-    assert len(list(journal.load(snapshot=False).facts)) == 1
+    await journal.operate(damage("DELETE FROM snapshots WHERE seq >= (SELECT max(seq) FROM facts)"))
+    assert len(list(journal.load().facts)) == 1
     await journal.close()
     assert check(tmp_path / "journal.sqlite3").good
 

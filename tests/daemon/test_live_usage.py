@@ -13,7 +13,7 @@ import pytest
 from memory_journal import MemoryJournal
 from simkit import swarm
 
-from rollmuxd.daemon.journal.store import JournalFailed
+from rollmuxd.daemon.journal.file import JournalFailed
 from rollmuxd.daemon.usage import daily
 from rollmuxd.daemon.usage.daily import LiveUsage, compute_usage
 from rollmuxd.daemon.usage.ledger import UsageLedger

@@ -28,7 +28,7 @@ from rollmuxd.core.inputs import Heartbeat, HostUnreachable, RegisterJob, Withdr
 from rollmuxd.core.model import Slot
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.daemon import writer
-from rollmuxd.daemon.journal.store import JournalFailed
+from rollmuxd.daemon.journal.file import JournalFailed
 from rollmuxd.daemon.writer import Unavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -43,7 +43,7 @@ def add(host: str) -> HostUnreachable:
 
 
 def kept(journal: MemoryJournal) -> list[str]:
-    return [fact.host.id for _, fact in journal.load(snapshot=False).facts if isinstance(fact, f.HostAdded)]
+    return [fact.host.id for _, fact in journal.facts() if isinstance(fact, f.HostAdded)]
 
 
 async def test_an_answer_waits_until_its_facts_are_durable(running, slow_journal):
@@ -471,8 +471,8 @@ async def test_a_stop_ends_a_replay_that_follows_a_failed_commit(running, monkey
     read = 0
 
     class Long(MemoryJournal):
-        def load(self, *, snapshot=True):
-            past = super().load(snapshot=snapshot)
+        def load(self):
+            past = super().load()
             return past._replace(facts=self.told(past.facts))
 
         def told(self, facts):
@@ -495,7 +495,7 @@ async def test_a_stop_ends_a_replay_that_follows_a_failed_commit(running, monkey
             await rig.driver.stopped.wait()
         assert read == 20
         assert journal.load().seq == 0
-        assert len(list(journal.load(snapshot=False).facts)) == 102  # the second start, and nothing of a third
+        assert len(list(journal.facts())) == 102  # the second start, and nothing of a third
 
 
 async def test_a_stop_in_good_order_leaves_a_snapshot_of_everything(running):
@@ -768,7 +768,7 @@ async def test_new_facts_are_read_in_memory_and_old_ones_in_the_journal(running,
         monkeypatch.setattr(journal, "read", counted)
         for number in range(10):
             await rig.driver.submit(add(f"h{number}"))
-        whole = list(journal.load(snapshot=False).facts)
+        whole = list(journal.facts())
         for after in range(11):
             for limit in (1, 3, 100):
                 facts, last = await rig.driver.facts_after(after, 0, limit)

@@ -32,7 +32,8 @@ from rollmuxd.daemon.http import routing
 from rollmuxd.daemon.http.app import ENDPOINTS
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes.jobs import job_spec
-from rollmuxd.daemon.journal.store import Journal, JournalError
+from rollmuxd.daemon.journal.file import JournalError
+from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.settings import BadSettings, DefaultsTable, load_settings
 from rollmuxd.wire.requests import RegisterBody, SessionBody
 

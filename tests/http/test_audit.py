@@ -150,7 +150,7 @@ async def test_a_restart_forgets_nothing_of_it_and_nothing_hangs_on_it(running):
         await root.post(f"/v1/nodes/{NODE}/drain", json={"reason": "new fans"})
         live = world.state
         replayed = type(live)()
-        for _, fact in world.journal.load(snapshot=False).facts:
+        for _, fact in world.journal.facts():
             apply(replayed, fact)
         assert replayed.nodes == live.nodes
         assert replayed.at == live.at

@@ -282,7 +282,7 @@ async def test_calls_that_crash_again_and_again_fill_no_log(running, monkeypatch
 
 @pytest.mark.asyncio
 async def test_while_the_journal_cannot_be_written_calls_are_503_and_so_is_readyz(running, body_of_job):
-    from rollmuxd.daemon.journal.store import JournalFailed
+    from rollmuxd.daemon.journal.file import JournalFailed
 
     async with running() as world, world.client() as client:
         assert (await client.get("/readyz")).status_code == 200

@@ -11,8 +11,8 @@ from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import Millis
 from rollmuxd.daemon.access.keys import ApiKey
 from rollmuxd.daemon.journal import store as on_disk
-from rollmuxd.daemon.journal.file import Lost
-from rollmuxd.daemon.journal.store import SNAPSHOTS_KEPT, JournalFailed, Past, Unreadable, until_large
+from rollmuxd.daemon.journal.file import JournalFailed, Lost, Unreadable
+from rollmuxd.daemon.journal.store import SNAPSHOTS_KEPT, Past, until_large
 
 
 class MemoryJournal:
@@ -121,9 +121,13 @@ class MemoryJournal:
         start = self._index(after)
         return list(self._decoded(until_large(self._bodies[start : start + limit])))
 
-    def load(self, *, snapshot: bool = True) -> Past:
-        seq = max(self._snapshots, default=0) if snapshot else 0
+    def load(self) -> Past:
+        seq = max(self._snapshots, default=0)
         return Past(seq, self._snapshots.get(seq), self._decoded(self._bodies[self._index(seq) :]))
+
+    def facts(self) -> Generator[tuple[int, Fact]]:
+        """All of them, for tests to look at."""
+        return self._decoded(self._bodies)
 
     def _index(self, after: int) -> int:
         # Numbers have no holes, so that the place follows from the first one.

@@ -1,25 +1,15 @@
 """The journal's file: its layout and format, checksums, the mark, and what a start does about damage.
 
 There is no thread and no loop in here. The daemon uses it when it opens its journal; ``rollmuxd journal`` uses it when
-no daemon runs.
-
-What is guarded against, how, and what was turned down: ``docs/decisions/0013-damage-to-the-journal.md``. In short:
-
-- The row of each fact has ``sum``, the CRC-32 of its number and body, and numbers have no holes. So a row that was
-  changed, moved or lost is found when it is read. A start reads the newest snapshot and the facts after it.
-- :class:`Mark`, the file ``mark`` beside the journal, says how far the journal had come. A journal that is behind it
-  has lost its end. The daemon starts, and all runs are lost (``lost`` in ``meta``, until the core has heard of it).
-- Each opening begins a new **incarnation**, so no fence is ever given again. Each journal has a random **id**, which
-  clients send with their calls.
+no daemon runs. What is guarded against, and how: ``docs/decisions/0013-damage-to-the-journal.md``.
 
 Errors::
 
     JournalError
       JournalRefused     this state directory cannot be used, and why; says the remedy
-        JournalInUse     another daemon uses it; says its pid
         JournalDamaged   something in it is damaged or missing; says what
-      JournalFailed      a commit failed: no answer may depend on it; or nothing can be read
-                         now (no free file, a silent disk)
+      JournalFailed      a commit failed: no answer may depend on it; or the journal cannot be
+                         used just now (another daemon, a full disk, no free file)
 """
 
 import errno
@@ -29,7 +19,6 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -86,39 +75,19 @@ class JournalRefused(JournalError):
     """This state directory cannot be used as it is."""
 
 
-class JournalInUse(JournalRefused):
-    """Another daemon uses the state directory."""
-
-    def __init__(self, state_dir: Path, pid: str) -> None:
-        super().__init__(
-            f"state directory {state_dir} is in use by another rollmuxd, pid {pid or 'unknown'}; "
-            "stop it (rollmuxd daemon stop), or set daemon.state_dir to a directory of this one's own"
-        )
-        self.state_dir, self.pid = state_dir, pid
-
-
 class JournalDamaged(JournalRefused):
     """Something in the journal is damaged or missing."""
 
-    def __init__(self, path: Path, what: str, remedy: str = REMEDY) -> None:
-        super().__init__(f"{path}: {what}; {remedy}")
-        self.path, self.what = path, what
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path}: {what}; {REMEDY}")
+        self.what = what
 
 
 class JournalFailed(JournalError):
     """A commit failed. What it held may or may not be in the file: only reading the file tells.
 
-    Or the file cannot be read just now. Either may be over soon, and is tried again.
+    Or the journal cannot be used just now. Either may be over soon, and is tried again.
     """
-
-
-def sum_of(seq: int, body: bytes) -> int:
-    """The checksum of a fact."""
-    return crc32(body, seq & 0xFFFFFFFF)
-
-
-#: rows as they are wanted; a damaged page may have anything where a body or a sum was, NULL too
-ROWS: Final = "SELECT seq, CAST(coalesce(body, '') AS BLOB), CAST(coalesce(sum, -1) AS INTEGER) FROM"
 
 
 # ---- opening ---------------------------------------------------------------------------------------------------------
@@ -144,65 +113,76 @@ def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
     return connection
 
 
-#: what SQLite fails with where the user may not
-_DENIED: Final = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY)
+def is_full(error: Exception) -> bool:
+    """Whether there is no room on the disk."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    # A quota, and a log's index that cannot grow, look like other errors: trying costs little.
+    return getattr(error, "sqlite_errorcode", None) in (
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR_WRITE,
+        sqlite3.SQLITE_IOERR_SHMSIZE,
+    )
 
 
-def passes(error: BaseException) -> bool:
-    """Whether SQLite failed for a reason that may pass, and not for what is in the file."""
-    # Damage is a plain DatabaseError; of those that are of operation, this one is of the statement.
-    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-    return isinstance(error, sqlite3.OperationalError) and code & 0xFF != sqlite3.SQLITE_ERROR
-
-
-def unreadable(path: Path, what: str, error: sqlite3.Error) -> JournalError:
-    """What is to be said of a journal that SQLite cannot use: that it is damaged, or that it must be tried again."""
-    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
-        return JournalFailed(f"{path} cannot be written now: its disk is full; make room there, and try again")
-    if passes(error):
-        return JournalFailed(
-            f"{path} cannot be read now ({error}), which says nothing of what is in it: "
-            "look whether open files (ulimit -n) or memory ran out, and what the kernel says of the disk"
+def error_of(error: Exception, path: Path) -> JournalError:
+    """What is to be said, and done, where the system or SQLite cannot use a journal, or its directory."""
+    if is_full(error):
+        return JournalFailed(f"{path} cannot be written now: its disk is full; make room there")
+    if isinstance(error, PermissionError):
+        folder = path.parent
+        return JournalRefused(
+            f"{error.filename or folder} is closed to this user (uid {os.geteuid()}): run this as the user whose "
+            f"{folder} is, or give that user what is in it, as root: chown -R --reference={folder} {folder}"
         )
-    return JournalDamaged(path, f"{what} cannot be read ({error})")
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return JournalRefused(f"{path}: {error}; set daemon.state_dir to a directory")
+    # Damage is a plain DatabaseError; of those that are of operation, this one is of the statement.
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if isinstance(error, OSError) or (isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR):
+        return JournalFailed(
+            f"{path} cannot be read now ({error}), which says nothing of what is in it: look whether open files "
+            "(ulimit -n) or memory ran out, whose the files are, and what the kernel says of the disk"
+        )
+    return JournalDamaged(path, f"it cannot be read ({error})")
 
 
-def prepare(path: Path) -> None:
-    """Lay the file out if it is empty. The caller holds the state directory's lock.
+def prepare(path: Path) -> Millis:
+    """Make the journal ready for a daemon, laid out where it is new; for how long no daemon used it.
+
+    The caller holds the state directory's lock.
 
     Raises:
-        JournalRefused: it is of another format.
+        JournalRefused: it is of another format; or one was used here, and what is there now is not one.
     """
+    if mark_of(path).exists():
+        _refuse_lost(path)
+    # API keys' hashes are in it. SQLite gives its other files the mode of this one.
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     with closing(connect(path)) as connection:
         if connection.execute("PRAGMA user_version").fetchone()[0]:
             refuse_other_format(connection, path)
-            return
-        connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
+        else:
+            connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
+        return _begin(connection, path)
 
 
-def refuse_lost(path: Path) -> None:
-    """Raise JournalRefused if a journal was used in this directory, and what is there now is not one.
+def _refuse_lost(path: Path) -> None:
+    """Raise JournalRefused if what is in the place of the journal is not one.
 
     A new one in its place would know of no job that holds GPUs. It is looked at before anything opens it to write, so
     that what is left of it stays as it is.
     """
-    if not mark_of(path).exists():
-        return
-    if not path.exists():
-        what = "is gone"
-    elif not path.stat().st_size:
-        what = "is empty"
-    else:
-        with closing(connect(path, readonly=True)) as connection:
-            if connection.execute("PRAGMA user_version").fetchone()[0]:
-                refuse_other_format(connection, path)
-            if connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]:
-                return
-        what = "is no journal"
+    with suppress(FileNotFoundError):
+        os.close(os.open(path, os.O_RDWR))  # unlike SQLite, the system names a file that is closed to this user
+        if path.stat().st_size:
+            with closing(connect(path, readonly=True)) as connection:
+                if connection.execute("PRAGMA user_version").fetchone()[0]:
+                    return
     raise JournalRefused(
-        f"state directory {path.parent}: its journal.sqlite3 {what}, and which GPUs are held was in the one before; "
-        "restore a backup (rollmuxd journal restore FILE), or remove the directory to begin with nothing, once no job "
-        "holds a GPU"
+        f"state directory {path.parent}: its journal.sqlite3 is gone, empty, or no journal, and which GPUs are held "
+        "was in the one before; restore a backup (rollmuxd journal restore FILE), or remove the directory to begin "
+        "with nothing, once no job holds a GPU"
     )
 
 
@@ -215,51 +195,11 @@ def refuse_other_format(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def get_meta(connection: sqlite3.Connection, name: str) -> str | None:
-    """A word that the journal keeps beside the facts."""
-    found = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-    return None if found is None else str(found[0])
-
-
-def set_meta(connection: sqlite3.Connection, name: str, value: str) -> None:
-    """Keep it. What is the same already is not written."""
-    if get_meta(connection, name) != value:
-        connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
-
-
-@cache
-def shape() -> str:
-    """What a snapshot of this version looks like. A snapshot of another shape is not used: the facts are replayed."""
-    return f"{crc32(msgspec.json.encode(msgspec.json.schema(State))):08x}"
-
-
-def packed(body: bytes) -> bytes:
-    """A state as it is kept; a large one is a twentieth, in a tenth of a second."""
-    return compress(body, level=Z_BEST_SPEED) if len(body) >= PACKED_FROM else body
-
-
-#: the states that are kept; a damaged page may have anything in the place of a body
-STATES: Final = "SELECT CAST(body AS BLOB), sum, seq, day, shape FROM snapshots"
-
-
-def whole(body: bytes, total: int) -> bytes | None:
-    """A state, however it was kept; None: its checksum does not fit."""
-    if crc32(body) != total:
-        return None
-    return decompress(body) if body.startswith(_PACKED) else body
-
-
-def keep_state(connection: sqlite3.Connection, seq: int, body: bytes, day: int | None = None) -> None:
-    """Keep a packed state, after fact ``seq``; ``day``: it is that at the beginning of this day."""
-    insert = "INSERT OR REPLACE INTO snapshots (seq, day, body, sum, shape) VALUES (?, ?, ?, ?, ?)"
-    connection.execute(insert, (seq, day, body, crc32(body), shape()))
-
-
 def lock(state_dir: Path) -> int:
     """Hold the directory for this process; the kernel releases it however the process ends.
 
     Raises:
-        JournalInUse: another process holds it.
+        JournalFailed: another process holds it; says its pid.
     """
     held = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     files.belong(state_dir / "lock")
@@ -268,48 +208,30 @@ def lock(state_dir: Path) -> int:
     except BlockingIOError:
         pid = os.pread(held, 20, 0).decode(errors="replace").strip()
         os.close(held)
-        raise JournalInUse(state_dir, pid) from None
+        raise JournalFailed(
+            f"state directory {state_dir} is in use by another rollmuxd, pid {pid or 'unknown'}; "
+            "stop it (rollmuxd daemon stop), or set daemon.state_dir to a directory of this one's own"
+        ) from None
     with suppress(OSError):  # the pid is for people; on a full disk there may be no room even for that
         os.ftruncate(held, 0)
         os.pwrite(held, f"{os.getpid()}\n".encode(), 0)
     return held
 
 
-# ---- incarnations, and the mark --------------------------------------------------------------------------------------
+# ---- words, incarnations, and the mark -------------------------------------------------------------------------------
 
 
-def next_incarnation(*known: int) -> int:
-    """A number that was never an incarnation of this journal, nor of a copy of it that was restored elsewhere.
-
-    The time in seconds, since a counter would give the same number to two restores of one backup.
-    """
-    return max(int(time.time()), *(number + 1 for number in known))
-
-
-def incarnation_of(connection: sqlite3.Connection) -> int:
-    """The incarnation. Raises ValueError if the journal does not say."""
-    said = get_meta(connection, "incarnation")
-    if said is None:
-        raise ValueError("it does not say which incarnation it is")
-    return int(said)
+def get_meta(connection: sqlite3.Connection, name: str, default: str | None = None) -> str:
+    """A word that the journal keeps beside the facts. Raises ValueError where it has none, and has to."""
+    found = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone() or (default,)
+    if found[0] is None:
+        raise ValueError(f"it does not say its {name}")
+    return str(found[0])
 
 
-def id_of(connection: sqlite3.Connection) -> str:
-    """The journal's id. Raises ValueError if it has none."""
-    said = get_meta(connection, "id")
-    if said is None:
-        raise ValueError("it does not say which journal it is")
-    return said
-
-
-#: how the names of rows of ``meta`` begin that say why an operator leaves an optical switch alone
-LEFT_ALONE: Final = "left_alone "
-
-
-def left_alone_of(connection: sqlite3.Connection) -> dict[str, str]:
-    """Why an operator leaves optical switches alone, by their names."""
-    rows = connection.execute("SELECT name, value FROM meta WHERE name GLOB ?", (f"{LEFT_ALONE}*",))
-    return {name.removeprefix(LEFT_ALONE): value for name, value in rows}
+def set_meta(connection: sqlite3.Connection, name: str, value: str) -> None:
+    """Keep it."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
 
 
 class Lost(NamedTuple):
@@ -320,18 +242,6 @@ class Lost(NamedTuple):
 
     incarnation: int
     why: Cause | None
-
-
-def lost_of(connection: sqlite3.Connection) -> Lost:
-    """What the journal has lost last."""
-    number, _, why = (get_meta(connection, "lost") or "0 null").partition(" ")
-    return Lost(int(number), msgspec.json.decode(why, type=Cause | None))
-
-
-def note_lost(connection: sqlite3.Connection, incarnation: int, why: Cause) -> None:
-    """Begin this incarnation, before which facts were lost. Within a transaction."""
-    set_meta(connection, "incarnation", str(incarnation))
-    set_meta(connection, "lost", f"{incarnation} {msgspec.json.encode(why).decode()}")
 
 
 class Mark(NamedTuple):
@@ -357,11 +267,8 @@ def mark_of(path: Path) -> Path:
 
 def read_mark(path: Path) -> Mark | None:
     """The mark beside a journal; None: it is not there, or damaged."""
-    try:
+    with suppress(FileNotFoundError, ValueError):
         content = mark_of(path).read_bytes()
-    except FileNotFoundError:
-        return None
-    with suppress(ValueError):
         journal, seq, incarnation, _ = content.decode("ascii").split()
         mark = Mark(journal, int(seq), int(incarnation))
         return mark if mark.line() == content else None
@@ -370,12 +277,7 @@ def read_mark(path: Path) -> Mark | None:
 
 def mark_now(connection: sqlite3.Connection) -> Mark:
     """The mark that a journal should have."""
-    return Mark(id_of(connection), last_of(connection), incarnation_of(connection))
-
-
-def write_mark(path: Path, mark: Mark) -> None:
-    """Have the mark beside a journal say this, and on the disk."""
-    files.write(mark_of(path), mark.line())
+    return Mark(get_meta(connection, "id"), last_of(connection), int(get_meta(connection, "incarnation")))
 
 
 def why_lost(now: Mark, mark: Mark | None) -> Cause | None:
@@ -391,179 +293,109 @@ def why_lost(now: Mark, mark: Mark | None) -> Cause | None:
     return None
 
 
-def begin(connection: sqlite3.Connection, path: Path) -> Millis:
+def begin_incarnation(connection: sqlite3.Connection, mark: Mark | None, why: Cause | None) -> Mark:
+    """Begin a new incarnation, before which facts were lost if there is a reason; the mark that is to be written then.
+
+    Its number is the time in seconds: a counter would give the same one to two restores of one backup.
+    """
+    now = mark_now(connection)
+    number = max(int(time.time()), now.incarnation + 1, 0 if mark is None else mark.incarnation + 1)
+    connection.execute("BEGIN IMMEDIATE")
+    set_meta(connection, "incarnation", str(number))
+    if why is not None:
+        set_meta(connection, "lost", msgspec.json.encode(Lost(number, why)).decode())
+    connection.execute("COMMIT")
+    return now._replace(incarnation=number)
+
+
+def _begin(connection: sqlite3.Connection, path: Path) -> Millis:
     """Begin a new incarnation, and find out whether the journal has lost its end. Writes the mark.
 
     Should that break off, it can be done again: the mark is written last, and until then says what it said. The answer
     is for how long no daemon used the journal: the age of the mark, by the kernel's clock alone. A start does not
     change the mark's time, since it may come to nothing.
     """
-    now, mark = mark_now(connection), read_mark(path)
-    incarnation = next_incarnation(now.incarnation, mark.incarnation if mark is not None else 0)
-    why = why_lost(now, mark)
-    connection.execute("BEGIN IMMEDIATE")
-    if why is not None:
-        note_lost(connection, incarnation, why)
+    mark = read_mark(path)
+    if (why := why_lost(mark_now(connection), mark)) is not None:
         log.error("journal_lost_its_end", path=str(path), reason=sentence(why), result="all runs are lost")
-    set_meta(connection, "incarnation", str(incarnation))
-    connection.execute("COMMIT")
+    begun = begin_incarnation(connection, mark, why)
     used = mark_of(path).stat() if mark is not None else None
-    write_mark(path, now._replace(incarnation=incarnation))
+    files.write(mark_of(path), begun.line())
     if used is None:
         return 0
     os.utime(mark_of(path), ns=(used.st_atime_ns, used.st_mtime_ns))
     return max(0, time.time_ns() - used.st_mtime_ns) // 1_000_000
 
 
-def clear(part: Path) -> None:
-    """Remove what was begun under this name, and what SQLite has left beside it."""
-    for left in part.parent.glob(f"{part.name}*"):
-        left.unlink()
+# ---- snapshots and facts ---------------------------------------------------------------------------------------------
 
 
-def denied(error: BaseException, state_dir: Path) -> str | None:
-    """What to say where this user may not use a file of the state directory; None: it is something else."""
-    if not isinstance(error, PermissionError) and getattr(error, "sqlite_errorcode", 0) & 0xFF not in _DENIED:
-        return None
-    closed = state_dir
-    with suppress(OSError):
-        effective = os.access in os.supports_effective_ids
-        files_ = (
-            one for one in sorted(state_dir.iterdir()) if not os.access(one, os.R_OK | os.W_OK, effective_ids=effective)
-        )
-        closed = next(files_, state_dir)
-        if closed is state_dir and not isinstance(error, PermissionError):
-            return None
-    return (
-        f"{closed} is closed to this user (uid {os.geteuid()}): run this as the user whose {state_dir} is, or give "
-        f"that user what is in it, as root: chown -R --reference={state_dir} {state_dir}"
-    )
+@cache
+def shape() -> str:
+    """What a snapshot of this version looks like. A snapshot of another shape is not used: the facts are replayed."""
+    return f"{crc32(msgspec.json.encode(msgspec.json.schema(State))):08x}"
 
 
-def is_full(error: Exception) -> bool:
-    """Whether there is no room on the disk."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    # A quota, and a log's index that cannot grow, look like other errors: trying costs little.
-    return getattr(error, "sqlite_errorcode", None) in (
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR_WRITE,
-        sqlite3.SQLITE_IOERR_SHMSIZE,
-    )
+def packed(body: bytes) -> bytes:
+    """A state as it is kept; a large one is a twentieth, in a tenth of a second."""
+    return compress(body, level=Z_BEST_SPEED) if len(body) >= PACKED_FROM else body
 
 
-def refused(error: Exception, state_dir: Path) -> JournalRefused:
-    """That a state directory cannot be used, and what to do about it."""
-    if is_full(error):
-        why = "its disk is full; make room there"
-    elif isinstance(error, OSError) or passes(error):
-        why = denied(error, state_dir) or str(error)
-    else:
-        why = f"journal.sqlite3: {error}; {REMEDY}"
-    return JournalRefused(f"state directory {state_dir}: {why}")
+def keep_state(connection: sqlite3.Connection, seq: int, body: bytes, day: int | None = None) -> None:
+    """Keep a packed state, after fact ``seq``; ``day``: it is that at the beginning of this day."""
+    insert = "INSERT OR REPLACE INTO snapshots (seq, day, body, sum, shape) VALUES (?, ?, ?, ?, ?)"
+    connection.execute(insert, (seq, day, body, crc32(body), shape()))
 
 
-def put_aside(path: Path) -> Path | None:
-    """Move a journal away, and its log, which must not stay beside a new one. The folder; None: there is neither.
+def states(
+    connection: sqlite3.Connection, where: str = "", *values: int
+) -> Iterator[tuple[int, int, str, bytes | None]]:
+    """The states that are kept, the newest first: the last fact in each, the day (if any) that it begins, its shape.
 
-    Where that breaks off there is no journal, and so no daemon starts (:func:`refuse_lost`) before another restore.
+    And its body; None: its checksum does not fit.
     """
-    found = [one for suffix in ("", "-wal", "-shm") if (one := path.with_name(path.name + suffix)).exists()]
-    if not found:
-        return None
-    folder = path.with_name(f"before-restore-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%f')}")
-    folder.mkdir(mode=0o700)
-    files.belong(folder)
-    for one in found:
-        one.rename(folder / one.name)
-    files.sync(folder)
-    return folder
-
-
-# ---- facts and snapshots ---------------------------------------------------------------------------------------------
+    # A damaged page may have anything in the place of a body.
+    rows = "SELECT CAST(coalesce(body, '') AS BLOB), sum, seq, day, shape FROM snapshots"
+    for body, total, seq, day, of_shape in connection.execute(f"{rows} {where} ORDER BY seq DESC, day DESC", values):
+        whole = body if crc32(body) == total else None
+        yield seq, day, of_shape, decompress(whole) if whole and whole.startswith(_PACKED) else whole
 
 
 def cut_of(connection: sqlite3.Connection) -> int:
     """The number of the last fact that was left out by compaction; 0: all are there."""
-    cut = int(get_meta(connection, "cut") or 0)
+    cut = int(get_meta(connection, "cut", "0"))
     if cut >= 1 << 63:  # SQLite counts no further, and would raise what no caller expects of it
         raise ValueError(f"no journal has {cut} facts")
     return cut
 
 
 def last_of(connection: sqlite3.Connection) -> int:
-    """The number of the last fact."""
+    """The number of the last fact. Raises ValueError if the journal ends before a snapshot."""
     last: int = connection.execute("SELECT coalesce(max(seq), 0) FROM facts").fetchone()[0]
-    return max(last, cut_of(connection))
+    newest: int = connection.execute("SELECT coalesce(max(seq), 0) FROM snapshots").fetchone()[0]
+    last = max(last, cut_of(connection))
+    if newest > last:
+        raise ValueError(f"there is a snapshot of fact {newest}, and the last fact is {last}")
+    return last
 
 
-def base_of(connection: sqlite3.Connection, path: Path) -> tuple[int, bytes | None]:
-    """What the facts that are there come after: the last fact that is not there, and the state after it.
+def state_of(connection: sqlite3.Connection, path: Path, until: int) -> tuple[int, bytes | None]:
+    """The newest state up to fact ``until`` that can be used, and its last fact; None: the empty one, before all facts.
 
     Raises:
-        JournalDamaged: there is no such state.
+        JournalDamaged: there is no such state, and not all facts are there.
     """
     cut = cut_of(connection)
-    if not cut:
-        return 0, None
-    for body, total, *_ in connection.execute(f"{STATES} WHERE seq = ?", (cut,)):
-        if (state := whole(body, total)) is not None:
-            return cut, state
-    raise JournalDamaged(path, f"facts up to {cut} were compacted away, and the state after them is damaged")
-
-
-def newest_snapshot(connection: sqlite3.Connection, path: Path) -> tuple[int, bytes | None]:
-    """The newest snapshot that is whole and of this version's shape, and the number of the last fact in it.
-
-    Raises:
-        JournalDamaged: the journal ends before a snapshot.
-    """
-    last = last_of(connection)
-    for body, total, seq, _, of_shape in connection.execute(f"{STATES} ORDER BY seq DESC"):
-        if seq > last:
-            raise JournalDamaged(path, f"there is a snapshot of fact {seq}, and the last fact is {last}")
-        if (state := whole(body, total)) is None:
+    for seq, _, of_shape, body in states(connection, "WHERE seq <= ?", until):
+        if body is None:
             log.warning("snapshot_damaged", seq=seq, reason="its checksum does not fit; an older one or the facts do")
-        elif of_shape != shape():
-            log.info("snapshot_of_another_version", seq=seq, reason="the facts say it all, it only takes longer")
+        elif of_shape == shape() or seq == cut:
+            return seq, body
         else:
-            return seq, state
+            log.info("snapshot_of_another_version", seq=seq, reason="the facts say it all, it only takes longer")
+    if cut:
+        raise JournalDamaged(path, f"facts up to {cut} were compacted away, and the state after them is damaged")
     return 0, None
-
-
-def rows_after(
-    connection: sqlite3.Connection, last: int, path: Path, *, until: int = 2**62
-) -> Iterator[tuple[int, bytes]]:
-    """Numbers and bodies of the facts after one, in order, each with a checksum that fits.
-
-    Raises:
-        JournalDamaged: (while running through them) one is damaged or missing.
-        JournalFailed: nothing can be read just now.
-    """
-    try:
-        found = connection.execute(f"{ROWS} facts WHERE seq > ? AND seq <= ? ORDER BY seq", (last, until))
-        while chunk := found.fetchmany(10_000):
-            for seq, body, total in chunk:
-                if seq != last + 1:
-                    of = last_of(connection)
-                    raise JournalDamaged(path, f"facts {last + 1} to {seq - 1} of {of} are missing")
-                if crc32(body, seq & 0xFFFFFFFF) != total:
-                    of = last_of(connection)
-                    raise JournalDamaged(path, f"fact {seq} of {of} is damaged: its checksum does not fit")
-                last = seq
-                yield seq, body
-    except sqlite3.DatabaseError as error:
-        raise unreadable(path, f"what comes after fact {last}", error) from error
-
-
-def decode(path: Path, seq: int, body: bytes) -> Fact:
-    """A fact. Raises JournalRefused if this version does not know it."""
-    try:
-        return core_facts.decode(body)
-    except msgspec.MsgspecError as error:
-        raise JournalRefused(
-            f"{path}: fact {seq} cannot be read ({error}): another version of rollmuxd wrote it; use that one"
-        ) from error
 
 
 class Unreadable(msgspec.Struct, frozen=True):
@@ -572,24 +404,42 @@ class Unreadable(msgspec.Struct, frozen=True):
     reason: str
 
 
-def known_facts(path: Path, rows: Iterable[tuple[int, bytes, int]]) -> list[tuple[int, Fact | Unreadable]]:
-    """The facts of these rows; in the place of each that cannot be read, why not."""
-    found: list[tuple[int, Fact | Unreadable]] = []
+DAMAGED: Final = Unreadable("is damaged: its checksum does not fit")
+UNKNOWN: Final = Unreadable("is unknown: another version of rollmuxd wrote it; use that one")
+
+#: rows of facts as they are wanted; a damaged page may have anything where a body or a sum was, NULL too
+ROWS: Final = "SELECT seq, CAST(coalesce(body, '') AS BLOB), CAST(coalesce(sum, -1) AS INTEGER) FROM facts"
+
+
+def decoded(rows: Iterable[tuple[int, bytes, int]], last: int | None) -> Iterator[tuple[int, Fact | Unreadable]]:
+    """The facts of these rows, in order; in the place of each that cannot be read, why not.
+
+    ``last``: the fact before them, after which none may be missing; None: they have holes.
+    """
     for seq, body, total in rows:
-        if sum_of(seq, body) != total:
-            found.append((seq, Unreadable("its checksum does not fit: it was changed after it was written")))
-            continue
-        try:
-            found.append((seq, decode(path, seq, body)))
-        except JournalRefused:
-            found.append((seq, Unreadable("another version of rollmuxd wrote it")))
-    return found
-
-
-def with_missing(found: Iterable[tuple[int, Fact | Unreadable]], after: int) -> Iterator[tuple[int, Fact | Unreadable]]:
-    """Facts, in order, and what stands in the place of those that should lie between ``after`` and the last."""
-    for seq, fact in found:
-        for number in range(after + 1, seq):
-            yield number, Unreadable("it is missing: it was deleted after it was written")
+        if last is not None:
+            for number in range(last + 1, seq):
+                yield number, Unreadable(f"is missing: facts {last + 1} to {seq - 1} were deleted")
+            last = seq
+        fact: Fact | Unreadable = DAMAGED
+        if crc32(body, seq & 0xFFFFFFFF) == total:
+            try:
+                fact = core_facts.decode(body)
+            except msgspec.MsgspecError:
+                fact = UNKNOWN
         yield seq, fact
-        after = seq
+
+
+def facts_after(connection: sqlite3.Connection, last: int, path: Path) -> Iterator[tuple[int, Fact]]:
+    """The facts after one, in order.
+
+    Raises:
+        JournalRefused: (while running through them) one is damaged or missing, or this version does not know it.
+    """
+    rows = connection.execute(f"{ROWS} WHERE seq > ? ORDER BY seq", (last,))
+    for seq, fact in decoded(rows, last):
+        if fact is UNKNOWN:
+            raise JournalRefused(f"{path}: fact {seq} {fact.reason}")
+        if isinstance(fact, Unreadable):
+            raise JournalDamaged(path, f"fact {seq} {fact.reason}")
+        yield seq, fact

@@ -28,41 +28,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from contextvars import Context
 from importlib import import_module
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, TypeVarTuple, cast
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 from zlib import crc32
 
 import structlog
+from msgspec import json, structs
 
 from rollmuxd.core import facts as core_facts
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import Millis
 from rollmuxd.daemon.access.keys import ApiKey, Role
 from rollmuxd.daemon.journal import file
-from rollmuxd.daemon.journal.file import (
-    JournalDamaged,
-    JournalError,
-    JournalFailed,
-    JournalInUse,
-    JournalRefused,
-    Mark,
-    Unreadable,
-)
-
-__all__ = [
-    "Journal",
-    "JournalDamaged",
-    "JournalError",
-    "JournalFailed",
-    "JournalInUse",
-    "JournalRefused",
-    "Past",
-    "Unreadable",
-]
+from rollmuxd.daemon.journal.file import JournalFailed, JournalRefused, Lost, Mark, Unreadable
 
 T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 R = TypeVar("R", bound=tuple[Any, ...])
 #: what :attr:`Journal.tight` means for callers
 DISK_FULL: Final = "the disk of the state directory is full: only what frees GPUs is done"
@@ -108,39 +89,30 @@ def _in_asyncio() -> Context:
 _IN_ASYNCIO: Final = _in_asyncio()
 
 
-class _Write:
+class _Write(NamedTuple):
     """One thing for the writer thread: rows of facts, or an operation of another kind; and the future of its caller."""
 
-    __slots__ = ("future", "loop", "operation", "rows", "then")
-
-    def __init__(
-        self,
-        rows: Sequence[_Row],
-        operation: Callable[[sqlite3.Connection], Any] | None,
-        then: "Callable[[asyncio.Future[None]], None] | None" = None,
-    ) -> None:
-        self.rows = rows
-        self.operation = operation
-        self.then = then
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Any] = self.loop.create_future()
+    rows: Sequence[_Row]
+    operation: Callable[[sqlite3.Connection], Any] | None
+    #: called with the future as soon as it is done
+    then: "Callable[[asyncio.Future[None]], None] | None"
+    future: "asyncio.Future[Any]"
 
 
 class Journal:
     """Facts in ``<state_dir>/journal.sqlite3``. Open it with :meth:`open`; use it from one event loop."""
 
-    def __init__(self, state_dir: Path, lock: int, away_ms: Millis = 0) -> None:
-        self.state_dir = state_dir
-        self.path = state_dir / "journal.sqlite3"
+    def __init__(self, path: Path, lock: int, away_ms: Millis) -> None:
+        self.path = path
         self._lock = lock
-        self._reserve = state_dir / "reserve"
+        self._reserve = path.with_name("reserve")
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._failed: JournalFailed | None = None
         #: commits that have failed
         self._failures = 0
-        self._writer = self._connect()
-        #: the number of the last durable fact; the writer thread's
-        self._last = file.last_of(self._writer)
+        self._writer = file.connect(path)
+        #: ``_last``: the number of the last durable fact; the writer thread's
+        self.id, self._last, self.incarnation = file.mark_now(self._writer)
         #: the time of the last fact when the journal was opened; 0: there is none
         self.last_at: Millis = self._writer.execute(
             "SELECT coalesce(max(at), 0) FROM facts WHERE seq = (SELECT max(seq) FROM facts)"
@@ -148,15 +120,13 @@ class Journal:
         self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
         self._reader_thread = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
         self._reader: sqlite3.Connection | None = None
-        self.id = file.id_of(self._writer)
-        self.incarnation = file.incarnation_of(self._writer)
         #: why facts are lost, and of which incarnation on that is known
-        self.lost = file.lost_of(self._writer)
+        self.lost = json.decode(file.get_meta(self._writer, "lost", "[0,null]"), type=Lost)
         #: optical switches that an operator leaves alone, and why, when the journal was opened
-        self.left_alone = file.left_alone_of(self._writer)
+        self.left_alone: dict[str, str] = json.decode(file.get_meta(self._writer, "left_alone", "{}"))
         #: for how long no daemon used the journal before this one, to :data:`~rollmuxd.daemon.writer.LOOK_AFTER_S`
         self.away_ms = away_ms
-        self._mark = os.open(file.mark_of(self.path), os.O_WRONLY)
+        self._mark = os.open(file.mark_of(path), os.O_WRONLY)
         #: the first fact that is there; those before it were compacted away
         self.first = file.cut_of(self._writer) + 1
         #: the reserve is spent: what makes more work has to be refused
@@ -170,11 +140,11 @@ class Journal:
         """Open the journal in this directory, making both where there are none.
 
         Raises:
-            JournalInUse: another daemon uses the directory.
-            JournalRefused: it is on a network file system, cannot be written, is of another format, or one was used
-                here and is gone.
+            JournalRefused: it is on a network file system, closed to this user, damaged, of another format, or one was
+                used here and is gone.
+            JournalFailed: another daemon uses the directory, or it cannot be used just now.
         """
-        lock = -1
+        lock, path = -1, state_dir / "journal.sqlite3"
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             if (mode := state_dir.stat().st_mode & 0o777) & 0o077:
@@ -183,30 +153,19 @@ class Journal:
             refuse_remote(state_dir, Path("/proc/self/mountinfo").read_text())
             lock = file.lock(state_dir)
             try:
-                return cls._opened(state_dir, lock)
+                return cls(path, lock, file.prepare(path))
             except (sqlite3.OperationalError, OSError) as error:
-                if not file.is_full(error) or not (state_dir / "reserve").exists():
+                if not file.is_full(error) or not path.with_name("reserve").exists():
                     raise
                 # A daemon that comes back to a full disk has slots to release, too.
-                (state_dir / "reserve").unlink()
-                return cls._opened(state_dir, lock)
+                path.with_name("reserve").unlink()
+                return cls(path, lock, file.prepare(path))
         except BaseException as error:
             if lock >= 0:
                 os.close(lock)
             if isinstance(error, OSError | sqlite3.Error | ValueError):
-                raise file.refused(error, state_dir) from error
+                raise file.error_of(error, path) from error
             raise
-
-    @classmethod
-    def _opened(cls, state_dir: Path, lock: int) -> "Journal":
-        path = state_dir / "journal.sqlite3"
-        file.refuse_lost(path)
-        # API keys' hashes are in it. SQLite gives its other files the mode of this one.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        file.prepare(path)
-        with closing(file.connect(path)) as connection:
-            away_ms = file.begin(connection, path)
-        return cls(state_dir, lock, away_ms)
 
     @property
     def last_seq(self) -> int:
@@ -230,7 +189,7 @@ class Journal:
         for seq, fact in facts:
             body = core_facts.encode(fact)
             rows.append((seq, fact.at, core_facts.name(fact), body.decode(), body))
-        return self._put(_Write(rows, None, then))
+        return self._put(rows, None, then)
 
     def snapshot(self, seq: int, body: bytes) -> "asyncio.Future[None]":
         """Keep the state as it is after fact ``seq``, so that a restart needs to replay only what comes after."""
@@ -256,12 +215,8 @@ class Journal:
         """Keep an API key. Raises ValueError when there is one of that id."""
 
         def write(connection: sqlite3.Connection) -> bool:
-            row = (key.id, key.owner, key.user, key.role, key.hashed, key.created_at, key.revoked_at, key.expires_at)
-            insert = (
-                "INSERT OR IGNORE INTO keys (id, owner, user, role, hashed, created_at, revoked_at, expires_at)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-            )
-            return connection.execute(insert, row).rowcount == 1
+            insert = "INSERT OR IGNORE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+            return connection.execute(insert, structs.astuple(key)).rowcount == 1
 
         if not await self.operate(write):
             raise ValueError(f"there is an API key {key.id!r} already")
@@ -270,11 +225,8 @@ class Journal:
         """All API keys, revoked ones too, by id."""
 
         def read(connection: sqlite3.Connection) -> list[ApiKey]:
-            query = "SELECT id, owner, user, role, hashed, created_at, revoked_at, expires_at FROM keys ORDER BY id"
-            return [
-                ApiKey(id_, owner, user, Role(role), *rest)
-                for id_, owner, user, role, *rest in connection.execute(query).fetchall()
-            ]
+            rows = connection.execute("SELECT * FROM keys ORDER BY id").fetchall()
+            return [ApiKey(id_, owner, user, Role(role), *rest) for id_, owner, user, role, *rest in rows]
 
         return await self.operate(read)
 
@@ -290,19 +242,17 @@ class Journal:
 
     async def note_left_alone(self, switch: str, reason: str) -> None:
         """Keep why an operator leaves an optical switch alone; an empty reason: it is left alone no longer."""
-        name = f"{file.LEFT_ALONE}{switch}"
 
         def write(connection: sqlite3.Connection) -> None:
-            if reason:
-                file.set_meta(connection, name, reason)
-            else:
-                connection.execute("DELETE FROM meta WHERE name = ?", (name,))
+            noted = json.decode(file.get_meta(connection, "left_alone", "{}")) | {switch: reason}
+            noted = {name: why for name, why in noted.items() if why}
+            file.set_meta(connection, "left_alone", json.encode(noted).decode())
 
         await self.operate(write)
 
     async def operate(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         """Run something in a transaction of the writer's: upkeep, in small pieces, since commits wait for it."""
-        return cast("T", await self._put(_Write((), operation)))
+        return cast("T", await self._put((), operation))
 
     def touch(self) -> None:
         """Note that the journal is used (:attr:`away_ms` of the next one). Should that fail, nothing else does."""
@@ -332,7 +282,7 @@ class Journal:
         """Delete some of the facts that were left out; how many. The audit trail stays, from this time on."""
         # The last ones first: those of the audit trail, of years, lie before them.
         some = "SELECT seq FROM facts WHERE seq < ? AND (kind <> 'audited' OR at < ?) ORDER BY seq DESC LIMIT ?"
-        rows = await self._in_reader(self._ask, some, (self.first, audit_from, SWEPT))
+        rows = await self._ask(lambda reader: reader.execute(some, (self.first, audit_from, SWEPT)).fetchall())
         await self.operate(lambda writer: writer.executemany("DELETE FROM facts WHERE seq = ?", rows))
         return len(rows)
 
@@ -344,7 +294,7 @@ class Journal:
         Raises:
             JournalFailed: not yet.
         """
-        await self._put(_Write((), self._reopen))
+        await self.operate(self._reopen)
 
     async def make_reserve(self) -> None:
         """Reserve space again, if it was spent and there is room."""
@@ -355,7 +305,8 @@ class Journal:
         """Fold the log into the database, and release the state directory. May be called twice."""
         if self._thread.is_alive():
             # The writer goes last: then it is alone with the file, and removes the log and its index.
-            await self._in_reader(self._close_reader)
+            with suppress(JournalFailed):
+                await self._ask(sqlite3.Connection.close)
             self._queue.put(None)
             await self._in_reader(self._thread.join)
             self._reader_thread.shutdown()
@@ -366,23 +317,32 @@ class Journal:
 
     async def read(self, after: int, limit: int) -> list[tuple[int, Fact | Unreadable]]:
         """Up to ``limit`` facts with numbers above ``after``, fewer where they are large; on its own connection."""
-        return await self._in_reader(self._read, after, limit)
+
+        def read(reader: sqlite3.Connection) -> list[tuple[int, Fact | Unreadable]]:
+            # What was left out and not swept yet is gone, too.
+            query, last = f"{file.ROWS} WHERE seq > ? ORDER BY seq LIMIT ?", max(after, self.first - 1)
+            rows = until_large(reader.execute(query, (last, limit)))
+            # ``first`` as it is now: it moves before what is left out is swept.
+            return list(islice(file.decoded(rows, max(after, self.first - 1)), limit))
+
+        return await self._ask(read)
 
     async def audited(self, after: int, limit: int) -> list[tuple[int, Fact | Unreadable]]:
         """What the audit trail keeps of the facts that were left out."""
-        query = f"{file.ROWS} facts WHERE seq > ? AND seq < ? AND kind = 'audited' ORDER BY seq LIMIT ?"
-        rows = await self._in_reader(self._ask, query, (after, self.first, limit))
-        return file.known_facts(self.path, rows)
+        query = f"{file.ROWS} WHERE seq > ? AND seq < ? AND kind = 'audited' ORDER BY seq LIMIT ?"
+        return await self._ask(
+            lambda reader: list(file.decoded(reader.execute(query, (after, self.first, limit)), None))
+        )
 
     async def days(self) -> list[int]:
         """The days (since 1970, of UTC) whose usage is kept, in order."""
-        return [day for (day,) in await self._in_reader(self._ask, "SELECT day FROM usage ORDER BY day", ())]
+        query = "SELECT day FROM usage ORDER BY day"
+        return await self._ask(lambda reader: [day for (day,) in reader.execute(query)])
 
     async def usage_of(self, day: int) -> bytes:
         """The usage of one of them, packed."""
         query = "SELECT CAST(body AS BLOB) FROM usage WHERE day = ?"
-        rows = await self._in_reader(self._ask, query, (day,))
-        return cast("bytes", rows[0][0])
+        return cast("bytes", await self._ask(lambda reader: reader.execute(query, (day,)).fetchone()[0]))
 
     async def state_before(self, day: int) -> tuple[int, int, bytes] | None:
         """The last state that can be read of a day's beginning, this one's or one's before.
@@ -390,72 +350,60 @@ class Journal:
         The last fact in it, the day, and the state.
         """
 
-        def newest(rows: Iterable[Any]) -> list[tuple[int, int, bytes]]:
-            whole = ((seq, day, file.whole(body, total)) for body, total, seq, day, _ in rows)
-            return [(seq, day, state) for seq, day, state in whole if state is not None][:1]
+        def newest(reader: sqlite3.Connection) -> tuple[int, int, bytes] | None:
+            found = file.states(reader, "WHERE day <= ?", day)
+            return next(((seq, of, state) for seq, of, _, state in found if state is not None), None)
 
-        query = f"{file.STATES} WHERE day <= ? ORDER BY day DESC"
-        found = await self._in_reader(self._ask, query, (day,), newest)
-        return found[0] if found else None
+        return await self._ask(newest)
 
-    def load(self, *, snapshot: bool = True) -> Past:
+    def load(self) -> Past:
         """Everything there is. Blocks; for the start and after a failure, when there is nothing else to do.
-
-        ``snapshot=False`` leaves snapshots out, for when this version cannot read them.
 
         Raises:
             JournalRefused: (while running through the facts) a fact is damaged or unknown; says which.
             JournalFailed: nothing can be read just now.
         """
         try:
-            with closing(self._connect(readonly=True)) as connection:
-                seq, body = file.newest_snapshot(connection, self.path) if snapshot else (0, None)
-                if body is None:
-                    seq, body = file.base_of(connection, self.path)
-        except sqlite3.DatabaseError as error:
-            raise file.unreadable(self.path, "it", error) from error
+            with closing(file.connect(self.path, readonly=True)) as connection:
+                seq, body = file.state_of(connection, self.path, self._last)
+        except sqlite3.Error as error:
+            raise file.error_of(error, self.path) from error
         return Past(seq, body, self._facts_after(seq))
 
     def _facts_after(self, last: int) -> Generator[tuple[int, Fact]]:
         try:
-            with closing(self._connect(readonly=True)) as connection:
-                for seq, body in file.rows_after(connection, last, self.path):
-                    yield seq, file.decode(self.path, seq, body)
-        except sqlite3.DatabaseError as error:
-            raise file.unreadable(self.path, "it", error) from error
-
-    def _in_reader(self, do: Callable[[*Ts], T], *of: *Ts) -> "asyncio.Future[T]":
-        return asyncio.get_running_loop().run_in_executor(self._reader_thread, do, *of)
-
-    def _ask(
-        self, query: str, values: Sequence[object], take: Callable[[Iterable[Any]], list[Any]] = list
-    ) -> list[Any]:
-        try:
-            if self._reader is None:
-                self._reader = self._connect(readonly=True)
-            with closing(self._reader.execute(query, values)) as rows:
-                return take(rows)
+            with closing(file.connect(self.path, readonly=True)) as connection:
+                yield from file.facts_after(connection, last, self.path)
         except sqlite3.Error as error:
-            raise JournalFailed(f"{self.path} cannot be read: {error}") from error
+            raise file.error_of(error, self.path) from error
 
-    def _read(self, after: int, limit: int) -> list[tuple[int, Fact | Unreadable]]:
-        query = f"{file.ROWS} facts WHERE seq > ? ORDER BY seq LIMIT ?"
-        # What was left out and not swept yet is gone, too.
-        rows = self._ask(query, (max(after, self.first - 1), limit), until_large)
-        # ``first`` as it is now: it moves before what is left out is swept.
-        found = file.with_missing(file.known_facts(self.path, rows), max(after, self.first - 1))
-        return list(islice(found, limit))
+    async def _in_reader(self, do: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._reader_thread, do)
 
-    def _close_reader(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+    async def _ask(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Run something that reads, beside the writer."""
+
+        def ask() -> T:
+            try:
+                if self._reader is None:
+                    self._reader = file.connect(self.path, readonly=True)
+                return query(self._reader)
+            except sqlite3.Error as error:
+                raise JournalFailed(f"{self.path} cannot be read: {error}") from error
+
+        return await self._in_reader(ask)
 
     # ---- the writer thread -------------------------------------------------------------------------------------------
 
-    def _put(self, write: _Write) -> "asyncio.Future[Any]":
-        self._queue.put(write)
-        return write.future
+    def _put(
+        self,
+        rows: Sequence[_Row],
+        operation: Callable[[sqlite3.Connection], Any] | None,
+        then: "Callable[[asyncio.Future[None]], None] | None" = None,
+    ) -> "asyncio.Future[Any]":
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._queue.put(_Write(rows, operation, then, future))
+        return future
 
     def _write(self) -> None:
         """The writer thread: take everything that waits, commit it, wake the callers."""
@@ -467,22 +415,18 @@ class Journal:
                     batch.append(self._queue.get_nowait())
             stopping = None in batch
             writes = [write for write in batch if write is not None]
-            if writes:
-                self._wake(writes, self._commit(writes))
+            # A recovery is by itself: what came before it hangs on what has failed.
+            for _, part in groupby(writes, lambda write: write.operation == self._reopen):
+                together = list(part)
+                self._wake(together, self._commit(together))
         with suppress(sqlite3.Error):
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._writer.close()
 
     def _commit(self, writes: Sequence[_Write]) -> list[Any] | JournalFailed:
         """Write a batch in one transaction. All of it is durable, or all of it has failed."""
-        if self._failed is not None:
-            if writes[-1].operation != self._reopen:
-                return self._failed
-            # Whatever came before the recovery hangs on what has failed.
-            *dead, writes_again = writes
-            if dead:
-                self._wake(dead, self._failed)
-                writes = [writes_again]
+        if self._failed is not None and writes[0].operation != self._reopen:
+            return self._failed
         try:
             try:
                 return self._transaction(writes)
@@ -499,9 +443,8 @@ class Journal:
             return self._failed
 
     def _transaction(self, writes: Sequence[_Write]) -> list[Any]:
-        if len(writes) == 1 and writes[0].operation == self._reopen:
-            self._reopen(self._writer)
-            return [None]
+        if writes[0].operation == self._reopen:
+            return [self._reopen(self._writer)]
         connection = self._writer
         rows = [row for write in writes for row in write.rows]
         if len(rows) <= _ROWS_A_STATEMENT and all(write.operation is None for write in writes):
@@ -543,21 +486,16 @@ class Journal:
                         log.exception("commit_follow_up_failed")
 
         with suppress(RuntimeError):  # the loop is closed: no caller is left
-            writes[0].loop.call_soon_threadsafe(wake, context=_IN_ASYNCIO.copy())
+            writes[0].future.get_loop().call_soon_threadsafe(wake, context=_IN_ASYNCIO.copy())
 
     def _reopen(self, _: sqlite3.Connection) -> None:
         """Start over with the file as it is, and commit something to see whether it can be written."""
         with suppress(sqlite3.Error):
             self._writer.close()
-        self._writer = self._connect()
-        self._writer.execute("BEGIN IMMEDIATE")
+        self._writer = file.connect(self.path)
         self._writer.execute("INSERT OR REPLACE INTO meta VALUES ('test_write', strftime('%s', 'now'))")
-        self._writer.execute("COMMIT")
         self._move_on(file.last_of(self._writer))
         self._failed = None
-
-    def _connect(self, *, readonly: bool = False) -> sqlite3.Connection:
-        return file.connect(self.path, readonly=readonly)
 
     # ---- the reserve -------------------------------------------------------------------------------------------------
 
@@ -587,7 +525,7 @@ class Journal:
 
     def _is_tight(self) -> None:
         if not self.tight:
-            log.error("disk_full", path=str(self.state_dir), result=DISK_FULL)
+            log.error("disk_full", path=str(self.path.parent), result=DISK_FULL)
         self.tight = True
 
 
@@ -628,7 +566,6 @@ def _insert(connection: sqlite3.Connection, last: int, rows: Sequence[_Row]) -> 
         return last
     values: list[object] = []
     for seq, at, kind, body, raw in rows:
-        # journal_file.sum_of(), written out: it is on the way of every hand-over
         values += (seq, at, kind, body, crc32(raw, seq & 0xFFFFFFFF))
         last = seq
     places = ",".join(["(?,?,?,?,?)"] * len(rows))

@@ -25,8 +25,8 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
-from rollmuxd.daemon.journal.file import JournalDamaged, JournalError, JournalFailed
-from rollmuxd.daemon.journal.store import DISK_FULL, Journal, Unreadable
+from rollmuxd.daemon.journal.file import JournalDamaged, JournalError, JournalFailed, Unreadable
+from rollmuxd.daemon.journal.store import DISK_FULL, Journal
 from rollmuxd.daemon.usage.ledger import DailyUsage, UsageLedger
 from rollmuxd.daemon.writer import Unavailable
 
@@ -41,8 +41,6 @@ BATCH: Final = 200
 AUDIT_DAYS: Final = 1_095
 #: slept between two batches where no call waits for them
 PAUSE_S: Final = 0.005
-#: what to do about damage that is found here: whether a daemon would start on it says the check
-REMEDY: Final = "`rollmuxd journal check` says what is damaged, and what to do"
 
 #: the time, and the last fact before it, once that is durable
 Settled: TypeAlias = Callable[[], Awaitable[tuple[Millis, int]]]
@@ -103,7 +101,7 @@ class LiveUsage:
                 await self._cut(now // DAY)
                 self._cut_on = now // DAY
             if usage.unreadable:
-                raise JournalDamaged(self._journal.path, f"fact {usage.unreadable[0]} is damaged or missing", REMEDY)
+                raise JournalDamaged(self._journal.path, f"fact {usage.unreadable[0]} is damaged or missing")
         except Exception as error:
             self.trouble = str(error) or type(error).__name__
             raise

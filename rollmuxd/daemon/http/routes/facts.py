@@ -18,7 +18,7 @@ from rollmuxd.daemon.http import limits, problems
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import Id
 from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Query, Routes
-from rollmuxd.daemon.journal.store import Unreadable
+from rollmuxd.daemon.journal.file import Unreadable
 from rollmuxd.wire.answers import FactsPage, UnreadableFact
 
 routes = Routes("facts")
