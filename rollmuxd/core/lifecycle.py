@@ -38,7 +38,7 @@ JOB: Final[Mapping[m.JobStatus, Mapping[type[f.Fact], tuple[m.JobStatus, ...]]]]
         f.MoveEnded: (_J.ADMITTED,),
         f.MoveAbandoned: (_J.ADMITTED,),
     },
-    _J.PAUSED: {**_ANY_LIVE, f.JobResumed: (_J.WAITING, *_PLACED, _J.MOVING), f.JobUnplaced: (_J.PAUSED,)},
+    _J.PAUSED: {**_ANY_LIVE, f.JobResumed: (_J.WAITING, *_PLACED, _J.MOVING)},
     _J.QUARANTINED: {**_ANY_LIVE, f.JobReinstated: (_J.WAITING,)},
     # a new registration is a new run of the same job
     _J.LOST: {f.JobEnded: (_J.ENDED,), f.JobRegistered: (_J.WAITING,)},

@@ -161,10 +161,9 @@ class State(Struct):
         """The order that moves a state now."""
         return self.orders.get(kept.order) if kept.order is not None else None
 
-    def state_of(self, order: Order) -> JobState | None:
-        """The state that an order moves; None when it has left the books meanwhile."""
-        kept = self.states.get(state_key(order.job, order.pool, order.node))
-        return kept if kept is not None and kept.order == order.id else None
+    def state_of(self, order: Order) -> JobState:
+        """The state that an order moves."""
+        return self.states[state_key(order.job, order.pool, order.node)]
 
     def session_of(self, job: Job) -> Session | None:
         """The session of the process that its job has now; None: none is taken to be there."""

@@ -303,11 +303,7 @@ class History:
         self._turn(self._job(fact.job, fact.at), JobStatus.ADMITTED, fact.at, found)
 
     def _unplaced(self, fact: f.JobUnplaced, found: list[Item]) -> None:
-        job = self._job(fact.job, fact.at)
-        if job.status is JobStatus.PAUSED:
-            job.resume_to = JobStatus.WAITING
-        else:
-            self._turn(job, JobStatus.WAITING, fact.at, found, self._words(fact.reason))
+        self._turn(self._job(fact.job, fact.at), JobStatus.WAITING, fact.at, found, self._words(fact.reason))
 
     def _paused(self, fact: f.JobPaused, found: list[Item]) -> None:
         job = self._job(fact.job, fact.at)

@@ -325,18 +325,6 @@ def test_a_job_is_told_by_its_status_and_its_group_over_two_runs():
     ]
 
 
-def test_a_paused_job_that_lost_its_place_waits_when_it_is_resumed():
-    facts = story(
-        f.JobPaused(30, "j1", "ann"), f.JobUnplaced(35, "j1", said("node lost")), f.JobResumed(40, "j1", "ann")
-    )
-    assert [(span.kind, span.start) for span in spans([*facts, f.LoopStalled(50, 1)], JobSpan)] == [
-        ("waiting", 10),
-        ("admitted", 15),
-        ("paused", 30),
-        ("waiting", 40),
-    ]
-
-
 def test_a_node_shows_when_it_was_not_simply_up():
     facts = [
         *story(),

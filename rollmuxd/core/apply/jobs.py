@@ -78,20 +78,16 @@ def placement_ended(state: State, fact: f.PlacementEnded) -> None:
     owner = owner_of(state, job)
     leave_schedule(state, job)
     unpin(state, job, nodes_in(job.pins), owner)
-    group = state.group_of(job)
-    if group is not None:
-        group.jobs.remove(job.id)
-        group.version += 1
-        forget_empty(state, group)
+    group = state.its_group(job)
+    group.jobs.remove(job.id)
+    group.version += 1
+    forget_empty(state, group)
     job.last_pins, job.pins, job.group, job.placed_at = job.pins, {}, None, None
 
 
 def job_unplaced(state: State, fact: f.JobUnplaced) -> None:
     job = state.jobs[fact.job]
-    if job.status is JobStatus.PAUSED:
-        job.resume_to = JobStatus.WAITING
-    else:
-        set_job(state, job, fact)
+    set_job(state, job, fact)
     job.reason, job.promised = fact.reason, False
     leave_schedule(state, job)
 
@@ -102,8 +98,7 @@ def job_promised(state: State, fact: f.JobPromised) -> None:
     job.promised, job.planned_period_ms = fact.promised, fact.period_ms
     for phase, took in fact.times.items():
         plan_with(job, phase, took, job.times[phase].count, job.times[phase].mean_ms)
-    if job.group is not None:  # what was derived from the group without this job's times is out of date
-        state.groups[job.group].version += 1
+    state.its_group(job).version += 1  # what was derived without this job's times is out of date
 
 
 def times_drifted(state: State, fact: f.TimesDrifted) -> None:
@@ -113,8 +108,7 @@ def times_drifted(state: State, fact: f.TimesDrifted) -> None:
     job.moves_ms.update(fact.moves)
     if fact.times:
         job.drifted_at = fact.at
-    if job.group is not None:
-        state.groups[job.group].version += 1
+    state.its_group(job).version += 1
 
 
 def guard_changed(state: State, fact: f.JobGuarded | f.GuardEnded) -> None:

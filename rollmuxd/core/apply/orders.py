@@ -26,8 +26,6 @@ def order_ended(state: State, fact: f.OrderEnded) -> None:
     order = state.orders.pop(fact.order)
     meet(order, fact)
     kept = state.state_of(order)
-    if kept is None:
-        return
     kept.order = None
     warm = kept.warm
     if order.kind is OrderKind.LOAD:
@@ -61,9 +59,8 @@ def order_faulted(state: State, fact: f.OrderFaulted) -> None:
     order = state.orders.pop(fact.order)
     meet(order, fact)
     kept = state.state_of(order)
-    if kept is not None:
-        kept.order = None
-        meet(kept, fact)
+    kept.order = None
+    meet(kept, fact)
     if order.kind is OrderKind.LOAD and order.slot is None:  # not tried again before the job's turn
         state.nodes[order.node].loan_ended_at = None
 
@@ -72,9 +69,7 @@ def order_contact_lost(state: State, fact: f.OrderContactLost) -> None:
     order = state.orders[fact.order]
     meet(order, fact)
     order.error = fact.error
-    kept = state.state_of(order)
-    if kept is not None:
-        meet(kept, fact)
+    meet(state.state_of(order), fact)
 
 
 def state_unknown(state: State, fact: f.StateUnknown) -> None:

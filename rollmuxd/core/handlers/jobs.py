@@ -279,7 +279,6 @@ def process_gone(c: Context, told: i.ProcessGone) -> Answer:
 
 
 def lease_ran_out(c: Context, session: SessionId) -> None:
-    """A session's deadline: it is lost, unless it has ended meanwhile."""
-    known = c.state.sessions.get(session)
-    if known is not None and known.status is SessionStatus.ALIVE:
-        lose(c, known, Cause("no_heartbeat", {"pid": known.pid, "host": known.host}))
+    """A session's deadline: no heartbeat came, so it is lost. One that has ended meanwhile has none."""
+    known = c.state.sessions[session]
+    lose(c, known, Cause("no_heartbeat", {"pid": known.pid, "host": known.host}))

@@ -10,7 +10,6 @@ from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import NOTHING, Context
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.model import Job, Order, OrderKind, OrderStatus, SlotStatus, StateStatus
-from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.dispatch import issue
 from rollmuxd.core.steps.launch import kill
 from rollmuxd.core.steps.observe import expect_clean, gpus_observed
@@ -43,7 +42,7 @@ def order_reported(c: Context, told: i.OrderDone | i.OrderFailed | i.OrderNotBeg
 def done(c: Context, order: Order, seen: Sequence[i.GpuObservation]) -> None:
     """The driver did it, and this is what the backend saw afterwards."""
     kept = c.state.state_of(order)
-    late = kept is not None and kept.status is StateStatus.UNKNOWN
+    late = kept.status is StateStatus.UNKNOWN
     job = c.state.jobs[order.job]
     c.fact(f.OrderEnded(c.now, order.id))
     if late:
@@ -53,8 +52,7 @@ def done(c: Context, order: Order, seen: Sequence[i.GpuObservation]) -> None:
     if order.kind is not OrderKind.LOAD:
         gpus_observed(c, tuple(seen))
         expect_clean(c, c.state.nodes[order.node], job, Cause("after_order", {"job": job.id, "kind": str(order.kind)}))
-        if kept is not None:
-            record_residual(c, kept, seen)
+        record_residual(c, kept, seen)
     slot = c.state.slot_of(order)
     if slot is not None and slot.status is SlotStatus.RELEASED and order.kind is OrderKind.LOAD:
         park_own(c, job, slot)  # it ended while it was being loaded
@@ -63,7 +61,7 @@ def done(c: Context, order: Order, seen: Sequence[i.GpuObservation]) -> None:
 def failed(c: Context, order: Order, error: Cause) -> None:
     """The driver did not do it: the job is quarantined, and what is loaded of its state is to be discarded."""
     c.fact(f.OrderFaulted(c.now, order.id, error))
-    kept = c.state.states[state_key(order.job, order.pool, order.node)]
+    kept = c.state.state_of(order)
     old = sent_to_another(c, c.state.jobs[order.job], order) and not order.gpus
     if kept.status is StateStatus.UNKNOWN and order.kind is not OrderKind.DISCARD and not old:
         c.fact(f.StateObserved(c.now, order.job, order.pool, order.node, StateStatus.LOADED))

@@ -234,12 +234,9 @@ def yield_due(c: Context, slot: SlotId) -> None:
 
 def give_up(c: Context, slot: SlotId) -> None:
     """A request that stayed detached beyond the re-attach time is never granted, though its state may be loaded."""
-    known = c.state.slots.get(slot)
-    if known is None or known.status not in COMING:
-        return
-    job = c.state.jobs[known.job]
+    known = c.state.slots[slot]
     reason = Cause("not_asked_for", {"limit_s": c.config.reattach_ms // 1000})
     if known.status is SlotStatus.QUEUED:
-        drop_request(c, job, reason)
+        drop_request(c, c.state.jobs[known.job], reason)
     else:
         take_away(c, known, reason, "re-attach time")
