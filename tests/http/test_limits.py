@@ -21,8 +21,9 @@ import structlog
 from msgspec.structs import replace
 from patience import PATIENCE_S
 
-from rollmuxd.daemon.access.gate import Peer, Rates
+from rollmuxd.daemon.access.gate import Peer
 from rollmuxd.daemon.app import Server, connection_limits
+from rollmuxd.daemon.http.limits import Account
 from rollmuxd.daemon.http.listener import Listener, Places
 from rollmuxd.daemon.http.peer import ConnectionLimits
 from rollmuxd.daemon.settings import Settings
@@ -55,27 +56,37 @@ async def told(reader):
 # ---- calls a second --------------------------------------------------------------------------------------------------
 
 
-async def test_a_bucket_gives_what_it_holds_and_then_what_flows_in():
+async def test_what_is_used_beyond_a_burst_takes_pauses_and_they_end(monkeypatch):
     at = 100.0
-    rates = Rates(per_s=10, burst_s=1, now=lambda: at)
-    assert [rates.take("a") for _ in range(10)] == [0] * 10
-    wait = rates.take("a")
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: at)
+    account = Account(0.1, 9)
+
+    def used(who):
+        """Whether it may be used, and it is."""
+        if pauses := account.pause_s(who):
+            return pauses
+        account.charge(who, 1)
+        return 0
+
+    assert [used("a") for _ in range(10)] == [0] * 10
+    wait = used("a")
     assert 0 < wait <= 0.1001
-    assert rates.take("b") == 0, "one's haste is nobody else's"
+    assert used("b") == 0, "one's haste is nobody else's"
     at += wait + 1e-9
-    assert rates.take("a") == 0
-    assert rates.take("a") > 0
+    assert used("a") == 0
+    assert used("a") > 0
     at += 1000
-    assert [rates.take("a") > 0 for _ in range(11)] == [False] * 10 + [True]
+    assert [used("a") > 0 for _ in range(11)] == [False] * 10 + [True]
 
 
-async def test_of_addresses_that_call_once_nothing_is_remembered_for_long():
+async def test_of_addresses_that_call_once_nothing_is_remembered_for_long(monkeypatch):
     at = 0.0
-    rates = Rates(per_s=10, burst_s=1, now=lambda: at)
-    for number in range(3 * Rates.KEPT):
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: at)
+    account = Account(0.1, 9)
+    for number in range(3 * Account.KEPT):
         at += 0.001
-        rates.take(str(number))
-    assert len(rates._full_at) <= Rates.KEPT
+        account.charge(str(number), 1)
+    assert len(account._paid_at) <= Account.KEPT
 
 
 async def test_who_calls_too_often_is_429_with_the_time_to_wait_and_others_are_not(running, body_of_job):
@@ -109,14 +120,19 @@ async def test_counting_can_be_turned_off(running):
 
 
 async def test_counting_a_call_costs_less_than_five_microseconds():
-    rates = Rates(2000, 5)
+    account = Account(1 / 2000, 10_000)
+
+    def count(who):
+        account.pause_s(who)
+        account.charge(who, 1)
+
     for number in range(1000):
-        rates.take(f"k{number}")
+        count(f"k{number}")
     best = float("inf")
     for _ in range(5):
         begun = time.thread_time()  # in which other programs have no part
         for number in range(1000):
-            rates.take(f"k{number}")
+            count(f"k{number}")
         best = min(best, time.thread_time() - begun)
     assert best / 1000 < 5e-6
 

@@ -12,7 +12,6 @@ process at the other end, which the kernel vouches for. The rules:
 import os
 import pwd
 import re
-import time
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
@@ -88,20 +87,9 @@ class NotKnown(Exception):
 
     def __init__(self, detail: str, *, login: bool = False, tried: str = "") -> None:
         super().__init__(detail)
-        # With an underscore: the answer's `data` has what has none.
-        self._login = login
-        # Whatever looks otherwise may be a secret in the wrong place.
-        self._tried = tried if _KEY_ID.fullmatch(tried) else ""
-
-    @property
-    def login(self) -> bool:
-        """Whether it was an attempt to log in."""
-        return self._login
-
-    @property
-    def tried(self) -> str:
-        """The id of the key that was tried, if it looks like one."""
-        return self._tried
+        self.login = login
+        #: the id of a key; whatever looks otherwise may be a secret in the wrong place
+        self.tried = tried if _KEY_ID.fullmatch(tried) else ""
 
 
 class Forbidden(Rejected):
@@ -231,34 +219,3 @@ class Gate:
 
 def _caller_of(key: ApiKey) -> Caller:
     return Caller(owner=key.owner, user=key.user, role=key.role, name=f"{key.owner}/{key.user}", key=key.id)
-
-
-class Rates:
-    """How many calls everybody may make: a bucket for each, which a call takes one drop from.
-
-    Kept as one number each: when the bucket would be full again. ``per_s`` drops flow in, and it holds ``burst_s``
-    seconds of them.
-    """
-
-    #: a caller may use any number of addresses; those with a full bucket need not be remembered
-    KEPT: Final = 10_000
-
-    def __init__(self, per_s: float, burst_s: float, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._each_s = 1 / per_s
-        self._burst_s = burst_s
-        self._now = now
-        self._full_at: dict[str, float] = {}
-
-    def take(self, who: str) -> float:
-        """Take a drop. 0: there was one; else the seconds after which there will be."""
-        now = self._now()
-        full_at = max(self._full_at.get(who, now), now) + self._each_s
-        over = full_at - now - self._burst_s
-        if over > 0:
-            return over
-        self._full_at[who] = full_at
-        if len(self._full_at) > self.KEPT:
-            self._full_at = {name: at for name, at in self._full_at.items() if at > now}
-            while len(self._full_at) > self.KEPT:
-                del self._full_at[next(iter(self._full_at))]
-        return 0.0

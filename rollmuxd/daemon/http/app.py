@@ -6,8 +6,9 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from rollmuxd.daemon.access.gate import Gate, Rates
+from rollmuxd.daemon.access.gate import Gate
 from rollmuxd.daemon.http import openapi, routing
+from rollmuxd.daemon.http.limits import Account
 from rollmuxd.daemon.http.origin_check import OriginCheck
 from rollmuxd.daemon.http.routes import (
     channel,
@@ -65,7 +66,7 @@ def make_app(services: Services, metrics: Metrics | None = None) -> ASGIApp:
         heartbeat_s=settings.lease.heartbeat_s,
         openapi=_description,
         origin_check=OriginCheck(settings),
-        rates=Rates(per_s, limits.calls_burst_s) if per_s else None,
+        rates=Account(1 / per_s, per_s * limits.calls_burst_s - 1) if per_s else None,
         calls_per_s=per_s,
     )
     return routing.router(shared, list(ENDPOINTS))

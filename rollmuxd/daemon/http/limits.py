@@ -144,7 +144,10 @@ def unread_answers() -> Bytes:
 
 
 class Account:
-    """What each owner has used of something that all share: an owner that has used up its burst pauses after a use."""
+    """What each has used of something that all share: an owner that has used up its burst pauses after a use."""
+
+    #: a caller may use any number of addresses; those that have nothing to pay need not be remembered
+    KEPT: Final = 10_000
 
     def __init__(self, pause: float, burst_s: float) -> None:
         self._pause, self._burst_s = pause, burst_s
@@ -155,6 +158,10 @@ class Account:
         """The owner has used it for so long."""
         now = asyncio.get_running_loop().time()
         self._paid_at[owner] = max(self._paid_at.get(owner, now), now) + self._pause * seconds
+        if len(self._paid_at) > self.KEPT:
+            self._paid_at = {name: at for name, at in self._paid_at.items() if at > now}
+            while len(self._paid_at) > self.KEPT:
+                del self._paid_at[next(iter(self._paid_at))]
 
     def pause_s(self, owner: str) -> float:
         """Seconds until the owner may use it again."""

@@ -92,7 +92,7 @@ def problem_of(error: Exception, request_id: str) -> tuple[Problem, tuple[tuple[
     else:
         kind = next((KINDS[cls] for cls in type(error).__mro__ if cls in KINDS), INTERNAL)
         detail = _INTERNAL_DETAIL if kind is INTERNAL else refusal(error)
-        data = {} if kind is INTERNAL else _parts(error)
+        data = {} if kind in (INTERNAL, NOT_KNOWN) else _parts(error)
     if kind.status == 401:
         headers += (("www-authenticate", 'Bearer realm="rollmux"'),)
     retry_after = getattr(error, "retry_after_s", kind.retry_after)

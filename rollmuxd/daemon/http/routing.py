@@ -43,13 +43,14 @@ from rollmuxd.core.inputs import Audit, Input
 from rollmuxd.core.model import Job
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access.gate import PEER_EXTENSION, Caller, Gate, NotKnown, Peer, Rates
+from rollmuxd.daemon.access.gate import PEER_EXTENSION, Caller, Gate, NotKnown, Peer
 from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import limits, problems
 from rollmuxd.daemon.http.limits import (
     LONG,
     PAGES,
+    Account,
     Bytes,
     Lines,
     Paces,
@@ -138,8 +139,8 @@ class Shared:
     heartbeat_s: float
     #: makes ``/v1/openapi.json``, when it is asked for
     openapi: Callable[[], bytes]
-    #: None: no caller is counted
-    rates: Rates | None
+    #: of calls, by key, user or address; None: no caller is counted
+    rates: Account | None
     calls_per_s: float
     #: under which names it is heard without a key
     origin_check: OriginCheck
@@ -574,11 +575,8 @@ class NotFound:
         self.shared = shared
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            detail = f"there is nothing at {scope['path']}; /v1/openapi.json lists what there is"
-            await _answer(self.shared, "", scope, send, Refusal(problems.UNKNOWN, detail))
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1000})
+        detail = f"there is nothing at {scope['path']}; /v1/openapi.json lists what there is"
+        await _answer(self.shared, "", scope, send, Refusal(problems.UNKNOWN, detail))
 
 
 def router(shared: Shared, endpoints: list[Endpoint]) -> ASGIApp:
@@ -601,7 +599,7 @@ class _Router(Router):
         try:
             await self.app(scope, receive, send)
         except Exception as error:
-            if scope["type"] != "http" or "endpoint" in scope:  # a route was found, and has answered
+            if "endpoint" in scope:  # a route was found, and has answered
                 raise
             await _answer(self._shared, "", scope, send, error)
 
@@ -693,7 +691,9 @@ async def _identify(shared: Shared, scope: Scope, request_id: str, *, needed: bo
 
 
 def _count(shared: Shared, who: str) -> None:
-    if shared.rates is not None and (wait_s := shared.rates.take(who)):
+    if shared.rates is None:
+        return
+    if wait_s := shared.rates.pause_s(who):
         again_s = math.ceil(wait_s)
         raise Refusal(
             problems.TOO_FAST,
@@ -701,6 +701,7 @@ def _count(shared: Shared, who: str) -> None:
             "limits.calls_per_s raised",
             headers=(("retry-after", str(again_s)),),
         )
+    shared.rates.charge(who, 1)
 
 
 def _peer(scope: Scope) -> Peer | None:
