@@ -59,7 +59,7 @@ def run(budget_s: float, *, small: bool = False) -> Json:
     """Without the hostile owner, with it, and without it again."""
     many_files()
     with tempfile.TemporaryDirectory(prefix="rollmuxd-bench-") as folder, no_collector():
-        return asyncio.run(_run(Path(folder), budget_s / 6 if not small else 2.0))
+        return asyncio.run(_run(Path(folder), budget_s / 6 if not small else 0.5))
 
 
 async def _run(folder: Path, calm_s: float) -> Json:
