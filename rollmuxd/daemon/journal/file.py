@@ -404,8 +404,8 @@ class Unreadable(msgspec.Struct, frozen=True):
     reason: str
 
 
-DAMAGED: Final = Unreadable("is damaged: its checksum does not fit")
-UNKNOWN: Final = Unreadable("is unknown: another version of rollmuxd wrote it; use that one")
+DAMAGED: Final = Unreadable("it is damaged: its checksum does not fit")
+UNKNOWN: Final = Unreadable("it is of another version of rollmuxd: use that one")
 
 #: rows of facts as they are wanted; a damaged page may have anything where a body or a sum was, NULL too
 ROWS: Final = "SELECT seq, CAST(coalesce(body, '') AS BLOB), CAST(coalesce(sum, -1) AS INTEGER) FROM facts"
@@ -419,7 +419,7 @@ def decoded(rows: Iterable[tuple[int, bytes, int]], last: int | None) -> Iterato
     for seq, body, total in rows:
         if last is not None:
             for number in range(last + 1, seq):
-                yield number, Unreadable(f"is missing: facts {last + 1} to {seq - 1} were deleted")
+                yield number, Unreadable(f"it is missing: facts {last + 1} to {seq - 1} were deleted")
             last = seq
         fact: Fact | Unreadable = DAMAGED
         if crc32(body, seq & 0xFFFFFFFF) == total:
@@ -438,8 +438,7 @@ def facts_after(connection: sqlite3.Connection, last: int, path: Path) -> Iterat
     """
     rows = connection.execute(f"{ROWS} WHERE seq > ? ORDER BY seq", (last,))
     for seq, fact in decoded(rows, last):
-        if fact is UNKNOWN:
-            raise JournalRefused(f"{path}: fact {seq} {fact.reason}")
         if isinstance(fact, Unreadable):
-            raise JournalDamaged(path, f"fact {seq} {fact.reason}")
+            what = f"fact {seq} {fact.reason.removeprefix('it ')}"
+            raise JournalRefused(f"{path}: {what}") if fact is UNKNOWN else JournalDamaged(path, what)
         yield seq, fact
