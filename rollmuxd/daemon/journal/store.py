@@ -545,19 +545,16 @@ def until_large(rows: Iterable[R]) -> list[R]:
 
 def refuse_remote(directory: Path, mountinfo: str) -> None:
     """Raise JournalRefused if the directory is on a network file system (``mountinfo``: see ``man 5 proc``)."""
-    path = directory.resolve()
-    mounted, kind = Path("/"), ""
+    device = directory.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
     for line in mountinfo.splitlines():
         mount, _, rest = line.partition(" - ")
-        point = Path(mount.split()[4].encode().decode("unicode_escape"))
-        # Later lines lie over earlier ones, so of two equal ones the later counts.
-        if path.is_relative_to(point) and len(point.parts) >= len(mounted.parts):
-            mounted, kind = point, rest.split()[0]
-    if kind in REMOTE_FILESYSTEMS:
-        raise JournalRefused(
-            f"state directory {directory} is on a network file system ({kind} at {mounted}), where the journal cannot "
-            "be kept safe; set daemon.state_dir to a directory on a local disk"
-        )
+        of, point, kind = mount.split()[2], mount.split()[4], rest.split()[0]
+        if of == number and kind in REMOTE_FILESYSTEMS:
+            raise JournalRefused(
+                f"state directory {directory} is on a network file system ({kind} at {point}), where the journal "
+                "cannot be kept safe; set daemon.state_dir to a directory on a local disk"
+            )
 
 
 def _insert(connection: sqlite3.Connection, last: int, rows: Sequence[_Row]) -> int:
