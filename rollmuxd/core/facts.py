@@ -265,8 +265,7 @@ class JobUnplaced(JobFact, frozen=True, tag="job_unplaced"):
 
 
 class MovePlanned(JobFact, frozen=True, tag="move_planned"):
-    """A placed job is to move. Its nodes, its RAM and its turns there are its own from now on; until then it runs
-    where it is.
+    """A placed job is to move. Its nodes, RAM and turns there are its own from now on; it still runs where it is.
 
     ``schedule`` is the whole target group's, in order.
     """
@@ -391,7 +390,7 @@ class JobEnded(JobFact, frozen=True, tag="job_ended"):
 
 
 class SessionOpened(Fact, frozen=True, tag="session_opened"):
-    """A client process of a run is there."""
+    """A client process of a run is there. An older one of the same run is fenced: its calls are refused."""
 
     session: SessionId
     job: JobId
@@ -399,13 +398,6 @@ class SessionOpened(Fact, frozen=True, tag="session_opened"):
     pid: int = 0
     host: str = ""
     started: str = ""
-
-
-class SessionFenced(Fact, frozen=True, tag="session_fenced"):
-    """A newer session of the same run took its place."""
-
-    session: SessionId
-    by: SessionId
 
 
 class SessionLost(Fact, frozen=True, tag="session_lost"):
@@ -465,22 +457,16 @@ class SlotClaimed(SlotFact, frozen=True, tag="slot_claimed"):
     """The slot holds its GPUs, and its turn is passed; what is parked of it is being loaded."""
 
     gpus: tuple[GpuId, ...]
-    turn: int
+    #: its place in the schedule; null: no job is due on the node, and it is lent to a filler
+    turn: int | None = None
     #: how long loans of these nodes have held it up, at most
     lent_ms: Millis = 0
+    #: of a loan: when the next job is expected there; null: none is
+    until: Millis | None = None
 
 
 class FillerPlaced(StateFact, frozen=True, tag="filler_placed"):
     """A filler has its state on this node from now on, and works there while the node is lent to it."""
-
-
-class NodeLent(SlotFact, frozen=True, tag="node_lent"):
-    """No job is due on the node: a filler's slot holds it, and what is parked of the filler is being loaded."""
-
-    node: NodeId
-    gpus: tuple[GpuId, ...]
-    #: when the next job is expected there; None: none is
-    until: Millis | None = None
 
 
 class YieldAsked(SlotFact, frozen=True, tag="yield_asked"):
@@ -658,12 +644,7 @@ def encode(fact: Fact) -> bytes:
 
 
 def decode(body: bytes | str) -> Fact:
-    """The fact of one journal row.
-
-    Raises:
-        msgspec.DecodeError: not JSON (a torn or damaged row).
-        msgspec.ValidationError: JSON, but no fact that this version knows.
-    """
+    """The fact of a journal row. Raises msgspec's DecodeError (no JSON) or ValidationError (no fact known here)."""
     return _DECODER.decode(body)
 
 

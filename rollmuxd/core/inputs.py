@@ -31,10 +31,7 @@ class RegisterJob(Input, frozen=True):
 
 
 class EndJob(Input, frozen=True):
-    """End a job and free all it held. A process that ends its own says as which session: refused if it is not the last.
-
-    A process that was replaced or lost would else end its successor.
-    """
+    """End a job and free all it held. A process that ends its own says as which session, or could end its successor."""
 
     job: JobId
     by: str

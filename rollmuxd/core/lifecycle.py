@@ -51,7 +51,6 @@ _ENDED: Final[dict[type[f.Fact], tuple[m.SlotStatus, ...]]] = {f.SlotOver: (_S.O
 SLOT: Final[Mapping[m.SlotStatus, Mapping[type[f.Fact], tuple[m.SlotStatus, ...]]]] = {
     _S.QUEUED: {
         f.SlotClaimed: (_S.LOADING,),
-        f.NodeLent: (_S.LOADING,),
         f.SlotWithdrawn: (_S.WITHDRAWN,),
     },
     _S.LOADING: {

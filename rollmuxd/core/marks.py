@@ -254,8 +254,8 @@ MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
 NOTHING_FOLLOWS: Final = frozenset(
     (
         *(f.DaemonStarted, f.LoopStalled, f.HostRemoved, f.HostBooted, f.NodeUnknown, f.NodeUndrained, f.Audited),
-        *(f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted, f.ProcessOver, f.SessionOpened, f.SessionFenced),
+        *(f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted, f.ProcessOver, f.SessionOpened),
         *(f.SlotClaimed, f.SlotGranted, f.SlotGrown, f.SlotOverran, f.TurnAdded, f.TurnSkipped),
-        *(f.OrderIssued, f.FillerPlaced, f.NodeLent, f.YieldAsked),
+        *(f.OrderIssued, f.FillerPlaced, f.YieldAsked),
     )
 )

@@ -122,7 +122,7 @@ class Metrics:
                 self._harvested.labels(self._owners.get(fact.job, "")).inc(fact.gpus * fact.used_ms / 1000)
             case f.YieldAsked():
                 self._yields.labels(fact.reason.code).inc()
-            case f.SlotClaimed() | f.NodeLent() if slot := self._slots.get(fact.slot):
+            case f.SlotClaimed() if slot := self._slots.get(fact.slot):
                 slot.gpus = len(fact.gpus)
             case f.SlotGranted() if slot := self._slots.get(fact.slot):
                 slot.since = fact.at

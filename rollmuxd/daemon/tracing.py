@@ -137,7 +137,7 @@ class Spans:
         span = self._span(fact.phase, who.iteration, fact.at, job=who.name, owner=who.owner, slot=fact.slot)
         self._phases[fact.slot] = _Phase(fact.job, span, self._span("wait", span, fact.at))
 
-    def _claimed(self, fact: f.SlotClaimed | f.NodeLent) -> None:
+    def _claimed(self, fact: f.SlotClaimed) -> None:
         if phase := self._phases.get(fact.slot):
             phase.span.set_attribute("rollmux.gpus", list(fact.gpus))
             self._next_part(phase, "load", fact.at)
@@ -206,7 +206,6 @@ _SEES: Final[dict[type[f.Fact], Callable[..., None]]] = {
     f.JobLost: Spans._over,
     f.SlotQueued: Spans._queued,
     f.SlotClaimed: Spans._claimed,
-    f.NodeLent: Spans._claimed,
     f.SlotGranted: Spans._granted,
     f.SlotShrunk: Spans._shrunk,
     f.SlotReleased: Spans._ended,

@@ -92,10 +92,6 @@ class Fillers:
         self._asked += 1
         self._world.tell(i.RequestSlot(job, self._sessions[job], FILLER, f"filler-{self._asked}"))
 
-    def lent(self, fact: f.NodeLent) -> None:
-        """One more loan."""
-        self.harvest.loans += 1
-
     def placed(self) -> None:
         """Jobs came or left: time until now was in a group, or was not."""
         for node in self._working:
@@ -136,7 +132,9 @@ class Fillers:
         """A loan that was revoked while its state was loaded is followed by the next request."""
         self._world.kernel.after(0, self._again, fact.job)
 
-    def held_up(self, fact: f.SlotClaimed) -> None:
-        """A job waited for a filler."""
+    def claimed(self, fact: f.SlotClaimed) -> None:
+        """One more loan; or a job has waited for a filler."""
+        if fact.turn is None:
+            self.harvest.loans += 1
         if fact.lent_ms:
             self.harvest.held_up_ms.append(fact.lent_ms)

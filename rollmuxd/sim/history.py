@@ -382,7 +382,7 @@ class History:
         self._next(fact, "", f"withdrawn: {self._words(fact.reason)}", found)
         del self._slots[fact.slot]
 
-    def _claimed(self, fact: f.SlotClaimed | f.NodeLent, found: list[Item]) -> None:
+    def _claimed(self, fact: f.SlotClaimed, found: list[Item]) -> None:
         self._next(fact, "loading", "claimed", found).gpus = fact.gpus
 
     def _granted(self, fact: f.SlotGranted, found: list[Item]) -> None:
@@ -514,7 +514,6 @@ _SEE: Final[dict[type[f.Fact], Any]] = {
     f.SlotQueued: History._queued,
     f.SlotWithdrawn: History._withdrawn,
     f.SlotClaimed: History._claimed,
-    f.NodeLent: History._claimed,
     f.SlotGranted: History._granted,
     f.SlotShrunk: History._shrunk,
     f.SlotGrown: History._grown,

@@ -876,10 +876,9 @@ class World:
         f.JobPlaced: _placed,
         f.MovePlanned: _fits,
         f.MoveEnded: _moved,
-        f.NodeLent: lambda world, fact: world.fillers.lent(fact),
         f.YieldAsked: lambda world, fact: world.fillers.asked_back(fact),
         f.LoanEnded: lambda world, fact: world.fillers.loan_ended(fact),
-        f.SlotClaimed: lambda world, fact: world.fillers.held_up(fact),
+        f.SlotClaimed: lambda world, fact: world.fillers.claimed(fact),
     }
 
 

@@ -334,10 +334,10 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 self.granted.pop(fact.slot, None)
             case f.SlotWithdrawn():
                 self.requests[fact.slot].never = fact.reason
-            case f.SessionLost() | f.SessionClosed() | f.SessionFenced():
+            case f.SessionLost() | f.SessionClosed():
                 for process in (*self.world.processes.values(), *self.world.graves):
                     if process.session == fact.session:
-                        process.over = not isinstance(fact, f.SessionFenced)
+                        process.over = True
             case f.OrderIssued():
                 slot = self.core.state.slots.get(fact.slot or "")
                 gpus = GPUS[fact.node]

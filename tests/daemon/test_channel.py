@@ -8,7 +8,7 @@ import pytest
 
 from rollmuxd.core.apply import apply
 from rollmuxd.core.errors import Conflict
-from rollmuxd.core.facts import JobEnded, JobRegistered, SessionClosed, SessionFenced, SessionLost, SessionOpened
+from rollmuxd.core.facts import JobEnded, JobRegistered, SessionClosed, SessionLost, SessionOpened
 from rollmuxd.core.model import Order, OrderKind, SessionStatus
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
@@ -413,7 +413,7 @@ async def test_after_a_restart_nobody_is_waited_for_whose_session_is_over(status
         tasks.cancel_scope.cancel()
 
 
-TAKEN_OVER = [(1, SessionFenced(0, "n1", "n2")), (2, SessionOpened(0, "n2", "j1", 1))]
+TAKEN_OVER = [(1, SessionOpened(0, "n2", "j1", 1))]
 
 
 async def test_a_process_whose_session_was_taken_over_is_told_nothing_though_its_successor_has_not_dialled_in_yet():

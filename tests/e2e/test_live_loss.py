@@ -261,8 +261,7 @@ def test_ctrl_c_in_a_wait_takes_the_request_back_and_the_trainer_goes_on(live):
     assert daemon.facts("slot_withdrawn", slot=waiting)
     a.do("leave")
     assert b.do("enter", phase="rollout")["gpus"] == ["mock/gpu0"]
-    assert daemon.facts("session_opened", job=daemon.job("b")["job"]) != []
-    assert daemon.facts("session_fenced") == []
+    assert len(daemon.facts("session_opened", job=daemon.job("b")["job"])) == 1
 
 
 @pytest.mark.parametrize("heard", [True, False], ids=["heard", "not heard"])

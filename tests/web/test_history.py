@@ -264,7 +264,7 @@ def test_every_fact_is_known_to_the_dashboard_or_is_known_to_say_nothing_to_it()
     silent = {
         "host_added", "host_removed", "host_end_observed", "node_removed",
         "process_launched", "process_started", "process_over",
-        "session_opened", "session_fenced", "session_lost", "session_closed", "turn_added", "turn_skipped",
+        "session_opened", "session_lost", "session_closed", "turn_added", "turn_skipped",
         "yield_asked", "loan_ended",
     }  # fmt: skip
     tags = {str(kind.__struct_config__.tag) for kind in f.KINDS}

@@ -38,7 +38,7 @@ _SHARED: Final[Mapping[type[f.Fact], Fold]] = {
     **dict.fromkeys((f.NodeDraining, f.NodeDrained, f.NodeUndrained), hosts.node_moved),
     **dict.fromkeys((f.JobQuarantined, f.JobLost), jobs.job_leaves),
     **dict.fromkeys((f.JobGuarded, f.GuardEnded), jobs.guard_changed),
-    **dict.fromkeys((f.SessionFenced, f.SessionLost, f.SessionClosed), jobs.session_over),
+    **dict.fromkeys((f.SessionLost, f.SessionClosed), jobs.session_over),
 }
 
 

@@ -211,11 +211,14 @@ def session_opened(state: State, fact: f.SessionOpened) -> None:
     state.sessions[fact.session] = Session(fact.session, fact.job, fact.run, fact.at, fact.pid, fact.host, fact.started)
     job = state.jobs[fact.job]
     before = job.session
+    older = state.session_of(job)
+    if older is not None:
+        older.status = SessionStatus.FENCED
     job.session = fact.session
     # an older session is remembered for as long as it is the one before: its calls get a good refusal
     for old in [s.id for s in state.sessions.values() if s.job == job.id and s.id not in (before, fact.session)]:
         del state.sessions[old]
 
 
-def session_over(state: State, fact: f.SessionFenced | f.SessionLost | f.SessionClosed) -> None:
+def session_over(state: State, fact: f.SessionLost | f.SessionClosed) -> None:
     state.sessions[fact.session].status = SessionStatus(f.name(fact).removeprefix("session_"))

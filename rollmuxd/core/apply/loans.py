@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.apply.slots import claim, hold, step
+from rollmuxd.core.apply.slots import step
 from rollmuxd.core.lifecycle import meet
 from rollmuxd.core.model import Job, JobState, nodes_in
 from rollmuxd.core.state import State, state_key
@@ -32,13 +32,6 @@ def leave_node(state: State, job: Job) -> None:
     for name in nodes_in(job.pins):
         state.nodes[name].fillers.remove(job.id)
     job.last_pins, job.pins, job.states, job.placed_at = job.pins, {}, [], None
-
-
-def node_lent(state: State, fact: f.NodeLent) -> None:
-    slot, _ = claim(state, fact)
-    node = state.nodes[fact.node]
-    node.loan = slot.id
-    hold(slot, node, fact.at)
 
 
 def yield_asked(state: State, fact: f.YieldAsked) -> None:

@@ -60,21 +60,19 @@ def leave_queue(state: State, job: Job) -> None:
     state.queued_of[job.owner] -= 1
 
 
-def claim(state: State, fact: f.SlotClaimed | f.NodeLent) -> tuple[Slot, Job]:
-    """The slot that has its GPUs now, and its job."""
+def slot_claimed(state: State, fact: f.SlotClaimed) -> None:
     slot = step(state, fact)
     job = state.jobs[slot.job]
-    slot.gpus, slot.claimed_at, job.slot = fact.gpus, fact.at, slot.id
     leave_queue(state, job)
-    return slot, job
-
-
-def slot_claimed(state: State, fact: f.SlotClaimed) -> None:
-    slot, job = claim(state, fact)
-    group = state.its_group(job)
-    for name in group.nodes:
-        hold(slot, state.nodes[name], fact.at)
+    slot.gpus, slot.claimed_at, job.slot = fact.gpus, fact.at, slot.id
+    for node in (state.nodes[name] for name in nodes_in(job.pins)):
+        hold(slot, node, fact.at)
+        if fact.turn is None:
+            node.loan = slot.id
     job.progress.lent_ms += fact.lent_ms
+    if fact.turn is None:
+        return
+    group = state.its_group(job)
     turn = group.schedule[fact.turn]
     if turn.once:
         del group.schedule[fact.turn]

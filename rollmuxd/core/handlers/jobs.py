@@ -179,7 +179,6 @@ def open_session(c: Context, ask: i.OpenSession) -> Answer:
         if (old.pid, old.host, old.started) == (ask.pid, ask.host, ask.started) and ask.started:
             c.timers.see(old.id, c.now, c.config.lease_ms)
             return Answer(job=job.id, session=old.id, repeated=True)
-        c.fact(f.SessionFenced(c.now, old.id, new))
         c.timers.forget_session(old.id)
     c.fact(f.SessionOpened(c.now, new, job.id, job.run, ask.pid, ask.host, ask.started))
     c.timers.see(new, c.now, c.config.lease_ms)

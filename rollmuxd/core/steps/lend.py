@@ -363,7 +363,7 @@ def begin_loan(c: Context, node: Node, filler: Job, due: Millis | None) -> None:
         issue(c, OrderKind.PARK, kept, None)
     if all(gpu.dirty_by in (None, filler.id) for gpu in node.gpus.values()):
         slot = c.state.slots[filler.queued or ""]
-        c.fact(f.NodeLent(c.now, slot.id, node.id, tuple(node.gpus), due))
+        c.fact(f.SlotClaimed(c.now, slot.id, tuple(node.gpus), until=due))
         for kept in needed(c, filler, slot):
             issue(c, OrderKind.LOAD, kept, slot.id)
         grant_if_loaded(c, filler, slot)

@@ -322,7 +322,7 @@ class UsageLedger:
         """What can only be booked while the state still knows it."""
         state = self._state
         match fact:
-            case f.SlotClaimed() | f.SlotWithdrawn():
+            case f.SlotClaimed(turn=int()) | f.SlotWithdrawn():  # no job is kept waiting by a loan that has not begun
                 slot = state.slots[fact.slot]
                 self._waited(slot, fact.at)
                 if isinstance(fact, f.SlotClaimed) and fact.at >= self.since:
@@ -441,7 +441,6 @@ class UsageLedger:
                 return (fact.node,)
             case (
                 f.SlotClaimed()
-                | f.NodeLent()
                 | f.SlotGranted()
                 | f.SlotShrunk()
                 | f.SlotGrown()

@@ -293,11 +293,10 @@ const HANDLERS = {
     slot.request = fact.request_id;
     history._placeSlot(slot);
   },
-  slot_claimed: tried,
-  node_lent: (history, fact) => {
+  slot_claimed: (history, fact) => {
     tried(history, fact);
     const { job } = history._slot(fact.slot);
-    if (job !== undefined) history.fillers.add(job);
+    if (job !== undefined && fact.turn === undefined) history.fillers.add(job); // a loan passes no turn
   },
   slot_granted: (history, fact) => {
     const slot = history._slot(fact.slot);

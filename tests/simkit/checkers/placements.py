@@ -254,12 +254,11 @@ class Placements(Gpus):
 
     def _session_opened(self, fact: f.SessionOpened) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, f"session {fact.session} is opened")
-        if member.session in self.heard:
-            self._broken("who_may_not_be_granted_is_not", f"{fact.job} has {member.session}, and gets {fact.session}")
+        self.heard.pop(member.session or "", None)
         member.session = fact.session
         self.heard[fact.session] = fact.at
 
-    def _session_over(self, fact: f.SessionFenced | f.SessionClosed) -> None:
+    def _session_over(self, fact: f.SessionClosed) -> None:
         self.heard.pop(fact.session, None)
 
     def _session_lost(self, fact: f.SessionLost) -> None:
@@ -285,7 +284,6 @@ class Placements(Gpus):
         f.JobLost: _lost,
         f.JobEnded: _ended,
         f.SessionOpened: _session_opened,
-        f.SessionFenced: _session_over,
         f.SessionLost: _session_lost,
         f.SessionClosed: _session_over,
     }

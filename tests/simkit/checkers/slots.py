@@ -163,10 +163,6 @@ class Slots(Placements, Turns, Credit):
         self.a_gpu_is_given_on_only_when_verified_clean(name, asked.job, gpus)
         return asked
 
-    def _lent(self, fact: f.NodeLent) -> None:
-        """A filler claims its node."""
-        self._hold(fact.slot, self._may_claim(fact.slot, fact.gpus), fact.gpus)
-
     def _asked_back(self, fact: f.YieldAsked) -> None:
         self.slots[fact.slot].yield_by = fact.due
 
@@ -179,6 +175,9 @@ class Slots(Placements, Turns, Credit):
     def _claimed(self, fact: f.SlotClaimed) -> None:
         name, gpus = fact.slot, fact.gpus
         asked = self._may_claim(name, gpus)
+        if fact.turn is None:  # a filler claims its node
+            self._hold(name, asked, gpus)
+            return
         job = asked.job
         member = self.members[job]
         stay = member.stays[asked.phase]
@@ -299,7 +298,6 @@ class Slots(Placements, Turns, Credit):
         f.TurnAdded: _turn_added,
         f.TurnSkipped: _skipped,
         f.SlotClaimed: _claimed,
-        f.NodeLent: _lent,
         f.YieldAsked: _asked_back,
         f.LoanEnded: a_loan_ends_when_nothing_is_left,
         f.SlotGranted: _granted,
