@@ -55,7 +55,8 @@ def look_later(c: Context) -> None:
     dirty = c.dirty
     if dirty.places:
         dirty.places = False
-        move.search_again(c)
+        c.regrouping = None
+        move.look_for_moves(c, move.STEP_MS)
         drain.plan_departures(c)
     if dirty.hosts or dirty.watched:
         observe(c)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.apply import groups, hosts, jobs, loans, moves, orders, pins, slots
+from rollmuxd.core.apply import groups, hosts, jobs, moves, orders, pins, slots
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.state import State
 
@@ -45,7 +45,7 @@ _SHARED: Final[Mapping[type[f.Fact], Fold]] = {
 def _fold_of(kind: type[f.Fact]) -> Fold:
     """The function of these rooms that has the fact's name in the journal: ``slot_granted`` for SlotGranted."""
     name = str(kind.__struct_config__.tag)
-    rooms = (groups, hosts, jobs, loans, moves, orders, pins, slots)
+    rooms = (groups, hosts, jobs, moves, orders, pins, slots)
     found: Fold = next(getattr(room, name) for room in rooms if hasattr(room, name))
     return found
 

@@ -2,9 +2,8 @@
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply.groups import forget_empty, group_named, leave_schedule, merged
-from rollmuxd.core.apply.loans import leave_node
 from rollmuxd.core.apply.measures import count_end, forget_restated, plan_with, start_fresh_times
-from rollmuxd.core.apply.pins import owner_of, pin, unpin
+from rollmuxd.core.apply.pins import leave_node, owner_of, pin, unpin
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.lifecycle import meet
 from rollmuxd.core.model import Job, JobStatus, Launch, Progress, Session, SessionStatus, nodes_in
@@ -74,14 +73,13 @@ def placement_ended(state: State, fact: f.PlacementEnded) -> None:
     job = state.jobs[fact.job]
     if job.group is None:
         leave_node(state, job)
-        return
-    owner = owner_of(state, job)
-    leave_schedule(state, job)
-    unpin(state, job, nodes_in(job.pins), owner)
-    group = state.its_group(job)
-    group.jobs.remove(job.id)
-    group.version += 1
-    forget_empty(state, group)
+    else:
+        leave_schedule(state, job)
+        unpin(state, job, nodes_in(job.pins), owner_of(state, job))
+        group = state.its_group(job)
+        group.jobs.remove(job.id)
+        group.version += 1
+        forget_empty(state, group)
     job.last_pins, job.pins, job.group, job.placed_at = job.pins, {}, None, None
 
 

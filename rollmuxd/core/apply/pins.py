@@ -2,11 +2,15 @@
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from rollmuxd.core import facts as f
 from rollmuxd.core.clean import is_dirty_by
 from rollmuxd.core.ids import NodeId, PoolName
-from rollmuxd.core.model import Group, Job, JobState, Owner, StateStatus
+from rollmuxd.core.lifecycle import meet
+from rollmuxd.core.model import Group, Job, JobState, Node, Owner, StateStatus, nodes_in
 from rollmuxd.core.shares import use_of
+from rollmuxd.core.spec import StateSpec
 from rollmuxd.core.state import State, state_key
 
 
@@ -29,13 +33,39 @@ def pin(state: State, job: Job, group: Group, pins: dict[PoolName, tuple[NodeId,
                 node.pinned.append(job.id)
                 owner.gpus += 0 if name in owner.nodes else len(node.gpus)
                 owner.nodes[name] = owner.nodes.get(name, 0) + 1
-            spec = next((it for it in job.spec.states if it.pool == pool), None)
-            key = state_key(job.id, pool, name)
-            if spec is not None and key not in state.states:
-                state.states[key] = JobState(job=job.id, pool=pool, node=name, spec=spec, run=job.run)
-                node.states.append(key)
-                job.states.append(key)
-                state.hosts[node.host].reserved_mb += spec.ram_mb
+            for spec in job.spec.states:
+                if spec.pool == pool:
+                    _add_state(state, job, node, spec)
+
+
+def filler_placed(state: State, fact: f.FillerPlaced) -> None:
+    """It has no group, and no node is pinned to it: jobs are placed as if it were not there."""
+    job, node = state.jobs[fact.job], state.nodes[fact.node]
+    meet(job, fact)
+    job.reason, job.placed_at = None, fact.at
+    job.pins = {fact.pool: (node.id,)}
+    job.newest = dict(job.pins)
+    node.fillers.append(job.id)
+    for spec in job.spec.states:  # no RAM is reserved for it: it goes where a placement needs the RAM
+        _add_state(state, job, node, replace(spec, ram_mb=0))
+
+
+def leave_node(state: State, job: Job) -> None:
+    """Nothing of the filler is left on its node."""
+    for kept in state.states_of(job):
+        _drop_state(state, job, kept)
+    for name in nodes_in(job.pins):
+        state.nodes[name].fillers.remove(job.id)
+
+
+def _add_state(state: State, job: Job, node: Node, spec: StateSpec) -> None:
+    """Of a state something may be on the node from now on."""
+    key = state_key(job.id, spec.pool, node.id)
+    if key not in state.states:
+        state.states[key] = JobState(job.id, spec.pool, node.id, spec, job.run)
+        node.states.append(key)
+        job.states.append(key)
+        state.hosts[node.host].reserved_mb += spec.ram_mb
 
 
 def follow(was: tuple[NodeId, ...], newest: tuple[NodeId, ...], names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:

@@ -152,3 +152,14 @@ def slot_over(state: State, fact: f.SlotOver) -> None:
     job = state.jobs[slot.job]
     job.closing.remove(slot.id)
     _forget_old_slots(state, job.id)
+
+
+def yield_asked(state: State, fact: f.YieldAsked) -> None:
+    slot = step(state, fact)
+    slot.yield_by, slot.reason = fact.due, fact.reason
+
+
+def loan_ended(state: State, fact: f.LoanEnded) -> None:
+    node = state.nodes[fact.node]
+    node.loan, node.loan_ended_at = None, fact.at
+    state.jobs[fact.job].harvested_ms += fact.used_ms

@@ -53,7 +53,6 @@ def host_ends(c: Context, given: i.HostEnds) -> Answer:
 
 
 def drain(c: Context, ask: i.DrainNode) -> Answer:
-    """Nothing new on the node; what is loaded parks; drained when its GPUs are clean."""
     node = c.state.node(ask.node)
     if node.status not in (NodeStatus.DRAINING, NodeStatus.DRAINED):
         if node.status in (NodeStatus.QUARANTINED, NodeStatus.LOST):
@@ -309,7 +308,6 @@ def back_in_service(c: Context, node: Node) -> None:
 
 
 def host_unreachable(c: Context, told: i.HostUnreachable) -> Answer:
-    """Nothing is known of its nodes any more; what was held there stays held."""
     host = c.state.hosts.get(told.host)
     if host is None:
         return NOTHING
@@ -345,13 +343,11 @@ def clean_limit_passed(c: Context, name: NodeId) -> None:
 
 
 def audit(c: Context, given: i.Audit) -> Answer:
-    """Write down an operator's action. It decides nothing, and nothing is decided by it."""
     c.fact(f.Audited(c.now, **msgspec.structs.asdict(given)))
     return NOTHING
 
 
 def stalled(c: Context, given: i.Stalled) -> Answer:
-    """The loop was late: no client could renew, so no lease is late."""
     c.fact(f.LoopStalled(c.now, given.late_ms))
     c.timers.renew_all(c.now)
     return NOTHING

@@ -87,7 +87,6 @@ def never_opened(c: Context, name: JobId) -> None:
 
 
 def launched(c: Context, told: i.Launched) -> Answer:
-    """A job's process was started."""
     job = launched_for(c, told.launch)
     if job is not None and job.launch is not None and not job.launch.pid:
         c.fact(f.ProcessStarted(c.now, job.id, told.launch, told.pid, told.started))
@@ -141,7 +140,6 @@ def pause(c: Context, ask: i.PauseJob) -> Answer:
 
 
 def resume(c: Context, ask: i.ResumeJob) -> Answer:
-    """A paused job resumes where it was."""
     job = c.state.job(ask.job)
     if job.status in (JobStatus.WAITING, *PLACED):
         return Answer(job=job.id, repeated=True)
@@ -266,10 +264,7 @@ def nobody_knows(c: Context, job: Job) -> None:
 
 
 def process_gone(c: Context, told: i.ProcessGone) -> Answer:
-    """A session's process has ended, and its heartbeat says so: the lease is not waited for.
-
-    The GPUs are looked at now, and again until they are clean.
-    """
+    """The lease is not waited for. The GPUs are looked at now, and again until they are clean."""
     session = live_session(c, told.session)
     if (session.pid, session.started) != (told.pid, told.started):
         raise Conflict(f"session {session.id} is that of pid {session.pid}, and not of the process that is gone")

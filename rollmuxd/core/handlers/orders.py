@@ -40,7 +40,6 @@ def order_reported(c: Context, told: i.OrderDone | i.OrderFailed | i.OrderNotBeg
 
 
 def done(c: Context, order: Order, seen: Sequence[i.GpuObservation]) -> None:
-    """The driver did it, and this is what the backend saw afterwards."""
     kept = c.state.state_of(order)
     late = kept.status is StateStatus.UNKNOWN
     job = c.state.jobs[order.job]
@@ -63,7 +62,7 @@ def failed(c: Context, order: Order, error: Cause) -> None:
     c.fact(f.OrderFaulted(c.now, order.id, error))
     kept = c.state.state_of(order)
     old = sent_to_another(c, c.state.jobs[order.job], order) and not order.gpus
-    if kept.status is StateStatus.UNKNOWN and order.kind is not OrderKind.DISCARD and not old:
+    if order.kind is not OrderKind.DISCARD and not old:
         c.fact(f.StateObserved(c.now, order.job, order.pool, order.node, StateStatus.LOADED))
         if order.kind is OrderKind.LOAD and order.slot is None:  # back after a loan, before its job's turn
             issue(c, OrderKind.PARK, kept, None)

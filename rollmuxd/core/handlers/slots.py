@@ -125,7 +125,6 @@ def detach(c: Context, ask: i.DetachSlot) -> Answer:
 
 
 def withdraw(c: Context, ask: i.WithdrawSlot) -> Answer:
-    """The request is taken back."""
     slot = c.state.slot(ask.slot)
     if slot.status is SlotStatus.WITHDRAWN:
         return Answer(slot=slot.id, repeated=True)
@@ -184,7 +183,6 @@ def check_holder(c: Context, slot: Slot, fence: Fence) -> None:
 
 
 def shrink(c: Context, ask: i.ShrinkSlot) -> Answer:
-    """The job gave GPUs back; each is given on when it was verified clean."""
     slot = c.state.slot(ask.slot)
     check_holder(c, slot, ask.fence)
     kept = tuple(gpu for gpu in slot.gpus if gpu in ask.keep)
@@ -200,7 +198,6 @@ def shrink(c: Context, ask: i.ShrinkSlot) -> Answer:
 
 
 def revoke(c: Context, ask: i.RevokeSlot) -> Answer:
-    """An operator ends a slot. Its GPUs come back when they were verified clean, not before."""
     slot = c.state.slot(ask.slot)
     job = c.state.jobs[slot.job]
     if slot.status is SlotStatus.QUEUED:

@@ -12,7 +12,7 @@ from rollmuxd.core import shares
 from rollmuxd.core.config import Config, OwnerLimits
 from rollmuxd.core.context import Context
 from rollmuxd.core.errors import Impossible, TooMany
-from rollmuxd.core.ids import JobId, Millis, PoolName
+from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.model import Job, NodeStatus
 from rollmuxd.core.policy import Placed
 from rollmuxd.core.shares import use_of
@@ -128,7 +128,7 @@ def _try_next(c: Context, round_: AdmissionPass) -> None:
     job = c.state.jobs[name]
     if name not in c.state.waiting or job.pins or job.left:  # (of its run before)
         return
-    pools = _pools_of(job)
+    pools = {want.pool for want in job.spec.wants}
     if not round_.kept.isdisjoint(pools):
         return
     shape, slo = _shape_of(c, job), job.spec.slo or float("inf")
@@ -146,10 +146,6 @@ def _try_next(c: Context, round_: AdmissionPass) -> None:
         c.spent += TRY
         if _others_are_in_the_way(c, job):
             round_.kept |= pools
-
-
-def _pools_of(job: Job) -> set[PoolName]:
-    return {want.pool for want in job.spec.wants}
 
 
 def over_its_nodes(c: Context, job: Job, placed: Placed) -> str:

@@ -90,10 +90,9 @@ def limited_to_locality(c: Context, job: Job, state: State) -> State:
     somewhere = {pool for some in pools.values() for pool in some}
     # A node that is drained keeps its pools: of a pool of which there is no node a policy has never heard.
     seen = {it.id: pools[it.id] if somewhere.issuperset(it.pools) else () for it in state.nodes.values()}
-    if all(seen[it.id] == it.pools for it in state.nodes.values()):
-        return state
-    return replace(state, nodes={it.id: _as_seen(it, seen[it.id]) for it in state.nodes.values()})
-
-
-def _as_seen(node: Node, pools: tuple[PoolName, ...]) -> Node:
-    return node if pools == node.pools else replace(node, pools=pools or node.pools, drain=node.drain or not pools)
+    others = {
+        it.id: replace(it, pools=seen[it.id] or it.pools, drain=it.drain or not seen[it.id])
+        for it in state.nodes.values()
+        if seen[it.id] != it.pools
+    }
+    return replace(state, nodes=state.nodes | others) if others else state

@@ -9,7 +9,7 @@ loaded on the new ones (a load's ``source``). ``NodeLeft`` comes when nothing of
 Anything may come in between. Until it has ended, a move is then abandoned, and the job stays where it was.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
@@ -37,7 +37,7 @@ from rollmuxd.core.model import (
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps.admit import over_its_nodes
-from rollmuxd.core.steps.dispatch import OUT, at_boundary, issue, park_if_unheld, take_place
+from rollmuxd.core.steps.dispatch import OUT, at_boundary, issue, park_if_unheld, request_of, take_place
 from rollmuxd.core.steps.launch import end_process, launch, next_key
 from rollmuxd.core.steps.locality import locality_violation, place_elsewhere
 from rollmuxd.core.steps.observe import expect_clean, is_of_use, record_unknown
@@ -56,12 +56,6 @@ def proceed(c: Context) -> None:
         advance(c, c.state.jobs[name])
     for name in tuple(c.state.leaving):
         tidy(c, c.state.jobs[name])
-
-
-def search_again(c: Context) -> None:
-    """Jobs sit, or could sit, on other nodes than before: a search for better places begins again."""
-    c.regrouping = None
-    look_for_moves(c, STEP_MS)
 
 
 def look_for_moves(c: Context, wait_ms: Millis) -> None:
@@ -98,16 +92,11 @@ def gets_no_further(c: Context, job: Job, move: JobMove) -> bool:
     Then it moves within an iteration too. A job that is started again elsewhere loses it, but would never have ended
     it.
     """
-    here = (name for name in leaving(job, move.pins) if c.state.nodes[name].drain)
-    return is_up(c, move) and asks_for(c, job, here)
-
-
-def asks_for(c: Context, job: Job, nodes: Iterable[NodeId]) -> bool:
-    """Whether a placed job waits for a phase that claims one of these nodes, and for nothing else of its own."""
-    asked = c.state.request_of(job)
-    if asked is None or job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing:
+    asked = request_of(c, job)
+    if asked is None or job.status is not JobStatus.ADMITTED or job.closing or not is_up(c, move):
         return False
-    return not set(c.state.phase_nodes(job, asked.phase)).isdisjoint(nodes)
+    here = set(leaving(job, move.pins)).intersection(c.state.phase_nodes(job, asked.phase))
+    return any(c.state.nodes[name].drain for name in here)
 
 
 def is_up(c: Context, move: JobMove) -> bool:
@@ -169,17 +158,12 @@ def begin(c: Context, job: Job) -> None:
     """From here on it is granted nothing; its process parks what it has loaded, or is ended."""
     c.fact(f.MoveBegan(c.now, job.id))
     if job.spec.movable is Movable.RELAUNCH:
-        process_goes(c, job)
+        drop_request(c, job, Cause("process_is_ended"))
+        close_session(c, job)
+        end_process(c, job, Cause("starts_elsewhere"))
+        for kept in c.state.states_of(job):  # what the process had anywhere has to be seen gone
+            record_unknown(c, kept)
     void(c, job, told(job))  # its time limit starts again
-
-
-def process_goes(c: Context, job: Job) -> None:
-    """A job that is started again elsewhere: its process is ended, and what that had anywhere has to be seen gone."""
-    drop_request(c, job, Cause("process_is_ended"))
-    close_session(c, job)
-    end_process(c, job, Cause("starts_elsewhere"))
-    for kept in c.state.states_of(job):
-        record_unknown(c, kept)
 
 
 def states_on(c: Context, job: Job, nodes: list[NodeId]) -> list[JobState]:
