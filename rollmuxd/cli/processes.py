@@ -23,6 +23,8 @@ FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
 _ASKS_TO_END: Final = (signal.SIGINT, signal.SIGTERM)
 _LOOK_S: Final = 0.1
 _SUBREAPER: Final = 36
+#: asked to end when nothing else is left: the head of a Ray (2.60) that still has callers then never ends
+_LAST: Final = "gcs_server"
 
 
 class ProcessGroup:
@@ -87,7 +89,8 @@ class ProcessGroup:
         told: set[int] = set()
         while left := descendants():
             late = time.monotonic() - began > self._grace_s or self._asked > 2
-            for pid in left:
+            others = [pid for pid in left if _name(pid) != _LAST]
+            for pid in left if late else others or left:
                 if late or pid not in told:
                     with suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
@@ -143,6 +146,14 @@ def started(pid: int) -> str | None:
     """
     fields = _stat(str(pid))
     return None if not fields or fields[0] in ("Z", "X") else fields[19]
+
+
+def _name(pid: int) -> str:
+    """What the kernel calls it; nothing: it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _children(of: int) -> list[int]:

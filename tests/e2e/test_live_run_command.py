@@ -59,6 +59,19 @@ open("ready", "w").close()
 time.sleep(600)
 """
 
+#: leaves two behind: the head of a Ray, and one of those that talk to it
+RAY = """
+import os, subprocess, sys, time
+waits = "import os, signal, sys, time; signal.signal(signal.SIGTERM, told); open(sys.argv[1], 'w'); time.sleep(600)"
+head = "def told(*_): open('then', 'w').write(str(os.path.exists('other is over'))); os._exit(0)\\n" + waits
+other = "def told(*_): time.sleep(0.5); open('other is over', 'w'); os._exit(0)\\n" + waits
+os.symlink(os.path.realpath(sys.executable), "gcs_server")
+for program, text in (("./gcs_server", head), (sys.executable, other)):
+    subprocess.Popen([program, "-I", "-S", "-c", text, "here-" + os.path.basename(program)])
+while not all(os.path.exists("here-" + os.path.basename(one)) for one in ("gcs_server", sys.executable)):
+    time.sleep(0.02)
+"""
+
 
 class Runs:
     """``rollmuxd run`` in a folder, as a user types it."""
@@ -164,6 +177,16 @@ def test_roles_see_the_gpus_of_their_pools_and_end_together_with_all_that_they_s
     pids = [int(pid) for pid in (runs.folder / "pids").read_text().split()]
     assert [pid for pid in pids if live.lives(pid)] == []
     assert daemon.job("math")["status"] == "ended"
+
+
+def test_the_head_of_a_ray_is_asked_to_end_when_nothing_is_left_that_talks_to_it(live, runs):
+    """Else it would not end by itself, and the job have its place for as long as the grace is."""
+    live.daemon()
+    runs.write("ray.py", RAY)
+    process = runs.run(sys.executable, "ray.py", options=("--grace", str(PATIENCE_S)))
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    assert (runs.folder / "then").read_text() == "True"
 
 
 def test_who_waits_for_a_place_is_told_why_and_leaves_nothing_behind_when_interrupted(live, runs):
