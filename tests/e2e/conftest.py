@@ -37,6 +37,11 @@ LEASE_S, HEARTBEAT_S = 6.0, 0.5
 #: what may come on top of any time limit: other people use this machine too
 SLACK_S = 5.0
 
+#: arguments of a Ray for one job, whose group of bundles reserves up to three CPUs for a GPU
+LITTLE_RAY = ["--num-cpus=6", "--object-store-memory=80000000", "--include-log-monitor=no", "--include-dashboard=no"]
+#: what takes long of what Ray imports, and nothing of Ray's: it reads variables as it is imported
+IMPORTED_BY_RAY = ("google.protobuf.internal.builder", "jsonschema", "requests", "aiohttp", "fastapi")
+
 CONFIG = """
 [daemon]
 listen = "127.0.0.1:0"
@@ -559,6 +564,31 @@ class Live:
         number = trainer.ask("enter", phase=phase)
         self.until(f"{name} waits", lambda: self.daemons[-1].waits(name))
         return trainer, number
+
+    def run_on_ray(
+        self, name: str, job: str, *program: str | Path, imported: tuple[str, ...] = (), **env: str
+    ) -> "subprocess.Popen[bytes]":
+        """``rollmuxd run`` of a Python program with a Ray of its own, all of which begin with these modules imported.
+
+        ``job``: what its file says. What is said goes to NAME.out and NAME.err.
+        """
+        python, ray, file, out, err = (self.folder / f"{name}.{end}" for end in ("python", "ray", "toml", "out", "err"))
+        ray.write_text(f'#!/bin/sh\nexec {python} {Path(sys.executable).with_name("ray")} "$@"\n')
+        ray.chmod(0o700)
+        file.write_text(f"{job}\n[ray]\nprogram = {json.dumps(str(ray))}\narguments = {json.dumps(LITTLE_RAY)}\n")
+        theirs = {key: value for key, value in os.environ.items() if not key.startswith(("ROLLMUX_", "XDG_", "RAY_"))}
+        # It would start a worker for each CPU, and none of them is the one needed. What it preloads, no copy has.
+        theirs |= {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+        theirs |= {"RAY_JEMALLOC_LIB_PATH": "", "PYTHONWARNINGS": "", "HOME": str(self.folder)}
+        with out.open("w") as stdout, err.open("w") as stderr:
+            return forked.Popen(
+                [sys.executable, "-m", "rollmuxd", "run", "--job", str(file), "--", str(python), *map(str, program)],
+                env={**theirs, "ROLLMUX_URL": self.daemons[-1].url, **env},
+                stdout=stdout,
+                stderr=stderr,
+                imported=(*IMPORTED_BY_RAY, *imported),
+                stand_in=python,
+            )
 
     def check(self) -> None:
         """What holds however a test has tried: by the clients' own clocks, the hardware, and the journal."""

@@ -6,9 +6,6 @@ Ray is real; its GPUs are numbers that it is told (``--num-gpus``), and the daem
 import importlib.util
 import itertools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,17 +14,10 @@ from patience import PATIENCE_S
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 WORKLOAD = Path(__file__).with_name("workloads") / "placement_groups.py"
-RAY = Path(sys.executable).with_name("ray")
 JOB = """
 name = "{name}"
 rollout = {{nodes = 1}}
 train = {{nodes = 1}}
-
-[ray]
-program = {program}
-arguments = [
-    "--object-store-memory=80000000", "--num-cpus=4", "--include-log-monitor=false", "--include-dashboard=false",
-]
 """
 ROUNDS = 3
 
@@ -47,20 +37,7 @@ class OnRay:
         self.started = {}
 
     def start(self, name):
-        file = self.folder / f"{name}.toml"
-        file.write_text(JOB.format(name=name, program=json.dumps(str(RAY))))
-        plain = {key: value for key, value in os.environ.items() if not key.startswith(("ROLLMUX_", "XDG_", "RAY_"))}
-        about = {"ROLLMUX_URL": self.live.daemons[-1].url, "HOME": str(self.folder), "PYTHONWARNINGS": ""}
-        self.started[name] = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "rollmuxd", "run", "--job", file, "--"),
-                *(sys.executable, WORKLOAD, name, self.record, str(ROUNDS)),
-            ],
-            env={**plain, **about},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.started[name] = self.live.run_on_ray(name, JOB.format(name=name), WORKLOAD, name, self.record, str(ROUNDS))
 
     def begin(self, holder):
         """Once all wait for what the holder has: to start a Ray takes its time, and one might be through alone."""
@@ -68,18 +45,22 @@ class OnRay:
 
         def all_wait():
             for name, process in self.started.items():
-                assert process.poll() is None, f"{name} has ended: {process.communicate()}"
+                assert process.poll() is None, f"{name} has ended: {self.err(name)}"
             return all(name in daemon.jobs() and daemon.waits(name) for name in self.started)
 
-        self.live.until("all wait", all_wait)
+        self.live.until("all wait", all_wait, every=0.3)
         holder.do("leave")
         holder.do("end")
 
     def said(self, name):
         """What a job has said, to its good end."""
-        out, err = self.started[name].communicate(timeout=PATIENCE_S)
-        assert self.started[name].returncode == 0, f"{out}\n{err}"
+        status = self.started[name].wait(PATIENCE_S)
+        assert status == 0, self.err(name)
+        out = (self.folder / f"{name}.out").read_text()
         return {key: value for line in out.splitlines() for key, value in json.loads(line).items()}
+
+    def err(self, name):
+        return (self.folder / f"{name}.err").read_text()
 
     def stays(self):
         """Who computed on which GPU from when to when, in order."""
@@ -97,7 +78,7 @@ class OnRay:
         for process in self.started.values():
             process.terminate()
         for process in self.started.values():
-            process.communicate(timeout=PATIENCE_S)
+            process.wait(PATIENCE_S)
 
 
 @pytest.fixture

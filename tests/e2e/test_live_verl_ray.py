@@ -5,18 +5,13 @@ newer trainer, TransferQueue, placement groups that reserve ``GPU``, and workers
 number that it is told, the daemon's is the mock's.
 """
 
-import contextlib
 import importlib.util
 import itertools
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 NEEDED = ("torch", "ray", "tensordict", "verl", "transfer_queue", "zmq")
@@ -25,17 +20,13 @@ if any(importlib.util.find_spec(needed) is None for needed in NEEDED):
 
 PROGRAM = Path(__file__).parents[2] / "plugins" / "hook-verl" / "tests" / "verl_tiny_ray.py"
 STEPS = 4
-#: (The bundle of a GPU reserves three CPUs.)
-LITTLE = ["--object-store-memory=80000000", "--num-cpus=6", "--include-log-monitor=false", "--include-dashboard=false"]
 JOB = """
 name = "{name}"
 train = {{gpus = 1}}
 phases = {{sync = "train", rollout = "train", train = "train"}}
-
-[ray]
-program = {ray}
-arguments = {little}
 """
+#: what takes long of what verl imports, besides
+IMPORTED = ("torch", "tensordict", "transformers", "datasets", "pandas", "peft", "accelerate", "hydra", "zmq")
 #: the trainer's own means to be parked, which a run on GPUs needs
 PARKING = (
     "+rollmux.parking=True",
@@ -47,49 +38,28 @@ PARKING = (
 class Runs:
     """Each in a folder of its own, where its workers write what they did."""
 
-    def __init__(self, live, url, folder):
-        self.live, self.url, self.folder = live, url, folder
+    def __init__(self, live, folder):
+        self.live, self.folder = live, folder
         self.started = {}
 
     def start(self, name, seed):
-        file = self.folder / f"{name}.toml"
-        ray = json.dumps(str(Path(sys.executable).with_name("ray")))
-        file.write_text(JOB.format(name=name, ray=ray, little=json.dumps(LITTLE)))
-        plain = {key: value for key, value in os.environ.items() if not key.startswith(("ROLLMUX_", "XDG_", "RAY_"))}
         verl = {"VERL_USE_EXTERNAL_MODULES": "rollmuxd_hook_verl", "PYTHONPATH": str(PROGRAM.parent)}
-        # Ray would start a worker for each CPU, and none of them is the one that is needed.
-        plain |= {"PYTHONWARNINGS": "", "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
-        with (self.folder / f"{name}.log").open("w") as log:
-            self.started[name] = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "rollmuxd", "run", "--job", file, "--"),
-                    *(sys.executable, PROGRAM, "--seed", str(seed), "--steps", str(STEPS)),
-                    *("--out", self.folder / name, *PARKING),
-                ],
-                env={**plain, **verl, "ROLLMUX_URL": self.url, "ROLLMUX_REQUIRED": "1", "HOME": str(self.folder)},
-                stdout=log,
-                stderr=log,
-            )
+        more = ("--seed", str(seed), "--steps", str(STEPS), "--out", self.folder / name, *PARKING)
+        self.started[name] = self.live.run_on_ray(
+            name, JOB.format(name=name), PROGRAM, *more, imported=IMPORTED, ROLLMUX_REQUIRED="1", **verl
+        )
+
+    def wait(self, name):
+        """Whether a run waits for a GPU, in its first phase."""
+        assert self.started[name].poll() is None, f"{name} has ended"
+        daemon = self.live.daemons[0]
+        return name in daemon.jobs() and daemon.waits(name)
 
     def said(self, name):
         """What a run has said, to its good end."""
-        run, told = self.started[name], self.folder / name / "told.json"
-        self.live.until(f"{name} is through", lambda: told.exists() or run.poll() is not None)
-        verl = re.search(r"main: pid (\d+)", (self.folder / f"{name}.log").read_text())
-        assert verl, "it was never started"
-        self.live.until(f"verl's process of {name} has ended", lambda: not self.live.lives(int(verl[1])))
-        self.live.until(f"{name} has ended", lambda: self._over(run))
-        assert run.returncode == 0, f"{name} ended with {run.returncode}"
-        return json.loads(told.read_text())
-
-    def _over(self, run):
-        """Whether it has ended. Ray's head (of 2.60) stays though it was asked to end: killed once all else is gone."""
-        with contextlib.suppress(OSError):
-            left = self.live.children_of(run.pid)
-            if left and {Path(f"/proc/{pid}/comm").read_text() for pid in left} == {"gcs_server\n"}:
-                for pid in left:
-                    os.kill(pid, signal.SIGKILL)
-        return run.poll() is not None
+        status = self.started[name].wait(PATIENCE_S)
+        assert status == 0, f"{name} ended with {status}"
+        return json.loads((self.folder / name / "told.json").read_text())
 
     def touches(self):
         """When whose worker was on the GPU, in order."""
@@ -100,12 +70,13 @@ class Runs:
         for name, run in self.started.items():
             if run.poll() is None:
                 self.live.end(run)
-            print(f"--- {name}\n" + "\n".join((self.folder / f"{name}.log").read_text().splitlines()[-60:]))
+            print(f"--- {name}\n" + "\n".join((self.folder / f"{name}.err").read_text().splitlines()[-60:]))
 
 
 @pytest.fixture
 def runs(live, tmp_path):
-    made = Runs(live, live.daemon((("0", "train"),), lease_s=20.0, heartbeat_s=2.0).url, tmp_path)
+    live.daemon((("0", "train"),), lease_s=20.0, heartbeat_s=2.0)
+    made = Runs(live, tmp_path)
     yield made
     made.end()
 
@@ -116,7 +87,7 @@ def test_two_runs_each_on_a_ray_of_its_own_share_a_gpu_and_learn_what_each_learn
     for seed, name in enumerate(("a", "b"), start=1):
         runs.start(name, seed)
     # To start a Ray takes its time: else one might be through before the other begins.
-    live.until("both wait", lambda: all(name in daemon.jobs() and daemon.waits(name) for name in "ab"))
+    live.until("both wait", lambda: all(map(runs.wait, "ab")), every=0.3)
     holder.do("leave")
     holder.do("end")
     said = {name: runs.said(name) for name in ("a", "b")}

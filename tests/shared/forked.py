@@ -8,6 +8,8 @@ that were asked for. What a copy cannot have is started as ever: options of the 
 
 Two things differ, so a test that is about them uses ``subprocess``: ``/proc/PID/cmdline`` and ``environ`` are those of
 the process that was copied, and modules are imported already.
+
+What a copy starts in turn may be copied, too (``stand_in``): Ray starts ten processes of Python for each job.
 """
 
 import atexit
@@ -18,8 +20,11 @@ import gc
 import importlib
 import importlib.util
 import json
+import marshal
 import os
 import runpy
+import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -41,9 +46,37 @@ IMPORTED: Final = (
     *("uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.on", "uvicorn.loops.auto"),
 )
 #: variables that this Python reads as it begins, and that a copy can do justice to
-HEEDED: Final = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
-_SUBREAPER: Final = 36
+HEEDED: Final = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONBREAKPOINT")
+_DIES_WITH_PARENT, _SUBREAPER = 1, 36
 _lock = threading.Lock()
+
+#: what is at a ``stand_in``: it has a copy made, passes signals on to it, and ends as it ends
+_STAND_IN: Final = """#!{python} -IS
+import _signal, _socket, marshal, os, sys
+words = [{python!r}, *sys.argv[1:]]
+line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+try:
+    line.connect({name!r})
+    fds = b"".join(fd.to_bytes(4, sys.byteorder) for fd in range(3))
+    asked = marshal.dumps((words, os.getcwd(), dict(os.environ)))
+    line.sendmsg([asked], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fds)])
+    copied = line.recv(64)
+except OSError:
+    copied = b""
+if not copied:
+    os.execv(words[0], words)
+for number in {signals!r}:
+    _signal.signal(number, lambda number, frame: line.send(b"%d" % number))
+os.closerange(0, 3)
+status = int(line.recv(64) or -9)
+if status < 0:
+    _signal.signal(-status, _signal.SIG_DFL) if status != -9 else None
+    os.kill(os.getpid(), -status)
+os._exit(status)
+"""
+_PASSED_ON: Final = tuple(
+    map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2))
+)
 
 
 class Popen(subprocess.Popen):
@@ -51,10 +84,14 @@ class Popen(subprocess.Popen):
 
     ``imported``: modules that it wants besides, which take long. They are imported into a process of their own, and the
     copies of that have them.
+
+    ``stand_in``: where to put a program that is Python for what is started in turn. It has a copy made of this copy, as
+    it began, and stands in for that: it passes signals on, and where one of both ends, so does the other. The parent of
+    these copies is a child of this one.
     """
 
-    def __init__(self, *given: Any, imported: tuple[str, ...] = (), **more: Any) -> None:
-        self._imported = imported
+    def __init__(self, *given: Any, imported: tuple[str, ...] = (), stand_in: Path | None = None, **more: Any) -> None:
+        self._imported, self._stand_in = imported, stand_in
         super().__init__(*given, **more)
 
     def _execute_child(
@@ -85,6 +122,7 @@ class Popen(subprocess.Popen):
             "cwd": os.fsdecode(os.getcwd() if cwd is None else cwd),
             "env": {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()},
             "session": new_session,
+            "stand_in": None if self._stand_in is None else str(self._stand_in),
         }
         own = (streams[0], streams[3], streams[5])
         self.pid = _copy(self._imported, asked, [number if fd == -1 else fd for number, fd in enumerate(own)])
@@ -112,9 +150,11 @@ def run(command: Any, *, input: Any = None, timeout: float | None = None, check:
 
 def _can_be_copied(words: list[str], env: dict[str, str]) -> bool:
     """Whether it is a script or module for this Python, and nothing tells that how to begin but what a copy heeds."""
+    if words[1:2] == ["-u"]:  # as copies are
+        del words[1]
     if len(words) < 2 or words[0] != sys.executable or (words[1].startswith("-") and words[1] not in ("-m", "-c")):
         return False
-    if any(name.startswith(("PYTHON", "LD_")) and name not in HEEDED for name in env):
+    if any(env[name] and name.startswith(("PYTHON", "LD_")) and name not in HEEDED for name in env):
         return False
     beside = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     return not any(Path(folder, "sitecustomize.py").exists() for folder in beside)
@@ -177,8 +217,98 @@ def _serve(line: socket.socket) -> dict[str, Any]:
             os.close(fd)
 
 
+def _stand_in(path: str) -> dict[str, Any] | None:
+    """Put a program there that has copies made, by a process that begins here. None: this is still the one that asked.
+
+    In each copy it returns what that is to become. The process ends when it was asked to, and has no copies any more.
+    """
+    name = f"\0forked-{secrets.token_hex(8)}"  # found in this network only: elsewhere a copy would be in the wrong one
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(name)
+    listening.listen(64)
+    Path(path).write_text(_STAND_IN.format(python=sys.executable, name=name, signals=_PASSED_ON))
+    Path(path).chmod(0o700)
+    if _fork():
+        listening.close()
+        return None
+    over: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: over.append(number))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(nothing, fd)
+    os.close(nothing)
+    lines: dict[int, tuple[socket.socket, int]] = {}
+    ends: dict[int, tuple[socket.socket, int]] = {}
+    while ends or not over:
+        for fd in select.select([*lines, *ends, listening], (), (), 0.2)[0]:
+            if fd in ends:
+                line, pid = ends.pop(fd)
+                os.close(fd)
+                lines.pop(line.fileno(), None)
+                with line, contextlib.suppress(OSError):
+                    line.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            elif fd in lines:
+                line, pid = lines[fd]
+                os.kill(pid, number := _passed_on(line))
+                if number == signal.SIGKILL:
+                    del lines[fd]
+            elif fd is listening:
+                line, streams, asked = _asked(listening)
+                if asked is None:
+                    line.close()
+                elif (pid := _fork()) == 0:
+                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                    for number, one in enumerate(streams):
+                        os.dup2(one, number)
+                    for held in (line, listening, *(line for line, _ in ends.values())):
+                        held.close()
+                    for one in (*streams, *ends):
+                        os.close(one)
+                    sys.executable = path
+                    return asked
+                else:
+                    with contextlib.suppress(OSError):
+                        line.send(b"copied")
+                    lines[line.fileno()] = ends[os.pidfd_open(pid)] = (line, pid)
+                for one in streams:
+                    os.close(one)
+    os._exit(0)
+
+
+def _asked(listening: socket.socket) -> tuple[socket.socket, list[int], dict[str, Any] | None]:
+    """What a stand-in asks for, with its streams; None: that cannot be a copy, or it has ended."""
+    line, _ = listening.accept()
+    with contextlib.suppress(OSError):
+        message, streams, _, _ = socket.recv_fds(line, 1 << 20, 3)
+        if message:
+            words, cwd, env = marshal.loads(message)
+            if _can_be_copied(words, env):
+                return line, streams, {"argv": words[1:], "cwd": cwd, "env": env, "session": True, "stand_in": None}
+        return line, streams, None
+    return line, [], None
+
+
+def _passed_on(line: socket.socket) -> int:
+    """The signal that a stand-in got; that which kills: it has ended."""
+    with contextlib.suppress(OSError):
+        return int(line.recv(64) or signal.SIGKILL)
+    return signal.SIGKILL
+
+
+def _fork() -> int:
+    """Fork a process that dies with this one; its pid, and 0 in it."""
+    ours = os.getpid()
+    if (pid := os.fork()) == 0:
+        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != ours:
+            os._exit(0)
+    return pid
+
+
 def _become(asked: dict[str, Any], path: list[str]) -> None:
     """Run what was asked for, as the interpreter would."""
+    if asked["stand_in"]:
+        asked = _stand_in(asked["stand_in"]) or asked
     if asked["session"]:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import forked
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 
 TELL = """
 import json, os, sys, __main__
@@ -97,3 +97,73 @@ def test_what_python_runs_before_a_program_runs(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('before')\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     assert forked.run([sys.executable, "-c", "print('it')"], env=env, capture_output=True).stdout == b"before\nit\n"
+
+
+def in_turn(program, folder, **more):
+    """Run a program in a copy, which has ``both``: Python, and its stand-in."""
+    stand_in = folder / "python"
+    begins = f"import sys, subprocess, json, os, signal, time; both = {[sys.executable, str(stand_in)]!r}\n"
+    return forked.run([sys.executable, "-c", begins + program], text=True, cwd=folder, stand_in=stand_in, **more)
+
+
+@pytest.mark.parametrize("words", [["tell.py", "a", "-b"], ["-u", "-m", "tell", "a", "-b"], ["-c", TELL, "a", "-b"]])
+def test_what_a_copy_starts_by_its_stand_in_sees_what_a_process_sees_that_was_started(words, tmp_path):
+    (tmp_path / "tell.py").write_text(TELL)
+    ran = in_turn(
+        f"""
+for python in both:
+    print(subprocess.run([python, *{words!r}], env={{**os.environ, "OF_THE_TEST": "ü"}}, input="from the test",
+        capture_output=True, text=True, check=True, start_new_session=True).stdout)
+""",
+        tmp_path,
+        capture_output=True,
+        check=True,
+    )
+    started, copied = map(json.loads, ran.stdout.split("\n\n")[:2])
+    assert copied.pop("parent") != started.pop("parent")
+    assert copied == started
+
+
+@pytest.mark.parametrize("program", ["", "import sys; sys.exit(3)", "1 / 0", "import os; os.kill(os.getpid(), 9)"])
+def test_a_stand_in_ends_as_its_copy_does(program, tmp_path):
+    told = f"for python in both: print(subprocess.run([python, '-c', {program!r}]).returncode)"
+    started, copied = in_turn(told, tmp_path, capture_output=True).stdout.split()
+    assert started == copied
+
+
+@pytest.mark.parametrize(("number", "said"), [("SIGTERM", "3"), ("SIGKILL", "-9")])
+def test_a_copy_ends_with_its_stand_in_and_gets_its_signals(number, said, tmp_path):
+    waits = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+print(os.getpid(), "asyncio" in sys.modules, flush=True)
+time.sleep(600)
+"""
+    ran = in_turn(
+        f"""
+with subprocess.Popen([both[1], "-c", {waits!r}], stdout=subprocess.PIPE, text=True) as one:
+    pid, copied = one.stdout.readline().split()
+    assert int(pid) != one.pid and copied == "True"
+    one.send_signal(signal.{number})
+    print(one.wait())
+while os.path.exists("/proc/" + pid):
+    time.sleep(0.01)
+""",
+        tmp_path,
+        capture_output=True,
+        check=True,
+    )
+    assert ran.stdout == said + "\n"
+
+
+def test_copies_end_with_the_first_of_them_and_what_their_stand_in_starts_then_is_no_copy(tmp_path):
+    first = """
+one = subprocess.Popen([both[1], "-c", "print(1, flush=True); import time; time.sleep(600)"], stdout=subprocess.PIPE)
+one.stdout.readline()
+print(one.pid, flush=True)
+os._exit(0)
+"""
+    stand_in = Path("/proc", in_turn(first, tmp_path, stdout=subprocess.PIPE).stdout.strip(), "stat")
+    until("it has ended, too", lambda: not stand_in.exists() or ") Z" in stand_in.read_text())
+    asked = [tmp_path / "python", "-c", "import sys; print('asyncio' in sys.modules)"]
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "False\n"
