@@ -279,7 +279,7 @@ def test_a_state_directory_that_cannot_be_written_is_said_at_the_start(live, sma
     )
 
     assert ended.returncode == 75  # systemd tries again
-    assert f"state directory {small_disk}" in ended.stderr
+    assert f"{small_disk}/journal.sqlite3 cannot be used now" in ended.stderr
     assert "Read-only" in ended.stderr
     assert "Traceback" not in ended.stderr
     # And with the disk as it was, all is as it was.

@@ -318,7 +318,7 @@ async def test_what_cannot_be_read_for_want_of_open_files_is_no_damage_and_is_re
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     for words in said:
-        assert "cannot be read now" in words
+        assert "cannot be used now" in words
         assert "open files" in words
         assert "restore" not in words
     await journal.recover()

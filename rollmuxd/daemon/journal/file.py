@@ -141,7 +141,7 @@ def error_of(error: Exception, path: Path) -> JournalError:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if isinstance(error, OSError) or (isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR):
         return JournalFailed(
-            f"{path} cannot be read now ({error}), which says nothing of what is in it: look whether open files "
+            f"{path} cannot be used now ({error}), which says nothing of what is in it: look whether open files "
             "(ulimit -n) or memory ran out, whose the files are, and what the kernel says of the disk"
         )
     return JournalDamaged(path, f"it cannot be read ({error})")
