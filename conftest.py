@@ -104,16 +104,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     So none of these runs alone at the end, and what waits for others runs beside what computes. Each worker gets an
     equal run of consecutive tests, and steals from the end of another's. Tests of one module stay together, because
-    they share fixtures.
+    they share fixtures. A share has its largest module first and then the smallest, which have the longest tests: what
+    is stolen is left then, and neither of these is torn apart.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     modules: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("slow"):
             modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
-    shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    parts: list[list[list[pytest.Item]]] = [[] for _ in range(workers)]
     for tests in sorted(modules.values(), key=len, reverse=True):
-        min(shares, key=len).extend(tests)
+        min(parts, key=lambda part: sum(map(len, part))).insert(1, tests)
+    shares = [[item for tests in part for item in tests] for part in parts]
     others = iter([item for item in items if not item.get_closest_marker("slow")])
     total = len(items)
     for left, share in zip(range(workers, 0, -1), shares, strict=True):
