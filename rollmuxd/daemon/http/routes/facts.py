@@ -25,8 +25,6 @@ routes = Routes("facts")
 
 #: facts that are read at a time while they are sifted
 BATCH = 100
-#: a page ends after so many facts that cannot be read
-MOST_UNREADABLE = 1_000
 #: what a call may take beyond its ``wait_ms``, reading
 READ_S = 60.0
 #: fields of facts that say why something happened
@@ -80,13 +78,21 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
             f"lost its end, or is another one; continue after {driver.durable_seq}, or begin again",
             data={"first": journal.first, "last": driver.durable_seq},
         )
+
+    def keep(seq: int, fact: Fact | Unreadable, shown: Visibility) -> None:
+        nonlocal last, size
+        last = seq
+        if isinstance(fact, Unreadable):  # it may be about anything
+            unreadable.append(UnreadableFact(seq, fact.reason))
+        elif not topics.isdisjoint(driver.belongs.topics(fact, driver.scheduler.state)):
+            text = msgspec.json.encode({"seq": seq, **_told(fact, shown)})
+            found.append(msgspec.Raw(text))
+            size += len(text)
+
     if query.audit and last < journal.first - 1:
+        shown = call.visibility(driver.scheduler)
         for seq, fact in await journal.audited(last, query.limit):
-            last = seq
-            if isinstance(fact, Unreadable):
-                unreadable.append(UnreadableFact(seq, fact.reason))
-            else:
-                found.append({"seq": seq, **msgspec.to_builtins(fact)})
+            keep(seq, fact, shown)
         if len(found) + len(unreadable) == query.limit:
             return FactsPage(facts=found, last=last, first=journal.first, unreadable=unreadable)
         last = journal.first - 1
@@ -98,11 +104,11 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     def is_full() -> bool:
         if (found or unreadable) and last < journal.first - 1:
             return True  # the facts that follow are compacted away by now: the next call is 410
-        return len(found) >= query.limit or len(unreadable) >= MOST_UNREADABLE or size >= limits.PAGE or last >= until
+        return len(found) + len(unreadable) >= query.limit or size >= limits.PAGE or last >= until
 
     async def take(wait_ms: int) -> None:
         """Take in the facts that follow, with a pause wherever that has held the loop up."""
-        nonlocal last, size
+        nonlocal last
         batch, following = await driver.facts_after(last, wait_ms, min(BATCH, until - last), topics)
         if last < journal.first - 1:
             if not is_full():
@@ -114,13 +120,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
         for seq, fact in batch:
             if await slices.pause():
                 shown = call.visibility(driver.scheduler)
-            last = seq
-            if isinstance(fact, Unreadable):  # it may be about anything
-                unreadable.append(UnreadableFact(seq, fact.reason))
-            elif not topics.isdisjoint(driver.belongs.topics(fact, driver.scheduler.state)):
-                text = msgspec.json.encode({"seq": seq, **_told(fact, shown)})
-                found.append(msgspec.Raw(text))
-                size += len(text)
+            keep(seq, fact, shown)
             if is_full():
                 break
         else:
