@@ -27,6 +27,7 @@ import forked
 import httpx
 import pytest
 from patience import PATIENCE_S, until
+from ray_cluster import IMPORTED_BY_RAY
 
 from rollmuxd.client.sync import Daemon as Line
 
@@ -39,8 +40,6 @@ SLACK_S = 5.0
 
 #: arguments of a Ray for one job, whose group of bundles reserves up to three CPUs for a GPU
 LITTLE_RAY = ["--num-cpus=6", "--object-store-memory=80000000", "--include-log-monitor=no", "--include-dashboard=no"]
-#: what takes long of what Ray imports, and nothing of Ray's: it reads variables as it is imported
-IMPORTED_BY_RAY = ("google.protobuf.internal.builder", "jsonschema", "requests", "aiohttp", "fastapi")
 
 CONFIG = """
 [daemon]

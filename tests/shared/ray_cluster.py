@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import selectors
 import subprocess
 import sys
@@ -9,7 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
+import forked
 from patience import PATIENCE_S
+
+#: what takes long of what Ray imports, and nothing of Ray's: it reads variables as it is imported
+IMPORTED_BY_RAY = ("google.protobuf.internal.builder", "jsonschema", "requests", "aiohttp", "fastapi")
 
 
 class ClusterProcess:
@@ -25,13 +30,18 @@ class ClusterProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / "cluster.log"
         with log.open("w") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("ray_server.py")), str(self.folder), *self._words],
+            python = self.folder / "python"
+            program = Path(__file__).with_name("ray_server.py")
+            self._process = forked.Popen(
+                [sys.executable, str(program), str(self.folder), str(python), *self._words],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
                 start_new_session=True,
+                env={**os.environ, "RAY_JEMALLOC_LIB_PATH": ""},  # what Ray preloads, no copy has
+                imported=IMPORTED_BY_RAY,
+                stand_in=python,
             )
         try:
             self.address = self._answer()["address"]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import forked
 from networks import descendants, free_port
 
 #: what a node has: of its object store little is needed, and Ray makes none that is smaller
@@ -143,7 +144,10 @@ def pids(node: Any) -> list[int]:
 
 def kill(pids: Sequence[int]) -> None:
     """With what they have started; not what has left them: a job's processes continue."""
-    for pid in descendants(pids):
+    there = descendants(pids)
+    # For what a stand-in has had copied another process is the parent.
+    there += descendants([copy for pid in there if (copy := forked.copy_of(pid))])
+    for pid in there:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):

@@ -1,4 +1,4 @@
-"""A Ray cluster that tests break: ``python ray_server.py FOLDER [--apart] NODE...``.
+"""A Ray cluster that tests break: ``python ray_server.py FOLDER PYTHON [--apart] NODE...``.
 
 It starts as :mod:`ray_nodes` does. Each line of its standard input is a command, which it answers
 with a line: ``kill NODE`` (as a machine that is switched off), ``start NODE``, ``restart NODE...`` (another cluster at
@@ -122,8 +122,9 @@ def _commands() -> Iterator[str]:
                     waiting.unregister(sys.stdin)
 
 
-def main(folder: str, *words: str) -> None:
+def main(folder: str, python: str, *words: str) -> None:
     """Serve until SIGTERM, or until the parent is gone."""
+    sys.executable = python  # what Ray starts its own processes with
     cluster = BreakableCluster([word for word in words if word != "--apart"], apart="--apart" in words)
     with serving(cluster, folder) as answer:
         for line in _commands():

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+import forked
 import pytest
+from ray_cluster import IMPORTED_BY_RAY
 
 GPUS = [{"uuid": f"GPU-{number}", "name": "NVIDIA H20", "total_mb": 80_000} for number in range(2)]
 
@@ -46,11 +48,12 @@ class Live:
         return self.socket
 
     def start_member(self, socket):
-        member = subprocess.Popen(
+        member = forked.Popen(
             [sys.executable, "-m", "rollmuxd_backend_ray.cluster_member", socket, self.address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
+            imported=IMPORTED_BY_RAY,
         )
         assert member.stdout.readline() == b"ready\n"
         return member
