@@ -116,7 +116,7 @@ def test_jobs_of_several_nodes_each_move_and_load_what_they_had():
 
 
 def test_moving_in_mid_iteration_is_noticed(monkeypatch):
-    said = sabotaged(monkeypatch, "at_boundary", lambda c, job: job.move is not None and job.move.began_at is None)
+    said = sabotaged(monkeypatch, "may_begin", lambda c, job, move: move.began_at is None)
     assert "a_job_moves_between_two_iterations" in said
 
 

@@ -12,18 +12,16 @@ from rollmuxd.core.model import (
     Group,
     Job,
     JobState,
-    JobStatus,
     NodeStatus,
     OrderKind,
     ScheduledTurn,
     Slot,
     SlotStatus,
     StateStatus,
-    nodes_in,
 )
 from rollmuxd.core.order import overtakes_at
 from rollmuxd.core.spec import engines_on
-from rollmuxd.core.steps.lines import next_phase, next_turn_on, waits_for_another, yields_to
+from rollmuxd.core.steps.lines import next_turn_on, waits_for_another, yields_to
 
 #: nodes on which nothing can be started, for an unknown time
 OUT = (NodeStatus.OCCUPIED, NodeStatus.DRAINING, NodeStatus.DRAINED, NodeStatus.QUARANTINED, NodeStatus.LOST)
@@ -46,7 +44,7 @@ def take_turns(c: Context, known: Group) -> None:
         moved, before = False, len(c.facts)
         for job in c.state.members(known):
             asked = request_of(c, job)
-            if asked is not None and not at_boundary(c, job):
+            if asked is not None:
                 moved = advance(c, known, job, asked) or moved
         # in a line a claim or a park changes which request is next
         moved = moved or (known.dispatch is not Dispatch.SCHEDULE and len(c.facts) > before)
@@ -61,19 +59,6 @@ def request_of(c: Context, job: Job) -> Slot | None:
     if job.queued is None or job.slot is not None or job.status not in SERVED:
         return None
     return c.state.slots[job.queued]
-
-
-def at_boundary(c: Context, job: Job) -> bool:
-    """Whether the job is to move, could, holds nothing and is between two iterations: the next is for elsewhere."""
-    move = job.move
-    if move is None or job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing:
-        return False
-    if not c.state.are_up(nodes_in(move.pins)):
-        return False
-    if job.queued is not None:
-        asked = c.state.slots[job.queued]
-        return not asked.side and asked.phase == job.spec.phases[0].name
-    return next_phase(c, job) in (None, job.spec.phases[0])
 
 
 def advance(c: Context, group: Group, job: Job, slot: Slot) -> bool:
@@ -176,13 +161,13 @@ def make_room(c: Context, job: Job, phase: str, nodes: list[NodeId]) -> bool:
 
 
 def is_waited_for(c: Context, job: Job, nodes: Collection[NodeId]) -> bool:
-    """Whether another job of its group, which could start, waits for one of these nodes."""
+    """Whether a job of its group, which could start, waits for one of these nodes; not this job, which runs."""
     group = c.state.group_of(job)
     if group is None:
         return False
     for other in c.state.members(group):
         asked = request_of(c, other)
-        if asked is None or asked.id in c.timers.detached or other is job:
+        if asked is None or asked.id in c.timers.detached:
             continue
         if not set(nodes).isdisjoint(c.rotation.nodes_of(c.state, group, other.id, asked.phase)):
             return True

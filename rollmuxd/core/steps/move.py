@@ -37,8 +37,9 @@ from rollmuxd.core.model import (
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps.admit import over_its_nodes
-from rollmuxd.core.steps.dispatch import OUT, at_boundary, issue, park_if_unheld, request_of, take_place
+from rollmuxd.core.steps.dispatch import OUT, issue, park_if_unheld, take_place
 from rollmuxd.core.steps.launch import end_process, launch, next_key
+from rollmuxd.core.steps.lines import next_phase
 from rollmuxd.core.steps.locality import locality_violation, place_elsewhere
 from rollmuxd.core.steps.observe import expect_clean, is_of_use, record_unknown
 from rollmuxd.core.steps.reclaim import abandon, close_session, drop_request
@@ -77,7 +78,7 @@ def advance(c: Context, job: Job) -> None:
     if why is not None:
         abandon(c, job, why)
         return
-    if at_boundary(c, job) or gets_no_further(c, job, told(job)):
+    if may_begin(c, job, told(job)):
         begin(c, job)
     if job.move is not None and job.move.began_at is not None:
         for kept in states_on(c, job, leaving(job, job.move.pins)):
@@ -86,17 +87,20 @@ def advance(c: Context, job: Job) -> None:
             end(c, job)
 
 
-def gets_no_further(c: Context, job: Job, move: JobMove) -> bool:
-    """Whether a job asks for what it does not get before it has moved, as the nodes that it leaves are drained.
+def may_begin(c: Context, job: Job, move: JobMove) -> bool:
+    """Whether the job holds nothing and is between two iterations: the next is for elsewhere.
 
-    Then it moves within an iteration too. A job that is started again elsewhere loses it, but would never have ended
-    it.
+    Or it asks for what it does not get before it has moved, as the nodes that it leaves are drained. A job that is
+    started again elsewhere loses the iteration then, but would never have ended it.
     """
-    asked = request_of(c, job)
-    if asked is None or job.status is not JobStatus.ADMITTED or job.closing or not is_up(c, move):
+    if job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing or not is_up(c, move):
         return False
-    here = set(leaving(job, move.pins)).intersection(c.state.phase_nodes(job, asked.phase))
-    return any(c.state.nodes[name].drain for name in here)
+    asked = c.state.request_of(job)
+    if asked is None:
+        return next_phase(c, job) in (None, job.spec.phases[0])
+    claims = set(leaving(job, move.pins)).intersection(c.state.phase_nodes(job, asked.phase))
+    begins = not asked.side and asked.phase == job.spec.phases[0].name
+    return begins or any(c.state.nodes[name].drain for name in claims)
 
 
 def is_up(c: Context, move: JobMove) -> bool:

@@ -86,8 +86,8 @@ def end_if_clean(c: Context, job: Job, slot: Slot) -> None:
     """
     released = slot.status is SlotStatus.RELEASED
     if released:
-        orders = [order for order in open_orders(c, job.id) if order.slot == slot.id]
-        ended = all(it.kind is OrderKind.DISCARD or it.status is not OrderStatus.ISSUED for it in orders)
+        orders = (order for order in open_orders(c, job.id) if order.slot == slot.id)
+        ended = all(order.status is not OrderStatus.ISSUED for order in orders)
     else:
         if job.has_place:
             park_own(c, job, slot)
@@ -103,8 +103,8 @@ def end_if_clean(c: Context, job: Job, slot: Slot) -> None:
 
 
 def is_loading(c: Context, slot: Slot) -> bool:
-    """Whether something is loaded for the slot, or may yet be: an order of which there is no word counts."""
-    return any(order.slot == slot.id and order.kind is OrderKind.LOAD for order in open_orders(c, slot.job))
+    """Whether something is loaded for a slot that runs, or may yet be: an order of which there is no word counts."""
+    return any(order.slot == slot.id for order in open_orders(c, slot.job))
 
 
 def open_orders(c: Context, job: JobId) -> list[Order]:
