@@ -1,6 +1,6 @@
 """The one module that imports httpx; everybody else sees bytes, statuses and our errors.
 
-Importing httpx takes 75 to 200 ms, so this module is itself imported at the first call, not with ``rollmuxd``.
+Importing httpx takes 75 to 150 ms, so this module is itself imported at the first call, not with ``rollmuxd``.
 Building a client loads the CA bundle (20 ms), so a sender keeps its client. Over HTTP or a socket there is none to
 load. ``trust_env=False``: a proxy meant for the internet would otherwise be asked for 127.0.0.1 as well. No limit on
 connections: the 101st long poll would fail with a pool timeout. Only HTTP/1.1: HTTP/2 stalls under parked requests.
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-import httpx
 import msgspec
 
 from rollmuxd.client import fakes
@@ -20,6 +19,14 @@ from rollmuxd.client.calls import Call
 from rollmuxd.client.discovery import Address
 from rollmuxd.client.errors import BadAnswer, Refused, RollmuxError, Unreachable, refused
 from rollmuxd.wire.answers import Problem
+
+# Where rich and click are installed, httpx would import its own command line: 55 of 130 ms.
+_modules: dict[str, Any] = sys.modules
+_modules.setdefault("httpx._main", None)
+import httpx  # noqa: E402
+
+if _modules["httpx._main"] is None:
+    del _modules["httpx._main"]
 
 T = TypeVar("T")
 

@@ -46,6 +46,14 @@ def test_of_ours_only_the_client_and_the_wire():
     assert {name.split(".")[1] for name in loaded if name.startswith("rollmuxd.")} == {"client", "wire"}
 
 
+def test_the_first_call_imports_no_command_line_of_its_http_stack_where_what_that_needs_is_installed():
+    """Half of what httpx takes to import, in each trainer and command."""
+    loaded = modules_after("import rollmuxd.client.transport")
+
+    assert "httpx" in loaded
+    assert {"httpx._main", "rich", "click", "pygments"} & loaded == set()
+
+
 def test_a_type_checker_sees_the_names_too():
     source = (ROOT / "rollmuxd/__init__.py").read_text()
     checked = source[source.index("if TYPE_CHECKING") : source.index("__all__")]
