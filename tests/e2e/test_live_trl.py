@@ -93,8 +93,6 @@ class Runs:
         self._starter = starter
         self._live = live
         self._started = {}
-        #: of these, those that are no forks of the starter
-        self._commands = {}
 
     def start(self, run, log, environment, **arguments):
         """Its pid."""
@@ -103,16 +101,6 @@ class Runs:
         pid = self._starter(**asked)["pid"]
         self._started[pid] = log
         return pid
-
-    def command(self, command, log, daemon):
-        """Something else, as a user types it."""
-        environment = {**self._starter.environment, **where(daemon)}
-        with (self.folder / log).open("ab") as out:
-            started = subprocess.Popen(
-                [sys.executable, "-m", *command], cwd=self.folder, env=environment, stdout=out, stderr=out
-            )
-        self._commands[started.pid] = started
-        self._started[started.pid] = self.folder / log
 
     def lives(self):
         """Nothing has ended."""
@@ -141,14 +129,10 @@ class Runs:
 
     def _status(self, pid):
         """Its exit status; None: it runs."""
-        of = self._commands.get(pid)
-        return self._starter(ask=pid)["status"] if of is None else of.poll()
+        return self._starter(ask=pid)["status"]
 
     def close(self):
-        for command in self._commands.values():
-            if command.poll() is None:
-                self._live.end(command)
-        for pid in self._started.keys() - self._commands.keys():
+        for pid in self._started:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 for each in (*self._live.children_of(pid), pid):
                     os.kill(each, signal.SIGKILL)
@@ -303,8 +287,8 @@ def test_scripts_that_rollmuxd_run_has_started_share_by_what_their_job_files_say
     (runs.folder / "high.toml").write_text(JOB.format(task="high", state=""))
     (runs.folder / "same.toml").write_text(JOB.format(task="same", state=', driver = "channel"'))
     for task, parking in (("high", "nothing"), ("same", "parking")):
-        started = ["rollmuxd", "run", "--job", f"{task}.toml", "--grace", "0.5", "--"]
-        runs.command([*started, sys.executable, "train.py", task, parking], f"{task}.log", daemon)
+        words = ["run", "--job", f"{task}.toml", "--grace", "0.5", "--", sys.executable, "train.py", task, parking]
+        runs.start("rollmuxd", f"{task}.log", where(daemon), words=words)
 
     weights = runs.weights()
     assert sorted(weights) == sorted([*dict(weights).items()] * 2), weights

@@ -48,7 +48,7 @@ IMPORTED: Final = (
 #: variables that this Python reads as it begins, and that a copy can do justice to
 HEEDED: Final = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONBREAKPOINT")
 _DIES_WITH_PARENT, _SUBREAPER = 1, 36
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 #: what is at a ``stand_in``: it has a copy made, passes signals on to it, and ends as it ends
 _STAND_IN: Final = """#!{python} -IS
@@ -198,8 +198,12 @@ def _to_be_copied(imported: tuple[str, ...]) -> socket.socket:
     atexit.register(ours.close)
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     with its:
-        words = [sys.executable, "-u", __file__, str(its.fileno()), *imported]
-        subprocess.Popen(words, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, env=env).returncode = 0
+        if imported:  # itself a copy of the one that has imported the rest
+            asked = {"argv": [__file__, "0", *imported], "cwd": os.getcwd(), "env": env, "session": False}
+            _copy((), {**asked, "stand_in": None}, [its.fileno(), 1, 2])
+        else:
+            words = [sys.executable, "-u", __file__, str(its.fileno())]
+            subprocess.Popen(words, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, env=env).returncode = 0
     return ours
 
 
@@ -349,6 +353,11 @@ def _become(asked: dict[str, Any], path: list[str]) -> None:
 def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which ends us by closing the socket
     path = sys.path[1:]
+    line = socket.socket(fileno=int(sys.argv[1]))
+    if line.fileno() == 0:  # which is for the input of a copy
+        line, given = line.dup(), line
+        given.close()
+        os.open(os.devnull, os.O_RDONLY)
     for name in (*IMPORTED, *sys.argv[2:]):
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
@@ -364,7 +373,7 @@ def _main() -> None:
     gc.freeze()
     code = 0
     try:
-        _become(_serve(socket.socket(fileno=int(sys.argv[1]))), path)
+        _become(_serve(line), path)
     except SystemExit as end:
         if not isinstance(end.code, int | None):
             raise

@@ -17,6 +17,7 @@ import sys
 import time
 from typing import Any
 
+import forked
 import torch
 import transformers
 import trl
@@ -24,6 +25,8 @@ import trl_grpo
 from accelerate.commands import launch
 from fake_trl import FakeGeneration
 from trl.trainer import grpo_trainer
+
+from rollmuxd.cli import main as command_line
 
 
 def weights(name: str, run: Any) -> None:
@@ -89,7 +92,14 @@ def launched(words: list[str]) -> None:
     launch.main()
 
 
-RUNS = {run.__name__: run for run in (example, alone, ranks, served, launched)}
+def rollmuxd(words: list[str]) -> None:
+    """The command line, as a user types it. A script that it starts begins with what is imported here."""
+    forked.offer("train.py")
+    sys.argv[1:] = words
+    command_line.main()
+
+
+RUNS = {run.__name__: run for run in (example, alone, ranks, served, launched, rollmuxd)}
 
 # ---- starting them ---------------------------------------------------------------------------------------------------
 
