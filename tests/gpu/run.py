@@ -52,7 +52,7 @@ def has_torch(python: str) -> bool:
 def find_torch() -> str | None:
     """An interpreter whose torch sees a GPU."""
     there = (sys.executable, str(ROOT / ".venv/bin/python"), "python3", "python", "/opt/conda/bin/python")
-    return next((python for python in there if has_torch(python)), None)
+    return next((python for python in dict.fromkeys(there) if has_torch(python)), None)
 
 
 def has_daemon() -> bool:

@@ -6,6 +6,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import forked
 import pytest
 from patience import PATIENCE_S
 
@@ -13,22 +14,45 @@ pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not
 RUN = Path(__file__).with_name("run.py")
 
 
+#: the program, and what it starts in turn, begin with torch imported
+COPIED = """
+import os, runpy, sys
+sys.executable = sys.argv[1]
+del sys.argv[:2]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.fixture(scope="module")
 def sees_a_gpu():
-    import torch  # here and not above: each of pytest's workers would spend a second on it
-
-    return torch.cuda.is_available()
+    asked = "import sys, torch; sys.exit(torch.cuda.is_available())"
+    return forked.run([sys.executable, "-c", asked], imported=("torch",)).returncode == 1
 
 
 def run(*arguments, code=0):
-    done = subprocess.run([sys.executable, RUN, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
+    return told(
+        subprocess.run([sys.executable, RUN, *arguments], capture_output=True, text=True, timeout=PATIENCE_S), code
+    )
+
+
+def copied(folder, *arguments):
+    python = folder / "python"
+    command = [sys.executable, "-c", COPIED, python, RUN, *arguments]
+    how = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
+    return told(forked.run(command, imported=("torch",), stand_in=python, **how), 0)
+
+
+def told(done, code):
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout), done.stderr
 
 
 @pytest.mark.slow
-def test_what_needs_torch_only_runs_on_a_cpu_too():
-    report, said = run("--cpu", "--gb", "0.01", "--rounds", "1", "--only", "memory,bandwidth,weights,cuda_checkpoint")
+def test_what_needs_torch_only_runs_on_a_cpu_too(tmp_path):
+    report, said = copied(
+        tmp_path, "--cpu", "--gb", "0.01", "--rounds", "1", "--only", "memory,bandwidth,weights,cuda_checkpoint"
+    )
     checks = report["checks"]
     assert (checks["memory"]["bit_exact"], checks["memory"]["still_shared"]) == (True, True)
     assert checks["memory"]["bytes"] > 10_000_000
@@ -42,8 +66,8 @@ def test_what_needs_torch_only_runs_on_a_cpu_too():
 
 @pytest.mark.slow
 @pytest.mark.e2e
-def test_two_torch_jobs_that_share_a_device_under_a_real_daemon_end_with_the_weights_of_each_alone():
-    report, said = run("--cpu", "--only", "two_jobs")
+def test_two_torch_jobs_that_share_a_device_under_a_real_daemon_end_with_the_weights_of_each_alone(tmp_path):
+    report, said = copied(tmp_path, "--cpu", "--only", "two_jobs")
     found = report["checks"]["two_jobs"]
     assert found["same_weights"], said
     assert found["orders"]["park"] > 2, "they had to make room for each other"
