@@ -26,8 +26,6 @@ from accelerate.commands import launch
 from fake_trl import FakeGeneration
 from trl.trainer import grpo_trainer
 
-from rollmuxd.cli import main as command_line
-
 
 def weights(name: str, run: Any) -> None:
     print(f"{name}: weights {trl_grpo.digest(run.model)}", flush=True)
@@ -92,11 +90,11 @@ def launched(words: list[str]) -> None:
     launch.main()
 
 
-def rollmuxd(words: list[str]) -> None:
-    """The command line, as a user types it. A script that it starts begins with what is imported here."""
-    forked.offer("train.py")
-    sys.argv[1:] = words
-    command_line.main()
+def rollmuxd(words: list[str], python: str) -> None:
+    """The command line, as a user types it. What it starts by ``python`` begins with what is imported here."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}  # (heeded already)
+    asked = {"argv": ["-m", "rollmuxd", *words], "cwd": os.getcwd(), "env": env, "session": False, "stand_in": python}
+    forked._become(asked, sys.path[:])
 
 
 RUNS = {run.__name__: run for run in (example, alone, ranks, served, launched, rollmuxd)}
