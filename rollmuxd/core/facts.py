@@ -307,18 +307,13 @@ class NodeLeft(JobFact, frozen=True, tag="node_left"):
     node: NodeId
 
 
-class JobGuarded(JobFact, frozen=True, tag="job_guarded"):
-    """The job is short of credit: it goes first, or to nodes of its own, until it has earned some."""
+class GuardChanged(JobFact, frozen=True, tag="guard_changed"):
+    """Whether the job is short of credit. If so it goes first, or to nodes of its own, until it has earned some."""
 
+    guarded: bool
     #: by how much it is ahead of its bound
     credit_ms: Millis
-
-
-class GuardEnded(JobFact, frozen=True, tag="guard_ended"):
-    """The job has earned its credit, or the guard did not help."""
-
-    credit_ms: Millis
-    #: why, if it has earned none
+    #: why a guard ended, if the job has earned none
     reason: Cause | None = None
 
 

@@ -240,7 +240,7 @@ MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
     f.TimesDrifted: (_room, _places),
     f.JobRegistered: (_registered,),
     f.JobPlaced: (_job, _group, _places, _its_hosts),
-    **dict.fromkeys((f.JobPromised, f.JobGuarded, f.GuardEnded, f.JobPaused, f.MoveAbandoned), _JOB_AND_ROOM),
+    **dict.fromkeys((f.JobPromised, f.GuardChanged, f.JobPaused, f.MoveAbandoned), _JOB_AND_ROOM),
     f.JobResumed: (_job, _places, _waits_again),
     f.JobReinstated: (_job, _room),
     **dict.fromkeys((f.JobUnplaced, f.JobQuarantined, f.JobLost, f.JobEnded), (*_JOB_AND_ROOM, _its_hosts)),

@@ -168,7 +168,7 @@ NOT_IN_A_TABLE = {
     f.GpusVerifiedClean, f.GpusNotClean,
     f.PlacementEnded, f.SessionOpened, f.SessionLost, f.SessionClosed, f.SlotQueued,
     f.TurnAdded, f.TurnSkipped, f.Audited, f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted,
-    f.ProcessOver, f.NodeLeft, f.JobGuarded, f.GuardEnded, f.ResidualMemoryObserved,
+    f.ProcessOver, f.NodeLeft, f.GuardChanged, f.ResidualMemoryObserved,
     f.TimesDrifted, f.GroupReplanned, f.LoanEnded,
 }  # fmt: skip
 FACTS_OF_ORDERS = {f.OrderIssued, f.OrderEnded, f.OrderFaulted, f.OrderContactLost, f.StateUnknown, f.StateObserved}
@@ -296,7 +296,7 @@ def test_every_fact_survives_the_journal(kind: type[f.Fact]) -> None:
         f.ProcessOver: f.ProcessOver(1, "j1", "l1", said("x")),
         f.SessionLost: f.SessionLost(1, "e1"), f.SessionClosed: f.SessionClosed(1, "e1"),
         f.NodeLeft: f.NodeLeft(1, "j1", "n"),
-        f.JobGuarded: f.JobGuarded(1, "j1", -5), f.GuardEnded: f.GuardEnded(1, "j1", 9),
+        f.GuardChanged: f.GuardChanged(1, "j1", True, -5),
         f.TimesDrifted: f.TimesDrifted(1, "j1", {"p": 15}, {"p": 10}, {"p": 8}),
         f.GroupReplanned: f.GroupReplanned(1, "g1", "j1", 30, (f.PlannedTurn("j1", "p"),), ("j1",), said("x")),
         f.SlotQueued: f.SlotQueued(1, "s1", "j1", 1, "e1", "p", "r", True, True),

@@ -33,7 +33,7 @@ LATER: Final = (
     *("rollmuxd/sim/report/page.py", "rollmuxd/sim/report/pictures.py", "rollmuxd/sim/report/colours.py"),
     *("backends/slurm", "rollmuxd/daemon/hosts/endings.py", "rollmuxd/sim/sacct.py", "rollmuxd/cli/sim/accounting.py"),
     *("rollmuxd/cli/other_gpus.py", "plugins/evaluation/rollmuxd_evaluation/workloads/across_racks.py"),
-    *("rollmuxd/core/steps/lend.py", "rollmuxd/core/apply/loans.py", "rollmuxd/explain/fillers.py"),
+    *("rollmuxd/core/steps/lend.py", "rollmuxd/explain/fillers.py"),
     *("rollmuxd/sim/fillers.py", "plugins/evaluation/rollmuxd_evaluation/workloads/asynchronous.py"),
     *("rollmuxd/cli/fabric.py", "rollmuxd/daemon/hosts/circuits.py", "rollmuxd/daemon/http/routes/fabric.py"),
 )

@@ -75,7 +75,7 @@ def test_a_guarded_job_keeps_a_promise_that_its_plan_would_have_broken():
     guarded, facts = played(by_credit, *jobs)
     open_, _ = played(ChaosPolicy(move_interval_ms=10**9), *jobs, rollout=1, train=1)
 
-    assert count(facts, f.JobGuarded) >= 1
+    assert count(facts, f.GuardChanged) >= 1
     assert guarded.jobs[0].slowdown <= 2.0 < open_.jobs[0].slowdown
     assert guarded.jobs[1].slowdown <= 2.5
 

@@ -438,7 +438,7 @@ def test_a_guarded_job_that_is_overtaken_is_caught(by_credit):
     asked = {it.slot: it for _, _, told in by_credit for it in told.facts if isinstance(it, f.SlotQueued)}
     first = [it.job for it in asked.values()][:3]
     assert asked[claim.slot].job == first[1]
-    guarded = f.JobGuarded(claim.at, first[2], credit_ms=0)
+    guarded = f.GuardChanged(claim.at, first[2], guarded=True, credit_ms=0)
 
     caught("who_is_least_ahead_goes_first", facts_but(by_credit, index, at, guarded, claim))
 
@@ -446,7 +446,7 @@ def test_a_guarded_job_that_is_overtaken_is_caught(by_credit):
 def test_a_guard_on_credit_that_was_not_earned_is_caught(by_credit):
     last = where(by_credit, f.SlotReleased, -1)[2]
     job = next(it.job for _, _, told in by_credit for it in told.facts if getattr(it, "slot", "") == last.slot)
-    guarded = before(by_credit, f.SlotReleased, lambda it: f.JobGuarded(it.at, job, credit_ms=1), -1)
+    guarded = before(by_credit, f.SlotReleased, lambda it: f.GuardChanged(it.at, job, guarded=True, credit_ms=1), -1)
 
     caught("a_guard_knows_what_a_job_has_earned", guarded)
 

@@ -109,10 +109,10 @@ def times_drifted(state: State, fact: f.TimesDrifted) -> None:
     state.its_group(job).version += 1
 
 
-def guard_changed(state: State, fact: f.JobGuarded | f.GuardEnded) -> None:
+def guard_changed(state: State, fact: f.GuardChanged) -> None:
     job = state.jobs[fact.job]
-    job.guarded = isinstance(fact, f.JobGuarded)
-    earned = isinstance(fact, f.GuardEnded) and not fact.reason
+    job.guarded = fact.guarded
+    earned = not fact.guarded and not fact.reason
     job.guard_from, job.guard_credit_ms = (0, 0) if earned else (job.progress.finished, fact.credit_ms)
     for group in (job.group, None if job.move is None else job.move.group):
         if group is not None:  # no job joins a guarded one, so what was derived from the group is out of date

@@ -168,10 +168,9 @@ def give_back(c: Context, ask: i.GiveBack) -> Answer:
     reason = Cause("interrupted")
     drop_request(c, job, reason)
     slot = c.state.slot_of(job)
-    if slot is not None and slot.fence is not None and slot.status in (SlotStatus.RUNNING, SlotStatus.TAIL):
+    if slot is not None and slot.fence is not None:
         return release(c, i.ReleaseSlot(slot.id, slot.fence))
-    if slot is not None and slot.status is SlotStatus.LOADING:
-        take_away(c, slot, reason, f"session {session.id}")
+    take_away(c, slot, reason, f"session {session.id}")
     return Answer(session=session.id)
 
 

@@ -44,11 +44,11 @@ def watch(c: Context, job: Job) -> None:
         return
     judged = job.progress.finished - job.guard_from >= JUDGED_AFTER
     if not job.guarded and judged and credit < least:
-        c.fact(f.JobGuarded(c.now, job.id, credit))
+        c.fact(f.GuardChanged(c.now, job.id, True, credit))
     elif job.guarded and credit >= enough:
-        c.fact(f.GuardEnded(c.now, job.id, credit))
+        c.fact(f.GuardChanged(c.now, job.id, False, credit))
     elif job.guarded and judged and len(group.jobs) > 1 and credit <= job.guard_credit_ms:
-        c.fact(f.GuardEnded(c.now, job.id, credit, Cause("guard_in_vain", {"iterations": JUDGED_AFTER})))
+        c.fact(f.GuardChanged(c.now, job.id, False, credit, Cause("guard_in_vain", {"iterations": JUDGED_AFTER})))
     if job.guarded or (job.guard_from and credit < least):
         exhausted(c, group, job, Cause("short_of_credit", {"credit_s": credit / 1000}))
 

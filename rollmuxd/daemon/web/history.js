@@ -498,8 +498,6 @@ function describe(history, fact) {
       if (fact.how === "faulted") return ["bad", `${slotOf()} could not be loaded${why}`, about()];
       if (fact.how === "lost") return ["bad", `${slotOf()} is lost${why}`, about()];
       return ["warn", `${slotOf()} was revoked${by}${why}`, about()];
-    case "job_guarded":
-      return ["warn", `${job} is short of credit: it goes first, or to nodes of its own`];
     case "residual_memory_observed":
       if (fact.mb <= fact.agreed_mb) return undefined;
       return [
@@ -511,7 +509,8 @@ function describe(history, fact) {
     case "group_replanned":
       if (!fact.at_risk?.length) return undefined;
       return ["warn", `${fact.at_risk.map(name).join(", ")}: no room for the promise in the plan of group ${fact.group}`];
-    case "guard_ended":
+    case "guard_changed":
+      if (fact.guarded) return ["warn", `${job} is short of credit: it goes first, or to nodes of its own`];
       if (fact.reason) return ["warn", `${job} is not guarded any more: ${fact.reason}`];
       return ["ok", `${job} has earned its credit`];
     case "slot_overran":

@@ -130,7 +130,7 @@ class Credit(Records):
                     f"{theirs[3]} ms ahead ({mine} and {theirs})",
                 )
 
-    def a_guard_knows_what_a_job_has_earned(self, fact: f.JobGuarded | f.GuardEnded) -> None:
+    def a_guard_knows_what_a_job_has_earned(self, fact: f.GuardChanged) -> None:
         """On what a job is guarded, or is so no more, is what it has earned: its bound on its work, less the time."""
         member = self.members[fact.job]
         earned = self._account(fact.job).ahead_ms(member.spec.slo or 0.0)
@@ -227,13 +227,9 @@ class Credit(Records):
     def _takes_another_time(self, fact: f.TimesDrifted) -> None:
         self._account(fact.job).reckoned.update(fact.times | fact.means)  # promises, and waits, are about the mean
 
-    def _guarded(self, fact: f.JobGuarded) -> None:
+    def _guard_changed(self, fact: f.GuardChanged) -> None:
         self.a_guard_knows_what_a_job_has_earned(fact)
-        self._account(fact.job).guarded = True
-
-    def _guarded_no_more(self, fact: f.GuardEnded) -> None:
-        self.a_guard_knows_what_a_job_has_earned(fact)
-        self._account(fact.job).guarded = False
+        self._account(fact.job).guarded = fact.guarded
 
     def _stops(self, fact: f.JobPaused) -> None:
         if self.members[fact.job].holding is None:
@@ -292,8 +288,7 @@ class Credit(Records):
     # ---- what it listens for -----------------------------------------------------------------------------------------
 
     _facts: ClassVar[Heeded] = {
-        f.JobGuarded: _guarded,
-        f.GuardEnded: _guarded_no_more,
+        f.GuardChanged: _guard_changed,
         f.JobPromised: _is_judged,
     }
     #: what is booked besides, once the rooms whose facts these are have written them down
