@@ -23,7 +23,6 @@ import json
 import marshal
 import os
 import runpy
-import secrets
 import select
 import signal
 import socket
@@ -47,7 +46,7 @@ IMPORTED: Final = (
 )
 #: variables that this Python reads as it begins, and that a copy can do justice to
 HEEDED: Final = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONBREAKPOINT")
-_DIES_WITH_PARENT, _SUBREAPER = 1, 36
+_DIES_WITH_PARENT, _SUBREAPER, _NETWORK = 1, 36, 0x40000000
 _lock = threading.RLock()
 
 #: what is at a ``stand_in``: it has a copy made, passes signals on to it, and ends as it ends
@@ -55,14 +54,17 @@ _STAND_IN: Final = """#!{python} -IS
 import _signal, _socket, marshal, os, sys
 words = [{python!r}, *sys.argv[1:]]
 line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+here = os.getcwd()
 try:
+    os.chdir({folder!r})  # of the 107 bytes that a socket's path may have, a test's folder has most
     line.connect({name!r})
     fds = b"".join(fd.to_bytes(4, sys.byteorder) for fd in range(3))
-    asked = marshal.dumps((words, os.getcwd(), dict(os.environ)))
+    asked = marshal.dumps((words, here, dict(os.environ)))
     line.sendmsg([asked], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fds)])
     copied = line.recv(64)
 except OSError:
     copied = b""
+os.chdir(here)
 if not copied:
     os.execv(words[0], words)
 with open("/proc/self/comm", "wb") as name:
@@ -237,11 +239,13 @@ def _stand_in(path: str) -> dict[str, Any] | None:
 
     In each copy it returns what that is to become. The process ends when it was asked to, and has no copies any more.
     """
-    name = f"\0forked-{secrets.token_hex(8)}"  # found in this network only: elsewhere a copy would be in the wrong one
+    folder, name = os.path.split(f"{path}.socket")
+    os.chdir(folder)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(name)
     listening.listen(64)
-    Path(path).write_text(_STAND_IN.format(python=sys.executable, name=name, signals=_PASSED_ON))
+    told = {"python": sys.executable, "folder": folder, "name": name, "signals": _PASSED_ON}
+    Path(path).write_text(_STAND_IN.format(**told))
     Path(path).chmod(0o700)
     if _fork():
         listening.close()
@@ -273,6 +277,7 @@ def _stand_in(path: str) -> dict[str, Any] | None:
                     line.close()
                 elif (pid := _fork()) == 0:
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                    _join_network(line)
                     for number, one in enumerate(streams):
                         os.dup2(one, number)
                     for held in (line, listening, *(line for line, _ in ends.values())):
@@ -301,6 +306,16 @@ def _asked(listening: socket.socket) -> tuple[socket.socket, list[int], dict[str
                 return line, streams, {"argv": words[1:], "cwd": cwd, "env": env, "session": True, "stand_in": None}
         return line, streams, None
     return line, [], None
+
+
+def _join_network(line: socket.socket) -> None:
+    """Be in the network of a stand-in: a test's host may have one of its own."""
+    pid = int.from_bytes(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+    ours, its = (f"/proc/{one}/ns/net" for one in ("self", pid))
+    if os.readlink(ours) != os.readlink(its):
+        with open(its, "rb") as network:
+            if ctypes.CDLL(None).setns(network.fileno(), _NETWORK):
+                raise OSError(f"process {pid} is in a network that another cannot join")
 
 
 def _passed_on(line: socket.socket) -> int:

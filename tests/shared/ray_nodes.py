@@ -145,8 +145,9 @@ def pids(node: Any) -> list[int]:
 def kill(pids: Sequence[int]) -> None:
     """With what they have started; not what has left them: a job's processes continue."""
     there = descendants(pids)
-    # For what a stand-in has had copied another process is the parent.
-    there += descendants([copy for pid in there if (copy := forked.copy_of(pid))])
+    for pid in there:  # it grows: of the copies that stand-ins have had made another process is the parent
+        if copy := forked.copy_of(pid):
+            there += descendants([copy])
     for pid in there:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
