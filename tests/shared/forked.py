@@ -40,7 +40,7 @@ IMPORTED: Final = (
     *("rollmuxd.cli.job", "rollmuxd.cli.journal", "rollmuxd.cli.report", "rollmuxd.cli.run.command"),
     *("rollmuxd.client.job", "rollmuxd.client.sync", "rollmuxd.client.transport"),
     *("rollmuxd_backend_mock", "rollmuxd_backend_local", "rollmuxd_channel", "rollmuxd_command", "rollmuxd_hooks"),
-    *("rollmuxd_weights.publish", "rollmuxd_weights.pull"),
+    *("rollmuxd_weights.publish", "rollmuxd_weights.pull", "numpy.random"),
     *("rollmuxd_gateway.app", "rollmuxd_gateway.cli", "rollmuxd_gateway.fakes.server"),
     *("uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.on", "uvicorn.loops.auto"),
 )
