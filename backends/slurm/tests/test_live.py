@@ -5,6 +5,7 @@ All live tests are in this file, so that they share one cluster.
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 from unittest.mock import ANY
 
+import forked
 import pytest
 from patience import PATIENCE_S, eventually, until
 
@@ -114,13 +116,14 @@ def opened(cluster, made_up, tmp_path):
 
 async def lost(backend, host="rx1", says=""):
     """What is said of a host that is away, once it is and that is said: Slurm takes its time to end a step."""
-    while True:
+    for pause in itertools.chain((0.1, 0.2, 0.4), itertools.repeat(1.0)):
         try:
             await backend.observe(host)
         except ContactLost as error:
             if says in str(error):
                 return str(error)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(pause)
+    raise AssertionError
 
 
 async def seen(backend, host="rx1"):
@@ -482,7 +485,7 @@ class InBatchStep:
 
     def says(self, *words):
         """What a command answers; None while there is no daemon yet."""
-        ran = subprocess.run(
+        ran = forked.run(
             [sys.executable, "-m", "rollmuxd", *words, "--json"],
             env={**os.environ, "ROLLMUX_URL": self.url},
             capture_output=True,
@@ -543,7 +546,7 @@ def in_batch_step(unhurried, tmp_path):
 
 
 def journal_is_whole(folder):
-    ran = subprocess.run(
+    ran = forked.run(
         [sys.executable, "-m", "rollmuxd", "journal", "check", str(folder)], capture_output=True, check=False
     )
     return ran.returncode == 0, ran.stdout + ran.stderr
@@ -570,7 +573,7 @@ def test_a_signal_before_the_end_leaves_a_daemon_as_it_is_and_at_the_end_it_stop
     until("it has heard it", lambda: "signal=SIGUSR1" in daemon.log())
     assert set(daemon.nodes().values()) == {"up"}
     daemon.update("EndTime=now+1")  # Slurm looks at limits twice a minute
-    until("its time is over", lambda: daemon.state() == "TIMEOUT")
+    until("its time is over", lambda: daemon.state() == "TIMEOUT", every=1.0)
     assert "stopping" in daemon.log()
     assert journal_is_whole(tmp_path / "state") == (True, ANY)
 
@@ -671,11 +674,11 @@ def test_the_recipe_of_the_how_to_runs_as_it_is_typed_and_again_on_other_nodes_w
         assert ran.returncode == 0, ran.stderr
         assert sorted(ran.stdout.splitlines()) == ["serve rx1 0,1", "train rx2 0,1"]
         listed = ("squeue", "--steps", "--noheader", "--format=%j")
-        until("the server's step has ended with the job", lambda: "serve" not in unhurried.command(*listed))
+        until("the server's step has ended with the job", lambda: "serve" not in unhurried.command(*listed), every=0.5)
 
         urgent = unhurried.allocate("--partition=urgent", "--exclusive", "--nodelist=rx1")
         try:
-            until("it waits for nodes again", lambda: daemon.state() == "PENDING")
+            until("it waits for nodes again", lambda: daemon.state() == "PENDING", every=0.5)
             assert "stopping" in daemon.log()
             daemon.update("StartTime=now")  # else it waits for two minutes
             until("it is there again", lambda: list(daemon.nodes().values()) == ["up"] * 2)
