@@ -18,7 +18,7 @@ if any(importlib.util.find_spec(needed) is None for needed in ("torch", "ray", "
     pytest.skip("verl is not installed: .ci/run says what these tests need of it", allow_module_level=True)
 
 PROGRAM = Path(__file__).parents[2] / "plugins" / "hook-verl" / "tests" / "verl_tiny.py"
-STEPS, SAVE_EVERY = 16, 4
+STEPS, SAVE_EVERY = 8, 2
 #: the trainer's own means to be parked, which a run on GPUs needs
 PARKING = (
     "+rollmux.parking=True",
@@ -115,7 +115,7 @@ def test_two_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_ea
     saving = f"trainer.save_freq={SAVE_EVERY}"
     holder = live.holder("holder", phase="train", rollout=None)
     first = runs.start("one", 1, saving, stays=True)
-    runs.start("two", 2, "--alone", "trainer.test_freq=8", "+rollmux.side.eval.seconds=10")
+    runs.start("two", 2, "--alone", "trainer.test_freq=4", "+rollmux.side.eval.seconds=10")
     both = ("one", "two")
     live.until("both wait", lambda: all(name in daemon.jobs() and daemon.waits(name) for name in both))
     holder.do("leave")
@@ -137,4 +137,4 @@ def test_two_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_ea
     assert {name: job["status"] for name, job in daemon.jobs().items()} == dict.fromkeys(("holder", *both), "ended")
     step = ["rollout", "train", "sync"]
     of_two = [fact["phase"] for fact in daemon.facts("slot_queued", job=daemon.job("two")["job"])]
-    assert of_two == ["init", *step * 8, "eval", *step * 8, "eval"]
+    assert of_two == ["init", *step * 4, "eval", *step * 4, "eval"]

@@ -540,6 +540,7 @@ SHARDED = """
 import os, sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+import torch._dynamo  # which torch imports later: here it is done once for both ranks
 from rollmuxd_channel.torch_state import TorchState
 
 def sharded(model, how):
