@@ -107,7 +107,8 @@ dist.destroy_process_group()
 
 def started(program, *words):
     command = [sys.executable, "-c", program, *map(str, words)]
-    return forked.Popen(command, stdout=subprocess.PIPE, text=True, imported=("torch.distributed.tensor",))
+    imported = ("torch.distributed.tensor", "torch._dynamo")
+    return forked.Popen(command, stdout=subprocess.PIPE, text=True, imported=imported)
 
 
 @pytest.mark.slow

@@ -16,7 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpcore  # noqa: F401  (as torch._dynamo: each rank would import it, in its first steps)
 import torch
+import torch._dynamo
 import torch.distributed as dist
 
 import rollmuxd

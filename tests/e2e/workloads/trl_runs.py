@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 import forked
+import httpx  # noqa: F401  (each run would import it)
 import torch
 import transformers
 import trl
