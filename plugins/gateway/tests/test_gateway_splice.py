@@ -60,10 +60,12 @@ def test_any_cuts_of_any_row_end_as_an_uncut_request_does(params, cuts, prompt):
     assert (cut.finish, cut.stop_reason) == (once.finish, once.stop_reason)
 
 
+PLAIN = alone(MODEL, PROMPT, temperature=0).out
+
+
 def stop_across(cut_at):
     """A stop string that lies across the cut."""
-    plain = alone(MODEL, PROMPT, temperature=0).out
-    text = text_of(plain[cut_at - 2 : cut_at + 2])
+    text = text_of(PLAIN[cut_at - 2 : cut_at + 2])
     return text if "\ufffd" not in text else ""
 
 
