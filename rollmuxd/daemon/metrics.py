@@ -151,7 +151,8 @@ class Metrics:
         slot = self._slots.pop(name, None)
         if slot is not None:
             self._ran(slot, fact.at)
-            self._ended.labels(slot.owner, f.name(fact).removeprefix("slot_")).inc()
+            how = str(fact.how) if isinstance(fact, f.SlotTakenAway) else f.name(fact).removeprefix("slot_")
+            self._ended.labels(slot.owner, how).inc()
 
     def _ran(self, slot: "_OpenSlot", at: Millis) -> None:
         if slot.since is not None:

@@ -217,6 +217,26 @@ async def test_two_restores_of_one_backup_on_two_machines_give_different_fences(
     assert restore(tmp_path / "kept", tmp_path / "b").incarnation > one.incarnation
 
 
+async def test_a_restore_goes_beyond_the_incarnation_of_the_journal_that_was_there(tmp_path):
+    await write(tmp_path / "live", 4)
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    far = int(time.time()) + 1_000_000
+    change(tmp_path / "live" / "journal.sqlite3", f"UPDATE meta SET value = '{far}' WHERE name = 'incarnation'")
+    (tmp_path / "live" / "mark").write_bytes(b"damaged")
+    assert restore(tmp_path / "kept", tmp_path / "live").incarnation == far + 1
+
+
+async def test_where_only_the_end_is_lost_the_remedy_is_a_start(tmp_path):
+    await write(tmp_path / "live", 9)
+    change(tmp_path / "live" / "journal.sqlite3", "DELETE FROM facts WHERE seq > 5")
+    told = check(tmp_path / "live" / "journal.sqlite3").line()
+    assert "it ends at fact 5" in told
+    assert told.endswith("start the daemon on it: all else that was written is there")
+    with pytest.raises(JournalRefused, match=r"no backup was made; start the daemon on it") as raised:
+        backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    assert "journal restore" not in str(raised.value)
+
+
 async def test_a_restore_under_a_running_daemon_is_refused(tmp_path):
     await write(tmp_path / "live", 4)
     backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")

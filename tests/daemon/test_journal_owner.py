@@ -69,9 +69,10 @@ async def test_what_root_has_restored_is_the_daemons(place):
         assert (Path(done.kept) / "journal.sqlite3").read_bytes()
 
 
-@pytest.mark.parametrize("file", ["journal.sqlite3", "lock", "mark"])
+@pytest.mark.parametrize("file", ["journal.sqlite3", "journal.sqlite3-wal", "journal.sqlite3-shm", "lock", "mark"])
 async def test_a_file_that_is_roots_is_named_with_what_to_do(place, file):
     await written(place, 4)
+    (place / "state" / file).touch()  # a log is there only after a kill
     os.chown(place / "state" / file, 0, 0)
     (place / "state" / file).chmod(0o600)
     with run_by(USER), pytest.raises(JournalRefused) as raised:

@@ -39,6 +39,11 @@ async def test_counters_follow_the_facts_and_gauges_the_state(running):
         figures = await scrape(client)
         assert figures["rollmux_slots_ended_total", ("how", "released"), ("owner", "team")] == 1
         assert figures["rollmux_gpus_running", ("pool", "rollout")] == 0
+        await job.ask("rollout")
+        await client.delete(f"/v1/jobs/{job.id}")
+        await world.settle()
+        ended = await scrape(client)
+        assert ended["rollmux_slots_ended_total", ("how", "revoked"), ("owner", "team")] == 1
         assert figures["rollmux_gpu_seconds_used_total", ("owner", "team")] >= 2 * 0.05
         calls = ("route", "/v1/slots/{slot}/release"), ("status", "200")
         assert figures["rollmux_http_requests_total", ("method", "POST"), *calls] == 1

@@ -41,6 +41,8 @@ class Checked(Struct, frozen=True):
     wrong: list[str]
     #: what is worth knowing and not wrong
     notes: list[str]
+    #: what to do where something is wrong
+    remedy: str = ""
     incarnation: int = 0
     #: numbers of the first and the last fact that are there; 0: none
     first: int = 0
@@ -55,7 +57,7 @@ class Checked(Struct, frozen=True):
     def line(self) -> str:
         """All of it for people, on one line."""
         if not self.good:
-            return f"{self.path}: DAMAGED: {'; '.join([*self.wrong, *self.notes, REMEDY])}"
+            return f"{self.path}: DAMAGED: {'; '.join([*self.wrong, *self.notes, self.remedy])}"
         facts = f"facts {self.first} to {self.last}, the last of {iso(self.last_at)}" if self.last else "no facts"
         said = (
             f"{self.path}: good: incarnation {self.incarnation}, {facts}, {self.snapshots} snapshots; "
@@ -79,6 +81,7 @@ def check(path: Path, mark: Mark | None = None) -> Checked:
     found: dict[str, Any] = {}
     wrong: list[str] = []
     notes: list[str] = []
+    remedy = REMEDY
     try:
         if in_place := path.name == "journal.sqlite3":
             # Read first: a daemon that runs writes it after the journal. Backups have none.
@@ -91,6 +94,8 @@ def check(path: Path, mark: Mark | None = None) -> Checked:
             except JournalDamaged as error:
                 wrong.append(error.what)
             if (in_place or mark) and (why := journal_file.why_lost(journal_file.mark_now(connection), mark)):
+                if not wrong:
+                    remedy = "start the daemon on it: all else that was written is there"
                 (notes if mark is None else wrong).append(
                     f"{sentence(why)}; a daemon that starts on it declares every run lost"
                 )
@@ -99,7 +104,7 @@ def check(path: Path, mark: Mark | None = None) -> Checked:
         if not isinstance(said, JournalDamaged):
             raise said from error
         wrong.append(said.what)
-    return Checked(str(path), not wrong, wrong, notes, **found)
+    return Checked(str(path), not wrong, wrong, notes, remedy if wrong else "", **found)
 
 
 def _look(
@@ -184,7 +189,7 @@ def backup(path: Path, to: Path) -> Checked:
         if not checked.good:
             raise JournalRefused(
                 f"{path}: the copy is not good, so the journal is not: {'; '.join(checked.wrong)}; no backup was made; "
-                f"{REMEDY}"
+                f"{checked.remedy}"
             )
         files.sync(part)
         part.replace(to)
@@ -233,8 +238,8 @@ def restore(file: Path, state_dir: Path) -> Restored:
         try:
             _copy(file, new)
             with closing(sqlite3.connect(new, isolation_level=None)) as connection:
-                known = _revoke_again(path, connection)
-                now = journal_file.begin_incarnation(connection, journal_file.read_mark(path), Cause("restored"))
+                known, before = _carry_over(path, connection)
+                now = journal_file.begin_incarnation(connection, before, Cause("restored"))
             files.sync(new)
             files.belong(new)
             # However far we come, what is opened then is the journal that it was, or the backup, whose runs are lost.
@@ -254,22 +259,26 @@ def restore(file: Path, state_dir: Path) -> Restored:
     return Restored(str(path), now.incarnation, checked.last, checked.last_at, kept, revoked_known=known)
 
 
-def _revoke_again(path: Path, connection: sqlite3.Connection) -> bool:
-    """Revoke the API keys that the journal which is there says are revoked. False: it cannot be read.
+def _carry_over(path: Path, connection: sqlite3.Connection) -> tuple[bool, int]:
+    """Revoke the API keys that the journal which is there says are revoked; False: it cannot be read.
 
-    A key that the backup knows nothing of is written down as revoked, too: a later backup may be restored yet.
+    And the last incarnation that it, or its mark, says. A key that the backup knows nothing of is written down as
+    revoked, too: a later backup may be restored yet.
     """
+    mark = journal_file.read_mark(path)
+    before = 0 if mark is None else mark.incarnation
     try:
         with closing(connect(path, readonly=True)) as there:
             rows = there.execute("SELECT * FROM keys WHERE revoked_at IS NOT NULL").fetchall()
-    except sqlite3.Error:
-        return False
+            before = max(before, int(journal_file.get_meta(there, "incarnation")))
+    except (sqlite3.Error, ValueError):
+        return False, before
     connection.executemany(
         "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         " ON CONFLICT (id) DO UPDATE SET revoked_at = coalesce(revoked_at, excluded.revoked_at)",
         rows,
     )
-    return True
+    return True, before
 
 
 def _put_aside(path: Path) -> str:
