@@ -39,9 +39,12 @@ HISTORIES = 20
 
 def everywhere(patch: pytest.MonkeyPatch, name: str, instead: Callable[..., Any]) -> None:
     """Replace a function of the core in every room that calls it."""
-    for room in (clean, hosts, observe, reclaim, jobs, orders, slots, dispatch, reconcile):
-        if hasattr(room, name):
-            patch.setattr(room, name, instead)
+    rooms = [
+        it for it in (clean, hosts, observe, reclaim, jobs, orders, slots, dispatch, reconcile) if hasattr(it, name)
+    ]
+    assert rooms, f"the core has no {name}"
+    for room in rooms:
+        patch.setattr(room, name, instead)
 
 
 def forgets(patch: pytest.MonkeyPatch, *kinds: type[f.Fact]) -> None:
@@ -90,13 +93,13 @@ def takes_a_release_under_any_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 def mints_a_fence_twice(patch: pytest.MonkeyPatch) -> None:
-    everywhere(patch, "next_fence", lambda c: Fence(c.state.incarnation, max(1, c.state.fence_number)))
+    everywhere(patch, "Fence", lambda incarnation, number: Fence(incarnation, max(1, number - 1)))
 
 
 def grants_before_the_state_is_loaded(patch: pytest.MonkeyPatch) -> None:
     def grant(c: Context, job: Job, slot: Slot) -> None:
         if slot.status is SlotStatus.LOADING and slot.id not in c.timers.detached:
-            c.fact(f.SlotGranted(c.now, slot.id, dispatch.next_fence(c)))
+            c.fact(f.SlotGranted(c.now, slot.id, Fence(c.state.incarnation, c.state.fence_number + 1)))
 
     everywhere(patch, "grant_if_loaded", grant)
 
