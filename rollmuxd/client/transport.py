@@ -25,8 +25,8 @@ _modules: dict[str, Any] = sys.modules
 _modules.setdefault("httpx._main", None)
 import httpx  # noqa: E402
 
-if _modules["httpx._main"] is None:
-    del _modules["httpx._main"]
+if _modules.get("httpx._main", 0) is None:  # another thread may have imported it meanwhile
+    _modules.pop("httpx._main", None)
 
 T = TypeVar("T")
 

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -572,7 +573,8 @@ class Live:
         ``job``: what its file says. What is said goes to NAME.out and NAME.err.
         """
         python, ray, file, out, err = (self.folder / f"{name}.{end}" for end in ("python", "ray", "toml", "out", "err"))
-        ray.write_text(f'#!/bin/sh\nexec {python} {Path(sys.executable).with_name("ray")} "$@"\n')
+        words = shlex.join([str(python), str(Path(sys.executable).with_name("ray"))])
+        ray.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         ray.chmod(0o700)
         file.write_text(f"{job}\n[ray]\nprogram = {json.dumps(str(ray))}\narguments = {json.dumps(LITTLE_RAY)}\n")
         theirs = {key: value for key, value in os.environ.items() if not key.startswith(("ROLLMUX_", "XDG_", "RAY_"))}

@@ -50,7 +50,8 @@ _DIES_WITH_PARENT, _SUBREAPER, _NETWORK = 1, 36, 0x40000000
 _lock = threading.RLock()
 
 #: what is at a ``stand_in``: it has a copy made, passes signals on to it, and ends as it ends
-_STAND_IN: Final = """#!{python} -IS
+#: (by the base Python, whose path is short: a folder's name may have spaces, and the first line of a program may not)
+_STAND_IN: Final = """#!{base} -IS
 import _signal, _socket, marshal, os, sys
 words = [{python!r}, *sys.argv[1:]]
 line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -199,6 +200,8 @@ def _to_be_copied(imported: tuple[str, ...]) -> socket.socket:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     atexit.register(ours.close)
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    # what is copied has no threads; a copy has its own environment
+    env |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with its:
         if imported:  # itself a copy of the one that has imported the rest
             asked = {"argv": [__file__, "0", *imported], "cwd": os.getcwd(), "env": env, "session": False}
@@ -244,7 +247,13 @@ def _stand_in(path: str) -> dict[str, Any] | None:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(name)
     listening.listen(64)
-    told = {"python": sys.executable, "folder": folder, "name": name, "signals": _PASSED_ON}
+    told = {
+        "python": sys.executable,
+        "base": os.path.realpath(sys.executable),
+        "folder": folder,
+        "name": name,
+        "signals": _PASSED_ON,
+    }
     Path(path).write_text(_STAND_IN.format(**told))
     Path(path).chmod(0o700)
     if _fork():
