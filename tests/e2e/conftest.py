@@ -508,6 +508,7 @@ class Live:
     doubles = staticmethod(doubles)
     children_of = staticmethod(children_of)
     lives = staticmethod(lives)
+    descendants_of = staticmethod(descendants_of)
     end = staticmethod(end)
     lease_s, heartbeat_s, slack_s = LEASE_S, HEARTBEAT_S, SLACK_S
     one_and_one = (("0", "rollout"), ("1", "train"))

@@ -3,6 +3,7 @@
 Ray is real; its GPUs are numbers that it is told (``--num-gpus``), and the daemon's are the mock's.
 """
 
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -34,7 +35,7 @@ class OnRay:
     def __init__(self, live, folder):
         self.live, self.folder, self.record = live, folder, folder / "record.jsonl"
         self.record.touch()
-        self.started = {}
+        self.started, self.rays = {}, {}
 
     def start(self, name):
         self.started[name] = self.live.run_on_ray(name, JOB.format(name=name), WORKLOAD, name, self.record, str(ROUNDS))
@@ -49,6 +50,9 @@ class OnRay:
             return all(name in daemon.jobs() and daemon.waits(name) for name in self.started)
 
         self.live.until("all wait", all_wait, every=0.3)
+        for pid in (pid for process in self.started.values() for pid in self.live.descendants_of(process.pid)):
+            with contextlib.suppress(OSError):  # it has gone by now
+                self.rays[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
         holder.do("leave")
         holder.do("end")
 
@@ -118,3 +122,5 @@ def test_two_jobs_that_reserve_all_gpus_each_on_a_ray_of_its_own_take_turns_on_t
     pids = {json.loads(line)["pid"] for line in on_ray.record.read_text().splitlines()}
     assert len(pids) == 4
     assert not any(live.lives(pid) for pid in pids)
+    assert sum(name == "gcs_server" for name in on_ray.rays.values()) == 2
+    assert not [name for pid, name in on_ray.rays.items() if live.lives(pid)]

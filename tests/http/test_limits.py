@@ -71,7 +71,7 @@ async def test_what_is_used_beyond_a_burst_takes_pauses_and_they_end(monkeypatch
     assert [used("a") for _ in range(10)] == [0] * 10
     wait = used("a")
     assert 0 < wait <= 0.1001
-    assert used("b") == 0, "one's haste is nobody else's"
+    assert used("b") == 0, "the haste of one is not the other's"
     at += wait + 1e-9
     assert used("a") == 0
     assert used("a") > 0
