@@ -12,6 +12,8 @@ Key = Annotated[str, Meta(max_length=200)]
 #: what a process can be given: no byte of value 0
 Argument = Annotated[str, Meta(max_length=4096, pattern="^[^\\x00]*$")]
 Variable = Annotated[str, Meta(max_length=256, pattern="^[^=\\x00]+$")]
+#: within what JSON readers that use doubles hold exactly; every integer of a body has bounds
+Integer = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 Seconds = Annotated[float, Meta(ge=0, le=10_000_000)]
 Gigabytes = Annotated[float, Meta(ge=0, le=1_000_000)]
 
@@ -62,7 +64,7 @@ class StateBody(Request, frozen=True):
     engine_gpus: Annotated[int, Meta(ge=0, le=100_000)] = 0
     #: what the driver has to know besides: see its own documentation. Kept in the journal: no secrets here
     options: Annotated[
-        dict[Name, Argument | bool | int | float | Annotated[list[Argument], Meta(max_length=256)]],
+        dict[Name, Argument | bool | Integer | float | Annotated[list[Argument], Meta(max_length=256)]],
         Meta(max_length=32),
     ] = {}
 
@@ -206,7 +208,7 @@ class EndBody(Request, frozen=True):
     #: of the process that ends its own job: 409 if another has taken its place
     session: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
     #: the run that is to end: 409 if another has taken its place
-    run: Annotated[int, Meta(ge=1)] | None = None
+    run: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     #: it has come to its own end: it was neither interrupted nor has it failed
     finished: bool = False
 
@@ -238,7 +240,7 @@ class ResultBody(Request, frozen=True):
     """``POST /v1/channel/{job}/results``: what a rank did. Repeated until it was acknowledged."""
 
     session: Annotated[str, Meta(min_length=1, max_length=100)]
-    rank: Annotated[int, Meta(ge=0)]
+    rank: Annotated[int, Meta(ge=0, lt=10_000)]
     order: Annotated[str, Meta(max_length=100)]
     ok: bool
     error: Annotated[str, Meta(max_length=10_000)] = ""

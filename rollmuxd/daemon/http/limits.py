@@ -4,12 +4,11 @@
 """
 
 import asyncio
-import json
 import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from types import coroutine
 from typing import Any, Final, TypeVar, cast
@@ -27,8 +26,6 @@ from rollmuxd.wire.plan import PlanBody
 
 T = TypeVar("T")
 
-#: the largest integer of a body, and the smallest below zero: JSON readers that use doubles hold it exactly
-INTEGER: Final = 2**53
 #: bytes of a registration's body; the daemon keeps its content in memory and in the journal
 REGISTRATION: Final = 32_000
 #: bytes of one owner's bodies that have arrived in part and not to their end
@@ -66,26 +63,6 @@ AT_ONCE: Final = 2
 #: an owner's questions have 1 / (1 + this) of a processor's time, once they have had ``QUESTIONS_BURST_S`` of it
 QUESTIONS_PAUSE: Final = 4
 QUESTIONS_BURST_S: Final = 2.0
-
-
-# ---- numbers ---------------------------------------------------------------------------------------------------------
-
-
-def check_integers(raw: bytes) -> None:
-    """Refuse a body with an integer beyond ``INTEGER``. What is not JSON is for the decoder to say."""
-    with suppress(ValueError):
-        json.loads(raw, parse_int=_bounded)
-
-
-def _bounded(text: str) -> int:
-    # Of very long ones Python makes no number at all.
-    if len(text) < 18 and abs(number := int(text)) <= INTEGER:
-        return number
-    raise Refusal(
-        problems.INVALID,
-        f"body: an integer must be from -2^53 to 2^53, and {text[:40]} is not; send a smaller one",
-        data={"in": "body", "limit": INTEGER},
-    )
 
 
 def check_plan(body: PlanBody) -> None:

@@ -16,7 +16,6 @@ disconnecting from the long polls.
 """
 
 import asyncio
-import inspect
 import itertools
 import math
 import re
@@ -55,7 +54,6 @@ from rollmuxd.daemon.http.limits import (
     Lines,
     Paces,
     Questions,
-    check_integers,
     coming_bodies,
     unread_answers,
 )
@@ -394,33 +392,40 @@ class Call:
             client.cancel()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Endpoint:
     """One route: a method and a path, and what its handler takes and gives."""
 
     method: str
     path: str
     handler: Handler
+    tag: str
+    #: its owner pays for it with pauses (:class:`~rollmuxd.daemon.http.limits.Paces`)
+    charged: bool
     #: the least role that may call it; None: no key is needed
     needs: Role | None
-    tag: str
-    status: int
-    answer: Any
-    body: type[Struct] | None
-    #: an empty body is the same as ``{}``
-    body_optional: bool
-    query: type[Query] | None
-    path_types: Mapping[str, Any]
-    #: media types of answers that are not JSON
-    produces: tuple[str, ...]
-    problems: tuple[int, ...]
+    status: int = 200
     #: other statuses of success that the handler may set
-    also: tuple[int, ...]
-    decoder: msgspec.json.Decoder[Any] | None
+    also: tuple[int, ...] = ()
+    problems: tuple[int, ...] = ()
+    #: media types of answers that are not JSON
+    produces: tuple[str, ...] = ()
     #: bytes of the body at most, where that is less than is configured; 0: as configured
     max_body: int = 0
-    #: its owner pays for it with pauses (:class:`~rollmuxd.daemon.http.limits.Paces`)
-    charged: bool = True
+    answer: Any = field(init=False)
+    body: type[Struct] | None = field(init=False)
+    query: type[Query] | None = field(init=False)
+    path_types: Mapping[str, Any] = field(init=False)
+    #: an empty body is the same as ``{}``
+    body_optional: bool = field(init=False)
+    decoder: msgspec.json.Decoder[Any] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        takes = get_type_hints(self.handler, include_extras=True)
+        self.answer, self.body, self.query = takes.pop("return"), takes.pop("body", None), takes.pop("query", None)
+        self.path_types = {name: shape for name, shape in takes.items() if name != "call"}
+        self.body_optional = self.body is not None and not any(f.required for f in msgspec.structs.fields(self.body))
+        self.decoder = None if self.body is None else msgspec.json.Decoder(self.body)
 
     @property
     def format_path(self) -> str:
@@ -489,55 +494,21 @@ class Routes:
         self.charged = charged
         self.endpoints: list[Endpoint] = []
 
-    def get(self, path: str, **details: Any) -> Callable[[HandlerT], HandlerT]:
-        """A route that only reads."""
-        return self._route("GET", path, **{"needs": Role.VIEWER, **details})
+    def get(self, path: str, *, needs: Role | None = Role.VIEWER, **details: Any) -> Callable[[HandlerT], HandlerT]:
+        """A route that only reads. ``details``: of :class:`Endpoint`."""
+        return self._route("GET", path, needs=needs, **details)
 
-    def post(self, path: str, **details: Any) -> Callable[[HandlerT], HandlerT]:
+    def post(self, path: str, *, needs: Role = Role.USER, **details: Any) -> Callable[[HandlerT], HandlerT]:
         """A route that changes something."""
-        return self._route("POST", path, **{"needs": Role.USER, **details})
+        return self._route("POST", path, needs=needs, **details)
 
-    def delete(self, path: str, **details: Any) -> Callable[[HandlerT], HandlerT]:
+    def delete(self, path: str, *, needs: Role = Role.USER, **details: Any) -> Callable[[HandlerT], HandlerT]:
         """A route that ends something."""
-        return self._route("DELETE", path, **{"needs": Role.USER, **details})
+        return self._route("DELETE", path, needs=needs, **details)
 
-    def _route(
-        self,
-        method: str,
-        path: str,
-        *,
-        needs: Role | None,
-        status: int = 200,
-        also: tuple[int, ...] = (),
-        problems: tuple[int, ...] = (),
-        produces: tuple[str, ...] = (),
-        max_body: int = 0,
-    ) -> Callable[[HandlerT], HandlerT]:
+    def _route(self, method: str, path: str, **details: Any) -> Callable[[HandlerT], HandlerT]:
         def add(handler: HandlerT) -> HandlerT:
-            hints = get_type_hints(handler, include_extras=True)
-            takes = [name for name in inspect.signature(handler).parameters if name != "call"]
-            body = hints["body"] if "body" in takes else None
-            self.endpoints.append(
-                Endpoint(
-                    method=method,
-                    path=path,
-                    handler=handler,
-                    needs=needs,
-                    tag=self.tag,
-                    status=status,
-                    answer=hints["return"],
-                    body=body,
-                    body_optional=body is not None and not any(f.required for f in msgspec.structs.fields(body)),
-                    query=hints["query"] if "query" in takes else None,
-                    path_types={name: hints[name] for name in takes if name not in {"body", "query"}},
-                    produces=produces,
-                    problems=problems,
-                    also=also,
-                    decoder=None if body is None else msgspec.json.Decoder(body),
-                    max_body=max_body,
-                    charged=self.charged,
-                )
-            )
+            self.endpoints.append(Endpoint(method, path, handler, self.tag, self.charged, **details))
             return handler
 
         return add
@@ -554,29 +525,16 @@ class PathApp:
             self.methods["HEAD"] = self.methods["GET"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self.methods.get(scope["method"])
-        if endpoint is None:
+        what: Endpoint | Refusal | None = self.methods.get(scope["method"])
+        if what is None:
             allow = ", ".join(self.methods)
-            refusal = Refusal(
+            what = Refusal(
                 problems.BAD_METHOD,
                 f"{self.path} has the methods {allow}",
                 data={"allow": list(self.methods)},
                 headers=(("allow", allow),),
             )
-            await _answer(self.shared, self.path, scope, send, refusal)
-        else:
-            await _answer(self.shared, self.path, scope, send, endpoint, receive)
-
-
-class NotFound:
-    """What answers where no route is."""
-
-    def __init__(self, shared: Shared) -> None:
-        self.shared = shared
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        detail = f"there is nothing at {scope['path']}; /v1/openapi.json lists what there is"
-        await _answer(self.shared, "", scope, send, Refusal(problems.UNKNOWN, detail))
+        await _answer(self.shared, self.path, scope, send, what, receive)
 
 
 def router(shared: Shared, endpoints: list[Endpoint]) -> ASGIApp:
@@ -584,15 +542,14 @@ def router(shared: Shared, endpoints: list[Endpoint]) -> ASGIApp:
     by_path: dict[str, list[Endpoint]] = {}
     for endpoint in endpoints:
         by_path.setdefault(endpoint.path, []).append(endpoint)
-    routes = [Route(path, PathApp(shared, methods)) for path, methods in by_path.items()]
-    return _Router(shared, routes)
+    return _Router(shared, [Route(path, PathApp(shared, methods)) for path, methods in by_path.items()])
 
 
 class _Router(Router):
-    """Starlette's, which answers with a problem when it breaks itself."""
+    """Starlette's, which answers with a problem where no route is, or when it breaks itself."""
 
     def __init__(self, shared: Shared, routes: list[Route]) -> None:
-        super().__init__(routes, redirect_slashes=False, default=NotFound(shared))
+        super().__init__(routes, redirect_slashes=False, default=self._not_found)
         self._shared = shared
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -601,16 +558,15 @@ class _Router(Router):
         except Exception as error:
             if "endpoint" in scope:  # a route was found, and has answered
                 raise
-            await _answer(self._shared, "", scope, send, error)
+            await _answer(self._shared, "", scope, send, error, receive)
+
+    async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
+        detail = f"there is nothing at {scope['path']}; /v1/openapi.json lists what there is"
+        await _answer(self._shared, "", scope, send, Refusal(problems.UNKNOWN, detail), receive)
 
 
 async def _answer(
-    shared: Shared,
-    path: str,
-    scope: Scope,
-    send: Send,
-    what: Endpoint | Exception,
-    receive: Receive | None = None,
+    shared: Shared, path: str, scope: Scope, send: Send, what: Endpoint | Exception, receive: Receive
 ) -> None:
     """Do it, and send exactly one answer: the handler's, or a problem."""
     request_id = _request_id(scope)
@@ -619,7 +575,6 @@ async def _answer(
     try:
         if isinstance(what, Exception):
             raise what
-        assert receive is not None
         status, value = await what.perform(shared, scope, receive, request_id)
         if isinstance(value, Plain):
             body, kind = value.body, (b"content-type", value.media_type.encode())
@@ -739,15 +694,11 @@ def _request_id(scope: Scope) -> str:
     return f"{_THIS_DAEMON}{next(_numbers):08x}"
 
 
-#: what an integer beyond 2^53 looks like, and few other parts of bodies
-_LONG_NUMBER = re.compile(rb"[0-9]{16}")
 _NO_BODY = msgspec.json.Decoder(Nothing)
 
 
 def _decode_body(decoder: msgspec.json.Decoder[Any], raw: bytes, *, optional: bool) -> Any:
     try:
-        if _LONG_NUMBER.search(raw):
-            check_integers(raw)
         return decoder.decode(raw or b"{}") if optional else decoder.decode(raw)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), "body") from None
