@@ -22,7 +22,8 @@ import msgspec
 
 from rollmuxd.client import fakes
 from rollmuxd.client.errors import Unreachable
-from rollmuxd.client.fakes import Listener
+from rollmuxd.client.heartbeat import HeartbeatProcess
+from rollmuxd.client.runtime import HeartbeatListener
 from rollmuxd.wire.answers import (
     ChannelOrder,
     ChannelView,
@@ -118,7 +119,7 @@ class FakeDaemon:
         self._troubles: list[tuple[int, str, float | None]] = []
         self._directives: list[Directive] = []
         self._orders: list[tuple[int, ChannelOrder]] = []
-        self._listeners: list[Listener] = []
+        self._listeners: list[HeartbeatListener] = []
         self._routes: list[tuple[str, re.Pattern[str], Callable[..., Any]]] = [
             ("POST", re.compile(r"/v1/jobs"), self._register),
             ("GET", re.compile(r"/v1/jobs/([^/]+)"), self._job),
@@ -267,7 +268,7 @@ class FakeDaemon:
 
         return mock(self.handle)
 
-    def heartbeat(self, listener: Listener) -> "_Heartbeat":
+    def heartbeat(self, listener: HeartbeatListener) -> "_Heartbeat":
         """Take the place of the heartbeat process."""
         with self._lock:
             self._listeners.append(listener)
@@ -479,7 +480,7 @@ class FakeDaemon:
             if found is not None:
                 self.progress.append((found.phase, done, total))
 
-    def hang_up(self, listener: Listener) -> None:
+    def hang_up(self, listener: HeartbeatListener) -> None:
         """For the stand-in of the heartbeat."""
         with self._lock:
             self._listeners.remove(listener)
@@ -530,10 +531,10 @@ class FakeDaemon:
         return self._count
 
 
-class _Heartbeat:
+class _Heartbeat(HeartbeatProcess):
     """In place of the heartbeat process: what it gets is known at once."""
 
-    def __init__(self, daemon: FakeDaemon, listener: Listener) -> None:
+    def __init__(self, daemon: FakeDaemon, listener: HeartbeatListener) -> None:
         self._daemon = daemon
         self._listener = listener
         self._slot: str | None = None

@@ -65,21 +65,6 @@ class Hooks:
             hook(order)
 
 
-class _Stopped(BaseException):
-    """The job is over; thrown into whatever the thread is doing."""
-
-
-class _StoppableDaemon(Daemon):
-    def __init__(self, address: Address, stopping: threading.Event) -> None:
-        super().__init__(address=address)
-        self._stopping = stopping
-
-    def call(self, call: Call[T]) -> T:
-        if self._stopping.is_set():
-            raise _Stopped
-        return super().call(call)
-
-
 class Channel:
     """Dials in and serves until stopped."""
 
@@ -99,7 +84,7 @@ class Channel:
         self._moved_away: set[tuple[str, str]] = set()
         self._half_there: set[tuple[str, str]] = set()
         self._stopping = threading.Event()
-        self._daemon = _StoppableDaemon(address, self._stopping)
+        self._daemon = Daemon(address=address)
         self._daemon.journal = journal
         self._thread = threading.Thread(target=self._run, name="rollmuxd-channel", daemon=True)
         self._thread.start()
@@ -116,39 +101,39 @@ class Channel:
     def _run(self) -> None:
         said = ""
         try:
-            while True:
+            while not self._stopping.is_set():
                 try:
                     self._daemon.run(self.serve())
                 except RollmuxError as error:
+                    if self._stopping.is_set():
+                        return
                     # Only what no repetition cures comes here. State that cannot be moved is the daemon's to notice;
                     # this thread continues, since a new session may cure it.
                     if str(error) != said:
                         said = str(error)
                         say(f"channel of rank {self._rank}: {error}; dialling again")
                     self._stopping.wait(5.0)
-        except _Stopped:
-            pass
         except Exception:  # a bug of ours must not go unnoticed, nor stop the training loop
             say(f"channel of rank {self._rank} ended:\n{traceback.format_exc()}")
         finally:
             self._daemon.close()
 
     def serve(self) -> Flow[None]:
-        """Dial in and serve, as a flow that never returns."""
+        """Dial in and serve, as a flow that returns when it is stopped."""
         dialled = ""
         early = 0
-        while True:
+        while not self._stopping.is_set():
             # After the end of the job there is none: what is still to be done is done for the one that has ended it.
             session = self._session() or dialled
             if not session:
                 yield Pause(1.0)
                 continue
             if dialled != session:
-                yield from persist(calls.dial(self._job, self._rank, RankBody(session=session)))
+                yield from self._persist(calls.dial(self._job, self._rank, RankBody(session=session)))
                 dialled = session
             asked = time.monotonic()
             try:
-                view = yield from persist(calls.orders(self._job, self._rank, session, WAIT_S))
+                view = yield from self._persist(calls.orders(self._job, self._rank, session, WAIT_S))
             except Refused as error:
                 if error.status not in {404, 409, 410}:
                     raise
@@ -162,7 +147,7 @@ class Channel:
                 # By whatever session is the present one: the order may have taken longer than the last.
                 body = msgspec.structs.replace(result, session=self._session() or session)
                 try:
-                    yield from persist(calls.result(self._job, body))
+                    yield from self._persist(calls.result(self._job, body))
                     if view.order.kind == "discard":  # not before the daemon knows: then we may be stopped
                         self._kept.pop((view.order.pool, view.order.node), None)
                 except Refused as error:
@@ -173,6 +158,9 @@ class Channel:
             elif time.monotonic() - asked < WAIT_S / 2:
                 yield Pause(min(1.0, 0.05 * 2.0 ** min(early, 8)))  # it did not block: do not spin
                 early += 1
+
+    def _persist(self, call: Call[T]) -> Flow[T]:
+        return persist(call, unless=self._stopping.is_set)
 
     def _obey(self, order: ChannelOrder) -> ResultBody:
         began = time.monotonic()

@@ -138,23 +138,16 @@ _BY_STATUS: dict[int, type[Refused]] = {
 }
 
 
-def refused(
-    status: int,
-    detail: str,
-    *,
-    data: Mapping[str, Any] | None = None,
-    request_id: str = "",
-    retry_after_s: float | None = None,
-) -> Refused:
-    """Return the error for an answer of that status."""
+def refused(status: int, detail: str, **parts: Any) -> Refused:
+    """Return the error for an answer of that status; ``parts`` are those of :class:`Refused`."""
     kind = _BY_STATUS.get(status, Refused)
     # Only this refusal names a process; the route alone does not tell, as `next` and sessions conflict as well.
-    if kind is Conflict and data is not None and "pid" in data:
+    if kind is Conflict and "pid" in (parts.get("data") or {}):
         kind = JobAlive
     message = detail or f"the daemon answered {status}"
     if kind is Unauthorised:
         message += " (the API key comes from ROLLMUX_API_KEY, ROLLMUX_API_KEY_FILE or ~/.config/rollmux/key)"
-    return kind(message, status=status, detail=detail, data=data, request_id=request_id, retry_after_s=retry_after_s)
+    return kind(message, status=status, detail=detail, **parts)
 
 
 def in_words(error: BaseException) -> str:

@@ -7,14 +7,16 @@ import sys
 import threading
 import weakref
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
 from rollmuxd.client.discovery import Address
 from rollmuxd.client.errors import RollmuxError
-from rollmuxd.client.fakes import Listener
 from rollmuxd.wire.answers import Directive, SessionView
+
+if TYPE_CHECKING:
+    from rollmuxd.client.runtime import HeartbeatListener
 
 #: run as a script, not imported: it brings http.client along
 _HEARTBEAT = Path(__file__).with_name("heartbeat_process.py")
@@ -27,7 +29,7 @@ STOP_S = 3.0
 class HeartbeatProcess:
     """The real heartbeat."""
 
-    def __init__(self, address: Address, listener: Listener, *, last_beat: bool = True) -> None:
+    def __init__(self, address: Address, listener: "HeartbeatListener", *, last_beat: bool = True) -> None:
         self._listener = listener
         #: all that a new process must be told
         self._now: dict[str, Any] = {

@@ -17,7 +17,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 import msgspec
 
 from rollmuxd.client.channel import Hook
-from rollmuxd.client.errors import beside, ends_well, why_it_ends
+from rollmuxd.client.errors import beside
 from rollmuxd.client.rank_group import Store
 from rollmuxd.client.registration import call_with_known, registration
 from rollmuxd.client.retry import Flow
@@ -169,7 +169,7 @@ class Phase(_PhaseBase):
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Run every call of a function in a slot. A coroutine function waits without blocking its loop."""
         if inspect.iscoroutinefunction(function):
-            return cast("Callable[P, T]", _in_slot(self, self._runtime, function))
+            return cast("Callable[P, T]", AsyncPhase(self._runtime, self.name, self._then)(function))
 
         @functools.wraps(function)
         def in_slot(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -201,25 +201,13 @@ class AsyncPhase(_PhaseBase):
         """Run every call of a coroutine function in a slot."""
         if not inspect.iscoroutinefunction(function):
             raise TypeError(f"{function.__qualname__} is not async; decorate it with a phase of rollmuxd.job(...)")
-        return cast("Callable[P, T]", _in_slot(self, self._runtime, function))
 
+        @functools.wraps(function)
+        async def in_slot(*args: P.args, **kwargs: P.kwargs) -> Any:
+            async with self:
+                return await function(*args, **kwargs)
 
-def _in_slot(phase: _PhaseBase, runtime: Runtime[Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    async def in_slot(*args: Any, **kwargs: Any) -> Any:
-        await runtime.arun(runtime.entering(phase.name))
-        try:
-            result = await function(*args, **kwargs)
-        except GeneratorExit as error:  # as in _closed
-            runtime.drop(phase.left(error))
-            raise
-        except BaseException as error:
-            await runtime.arun(phase.left(error))
-            raise
-        await runtime.arun(phase.left(None))
-        return result
-
-    return in_slot
+        return cast("Callable[P, T]", in_slot)
 
 
 def _closed(error: BaseException | None, trace: TracebackType | None) -> bool:
@@ -350,8 +338,7 @@ class Job(_Base[Slot]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        keep = self._options.keep or self._options.left(error)
-        self._finish(self._runtime.ending(why_it_ends(error), keep=keep, finished=ends_well(error)))
+        self._finish(self._runtime.left(error))
 
 
 class AsyncJob(_Base[AsyncSlot]):
@@ -396,13 +383,7 @@ class AsyncJob(_Base[AsyncSlot]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not _closed(error, trace):  # else it ends with its process
-            await self._finish(
-                self._runtime.ending(
-                    why_it_ends(error),
-                    keep=self._options.keep or self._options.left(error),
-                    finished=ends_well(error),
-                )
-            )
+            await self._finish(self._runtime.left(error))
 
 
 # ---- making them -----------------------------------------------------------------------------------------------------
@@ -509,22 +490,8 @@ def _parts(given: Mapping[str, Any]) -> tuple[Callable[[Iterable[str], str], Reg
     if options.idempotency_key is None and "ROLLMUX_JOB" in os.environ:
         options = msgspec.structs.replace(options, idempotency_key=key, launched=key is not None)
     pools = {pool: given[pool] for pool in ("rollout", "train") if given[pool] is not None} | dict(given["pools"] or {})
-    kept = (
-        "phases",
-        "side",
-        "init",
-        "slo",
-        "priority",
-        "park",
-        "on_loss",
-        "movable",
-        "asynchronous",
-        "filler",
-        "if_unmet",
-        "colocate",
-        "replace",
-    )
-    described = {key: given[key] for key in kept}
+    apart = {"name", "rollout", "train", "pools", *Options.__struct_fields__}
+    described = {key: value for key, value in given.items() if key not in apart}
 
     def describe(hooked: Iterable[str], key: str) -> RegisterBody:
         return registration(

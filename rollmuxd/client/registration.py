@@ -9,7 +9,7 @@ import msgspec
 
 from rollmuxd.wire.requests import AsynchronousBody, FillerBody, PhaseBody, RegisterBody, StateBody, WantBody
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 _WANT = {"nodes", "gpus", "named"}
 _TIMES = {"seconds", "gap_s", "min_gpus", "traffic"}
@@ -56,13 +56,20 @@ def registration(
         _known(f"{pool}=", given, _WANT | _TIMES | _STATE)
     for key, allowed in _CHOICES.items():
         _chosen(key, rest.get(key), allowed)
-    works_in_idle_time = _filler(filler)
+    works_in_idle_time = _kind(
+        "filler", filler, FillerBody, "how fast it gives way, filler=dict(yield_s=2), or filler=True"
+    )
     if works_in_idle_time is not None:
         if phases is not None or len(pools) > 1:
             raise ValueError(f"filler {name!r}: a filler has one pool, and no phases of its own: leave phases= out")
         phases, init = {"filler": list(pools)}, None
     cycle = _cycle(pools, phases)
-    batches = _asynchronous(asynchronous)
+    batches = _kind(
+        "asynchronous",
+        asynchronous,
+        AsynchronousBody,
+        "True, or in what time the rollouts make one batch: asynchronous=dict(pace_s=220)",
+    )
     if batches is not None and len(cycle) > 1:
         raise ValueError(
             f"asynchronous=: the job has the phases {', '.join(phase.name for phase in cycle)}, and an asynchronous "
@@ -126,27 +133,15 @@ def _phase(phase: str, given: Any, pools: Mapping[str, Any], where: str) -> Phas
     return _made(PhaseBody, f"{where}{phase}", {"name": phase, "pools": needs, **options})
 
 
-def _asynchronous(given: Any) -> AsynchronousBody | None:
-    if given is None or given is False:
-        return None
-    options = {} if given is True else given
-    if not isinstance(options, Mapping):
-        raise TypeError(
-            f"asynchronous={given!r}: say True, or in what time the rollouts make one batch: "
-            "asynchronous=dict(pace_s=220)"
-        )
-    _known("asynchronous=", options, {"pace_s", "ahead"})
-    return _made(AsynchronousBody, "asynchronous=", dict(options))
-
-
-def _filler(given: Any) -> FillerBody | None:
+def _kind(key: str, given: Any, made: type[T], say: str) -> T | None:
+    """What kind of job it is: not that (None), that with its defaults (True), or with these figures."""
     if given is None or given is False:
         return None
     if given is not True and not isinstance(given, Mapping):
-        raise TypeError(f"filler={given!r}: say how fast it gives way, filler=dict(yield_s=2), or filler=True")
+        raise TypeError(f"{key}={given!r}: say {say}")
     options = {} if given is True else dict(given)
-    _known("filler=", options, {"yield_s", "min_run_s"})
-    return _made(FillerBody, "filler=", options)
+    _known(f"{key}=", options, {field.name for field in msgspec.structs.fields(made)})
+    return _made(made, f"{key}=", options)
 
 
 def _given(options: Any) -> set[str]:

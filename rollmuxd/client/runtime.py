@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct, structs
 
@@ -21,7 +21,6 @@ from rollmuxd.client import calls, discovery, fakes, retry
 from rollmuxd.client.channel import Channel, Hook, Hooks
 from rollmuxd.client.discovery import Address
 from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError, beside, ends_well, is_interruption, why_it_ends
-from rollmuxd.client.fakes import Heartbeat
 from rollmuxd.client.heartbeat import HeartbeatProcess
 from rollmuxd.client.rank_group import FAILING_S, IF_IT_GOES_ON, RankGroup
 from rollmuxd.client.retry import LOGS, Flow, say
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from rollmuxd.client.aio import AsyncDaemon
+    from rollmuxd.client.job import Slot
 
 T = TypeVar("T")
 
@@ -47,15 +47,7 @@ _said_misspelt = False
 DISCARDS_S = 5.0
 
 
-class Stay(Protocol):
-    """What a life needs to know of a slot (``phases.Slot``)."""
-
-    phase: str
-    held: Held | None
-    measured: dict[str, float]
-
-
-S = TypeVar("S", bound=Stay)
+S = TypeVar("S", bound="Slot")
 
 
 class Options(Struct, frozen=True):
@@ -70,10 +62,6 @@ class Options(Struct, frozen=True):
     keep: bool = False
     #: the daemon has started this process, for this very run
     launched: bool = False
-
-    def left(self, error: BaseException | None) -> bool:
-        """Whether an error that ends this process leaves the job to the daemon, which may start it again."""
-        return self.launched and not ends_well(error)
 
 
 class Runtime(Generic[S]):
@@ -115,7 +103,7 @@ class Runtime(Generic[S]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: Session | None = None
         self._rank_group: RankGroup | None = None
-        self._heartbeat: Heartbeat | None = None
+        self._heartbeat: HeartbeatProcess | None = None
         self._channel: Channel | None = None
         #: of a follower: the journal that knows the job
         self._journal = ""
@@ -210,7 +198,7 @@ class Runtime(Generic[S]):
             # A key per start: the same job started twice by one process is two runs.
             self.body = self._describe(self._hooks.pools(), self._options.idempotency_key or new_id())
             session = Session(self.body, patience_s=patience_s)
-            listener = _HeartbeatListener(session, address)
+            listener = HeartbeatListener(session, address)
             # A process with the same key may join this run until its lease has run out.
             joined = self._options.idempotency_key is not None and not self._options.launched
             self._heartbeat = (
@@ -419,13 +407,13 @@ class Runtime(Generic[S]):
         if self._heartbeat is not None:
             self._heartbeat.progress(done, total)
 
-    def shrinking(self, slot: Stay, keep: Sequence[str]) -> Flow[None]:
+    def shrinking(self, slot: "Slot", keep: Sequence[str]) -> Flow[None]:
         """Give GPUs of the slot back."""
         if self._session is not None and slot.held is not None:
             self._check_process()
             yield from self._session.shrink(slot.held, keep)
 
-    def growing(self, slot: Stay) -> Flow[None]:
+    def growing(self, slot: "Slot") -> Flow[None]:
         """Take GPUs of the slot back."""
         if self._session is not None and slot.held is not None:
             self._check_process()
@@ -434,6 +422,11 @@ class Runtime(Generic[S]):
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise RollmuxError(f"the slot of job {self.name} belongs to process {self._pid}; shrink and grow it there")
+
+    def left(self, error: BaseException | None, reason: str = "") -> Flow[None]:
+        """End the job, whose loop this error has left, if any. One that the daemon may start again is left to it."""
+        keep = self._options.keep or (self._options.launched and not ends_well(error))
+        return self.ending(reason or why_it_ends(error), keep=keep, finished=ends_well(error))
 
     def ending(self, reason: str, *, keep: bool, finished: bool = False) -> Flow[None]:
         """End the job, or (``keep``) this process's part in it."""
@@ -489,9 +482,7 @@ class Runtime(Generic[S]):
     def _at_exit(self) -> None:
         self.slot = None  # a phase that was not left ends with the process
         error = getattr(sys, "last_value", None)  # what was not caught
-        how = "its process ended" if error is None else why_it_ends(error)
-        keep = self._options.keep or self._options.left(error)
-        self.run(self.ending(how, keep=keep, finished=ends_well(error)))
+        self.run(self.left(error, "its process ended" if error is None else ""))
         self.close()
 
     # ---- running them ----
@@ -551,7 +542,7 @@ def _left_to(ranks: list[int], phase: str, slot: str) -> str:
     return f"rank 0 left {phase}, and {who} did not: slot {slot} is kept until {who} {have} left it, or the job ends"
 
 
-class _HeartbeatListener:
+class HeartbeatListener:
     """What the heartbeat hears, taken to the job. Runs in the heartbeat's thread, with a connection of its own."""
 
     def __init__(self, session: Session, address: Address) -> None:
@@ -563,6 +554,7 @@ class _HeartbeatListener:
         self._refused = False
 
     def directed(self, directives: list[Directive]) -> None:
+        """What the daemon asks now: all of it, so that a directive that is not there is over."""
         unmet = next((directive.reason for directive in directives if directive.kind == "unpromised"), "")
         if unmet and not self._unmet:  # its numbers change all the time
             say(f"{self._session.name}: {unmet}")
@@ -579,6 +571,7 @@ class _HeartbeatListener:
                 held.yield_by = time.monotonic() + (asked.within_s or 0.0)
 
     def session_refused(self, status: int, detail: str) -> None:
+        """A heartbeat was refused (404, 409, 410); others follow."""
         if self._session.ended:
             return
         daemon = Daemon(address=self._address)
@@ -594,6 +587,7 @@ class _HeartbeatListener:
             daemon.close()
 
     def troubled(self, text: str) -> None:
+        """The daemon is away, or back."""
         # While no slot is held, the loop itself is calling the daemon, and says the same.
         if self._session.held is not None:
             say(text)

@@ -50,12 +50,12 @@ class Daemon:
         return self.call(Call[str]("GET", path, str, params=params))
 
     def post(self, path: str, body: Any = None, *, timeout_s: float = QUESTION_S) -> Any:
-        """Post a body (a wire struct, or plain data); returns the decoded JSON, or None for an empty answer."""
-        return _decoded(self.call(Call[str]("POST", path, str, body, timeout_s=timeout_s, repeat=False)))
+        """Post a body (a wire struct, or plain data); returns the decoded JSON."""
+        return self.call(Call("POST", path, Any, body, timeout_s=timeout_s, repeat=False))
 
     def delete(self, path: str, body: Any = None) -> Any:
-        """Delete; returns the decoded JSON, or None for an empty answer."""
-        return _decoded(self.call(Call[str]("DELETE", path, str, body, timeout_s=60.0)))
+        """Delete; returns the decoded JSON."""
+        return self.call(Call("DELETE", path, Any, body, timeout_s=60.0))
 
     def run(self, flow: Flow[T]) -> T:
         """Run a flow to its end. What interrupts a call or a pause is thrown into it, so that it can clean up."""
@@ -87,14 +87,3 @@ class Daemon:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _decoded(text: str) -> Any:
-    import msgspec
-
-    from rollmuxd.client.errors import BadAnswer
-
-    try:
-        return msgspec.json.decode(text) if text.strip() else None
-    except msgspec.DecodeError as error:
-        raise BadAnswer(f"the answer is no JSON: {error}") from error
