@@ -96,14 +96,16 @@ def bounds_ms(steps: Sequence[Step], clocks: int, below: float = inf) -> tuple[M
     Wherever the clocks stand, ``A(z) <= z + P`` proves P, and ``A(z) >= z + P`` proves that no less will do. The two
     nearly always meet within three rotations. ``below``: a period from there on is of no use.
     """
-    z, low, high = [0] * clocks, 0, sum(step[2] + step[3] for step in steps)
-    for _ in range(ROTATIONS):
+    z: list[Millis] = [0] * clocks
+    _rotate(z, steps)
+    low, high = min(z), max(z)
+    for _ in range(ROTATIONS - 1):
+        if low >= high or low >= below:
+            break
         was = z.copy()
         _rotate(z, steps)
         gains = [*map(sub, z, was)]
         low, high = max(low, min(gains)), min(high, max(gains))
-        if low >= min(high, below):
-            break
     return low, high
 
 

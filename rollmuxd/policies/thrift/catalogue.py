@@ -101,6 +101,7 @@ class Planner:
         ordered = sorted(needs, key=lambda need: (need.profile, need.limit_ms or inf, need.job))
         profiles, limits, worth = _columns(ordered)
         prices = [room.price for room in self.rooms.values()]
+        costs: dict[tuple[int, ...], float] = {}
         found = self.alone(ordered[0]).value if len(ordered) == 1 else None
         for entry in self._of(profiles) if len(ordered) > 1 else ():
             turn = min(map(mul, entry.rates, limits))
@@ -112,8 +113,11 @@ class Planner:
             gain = sum(map(mul, entry.rates, worth))
             for nodes, period in entry.certified:
                 if period <= turn:
-                    value = sum(map(mul, nodes, prices)) - gain / (period or 1)
-                    found = value if found is None else min(found, value)
+                    if nodes not in costs:
+                        costs[nodes] = sum(map(mul, nodes, prices))
+                    value = costs[nodes] - gain / (period or 1)
+                    if found is None or value < found:
+                        found = value
         if len(self._values) >= VALUES:
             self._values.clear()
         self._values[key] = found

@@ -123,43 +123,49 @@ class Search:
     ) -> Generator[None, None, list[list[JobId]]]:
         """The parts of least value over the hours, moves included; none: nothing is below, or no job would move."""
         jobs = list(at)
+        here = [sum(1 << place for place, other in enumerate(jobs) if at[other] == at[job]) for job in jobs]  # as bits
+        alone, mixed = ([known.get(job) for job in jobs] for known in (self.needs, self.among))
         values: dict[int, float] = {}  # by set of jobs that can share, as bits
         grow: list[tuple[int, ...]] = [(place,) for place in range(len(jobs))]
         apart = [0] * len(jobs)  # with which later ones a job cannot share, as bits: nor can any larger set with both
         while grow:
             members = grow.pop()
-            names = [jobs[place] for place in members]
-            needs = self._demands(names, at)
-            value = None if needs is None else (yield from self.planner.value(needs))
-            if value is None:
-                if len(members) == 2:
-                    apart[members[0]] |= 1 << members[1]
-                continue
             bits = barred = 0
             for place in members:
                 bits |= 1 << place
                 barred |= apart[place]
-            values[bits] = value * hours + self._least_moves(names, at)
+            of = mixed if bits & ~here[members[0]] else alone
+            needs = [need for place in members if (need := of[place]) is not None]
+            value = None if len(needs) < len(members) else (yield from self.planner.value(needs))
+            if value is None:
+                if len(members) == 2:
+                    apart[members[0]] |= 1 << members[1]
+                continue
+            moves = self._least_moves([jobs[place] for place in members], at) if of is mixed else 0.0
+            values[bits] = value * hours + moves
             if len(members) < self.max_group:
                 further = range(members[-1] + 1, len(jobs))
                 grow += [(*members, place) for place in further if not barred >> place & 1]
-        best = [(0.0, 0)]  # by set of jobs: the least value, and the part in which its first job is
+        best, begins = [0.0], [0]  # by set of jobs: the least value, and the part in which its first job is
         worth: list[list[tuple[int, float]]] = [[] for _ in jobs]  # by first job: parts below any partition of theirs
         for left in range(1, 1 << len(jobs)):
             if left % PARTITIONS_A_STEP == 0:
                 yield
             of_first = worth[(left & -left).bit_length() - 1]
-            split = [(value + best[left ^ part][0], part) for part, value in of_first if part & left == part]
-            found, whole = min(split, default=(inf, 0)), values.get(left, inf)
-            if whole < found[0]:
-                found = whole, left
+            least, begin = inf, 0
+            for part, value in of_first:
+                if part & left == part and (total := value + best[left ^ part]) < least:
+                    least, begin = total, part
+            if (whole := values.get(left, inf)) < least:
+                least, begin = whole, left
                 of_first.append((left, whole))
-            best.append(found)
-        if best[-1][0] >= below - LEAST_GAIN:
+            best.append(least)
+            begins.append(begin)
+        if best[-1] >= below - LEAST_GAIN:
             return []
         parts, left = [], len(best) - 1
         while left:
-            part = best[left][1]
+            part = begins[left]
             parts.append([job for place, job in enumerate(jobs) if part >> place & 1])
             left ^= part
         same = len(parts) == len({*at.values()}) and all(len({at[job] for job in part}) == 1 for part in parts)
