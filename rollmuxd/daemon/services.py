@@ -42,13 +42,13 @@ class Services:
     clock: Clock
     #: on ``clock``
     started_at: Millis
+    #: when hosts go away
+    endings: Endings
+    #: the usage of days, which tends the journal
+    today: LiveUsage
     #: residency drivers by name: asked what they say to a job's states before it is registered
     drivers: Mapping[str, Residency] = field(default_factory=dict)
     #: whose jobs there are
     owners: OwnersOfJobs = field(default_factory=OwnersOfJobs)
     #: optical switches by name
     switches: Mapping[str, Switch] = field(default_factory=dict)
-    #: when hosts go away; None: they do not
-    endings: Endings | None = None
-    #: the usage of days, which tends the journal; None: reports read the facts
-    today: LiveUsage | None = None

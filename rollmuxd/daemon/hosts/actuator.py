@@ -360,12 +360,15 @@ class Actuator:
             phase=slot.phase if slot is not None else self._phases.get((job.id, order.pool), ""),
         )
 
+    def _backend_of(self, host: HostId) -> Backend | None:
+        known = self._state().hosts.get(host)
+        return None if known is None else self._backends.get(known.backend)
+
     # ---- looking ---------------------------------------------------------------------------------------------------
 
     async def _look(self, host: HostId, gpus: Collection[GpuId], limit_s: float) -> tuple[GpuObservation, ...]:
         """What is on these GPUs; nothing unless it is known of all of them."""
-        known = self._state().hosts.get(host)
-        backend = None if known is None else self._backends.get(known.backend)
+        backend = self._backend_of(host)
         if backend is None:
             return ()
         try:
@@ -392,8 +395,7 @@ class Actuator:
         return () if told.kind is OrderKind.LOAD else await self._look(told.host, told.gpus, LOOK_S)
 
     async def _seen(self, host: HostId) -> HostObserved | HostUnreachable:
-        known = self._state().hosts.get(host)
-        backend = None if known is None else self._backends.get(known.backend)
+        backend = self._backend_of(host)
         if backend is None:
             return HostUnreachable(host, Cause("no_backend"))
         since = self._now()
@@ -447,8 +449,7 @@ class Actuator:
         launch = None if job is None else job.launch
         if job is None or launch is None or job.spec.launch is None or launch.id != effect.launch or launch.over:
             return None  # it is not wanted any more
-        host = state.hosts.get(launch.host)
-        backend = self._backends.get(host.backend) if host is not None else None
+        backend = self._backend_of(launch.host)
         if not isinstance(backend, StartsProcesses):
             return LaunchFailed(effect.launch, Cause("no_launcher", {"host": launch.host}))
         nodes = [state.nodes[name] for name in dict.fromkeys(name for pinned in job.pins.values() for name in pinned)]
@@ -475,19 +476,15 @@ class Actuator:
 
     async def output(self, job: JobId, after: int, limit: int) -> Output:
         """A piece of what the job's process has printed. Raises NotDone and ContactLost."""
-        state = self._state()
-        known = state.jobs[job].launch
-        host = None if known is None else state.hosts.get(known.host)
-        backend = None if host is None else self._backends.get(host.backend)
+        known = self._state().jobs[job].launch
+        backend = None if known is None else self._backend_of(known.host)
         if known is None or not isinstance(backend, KeepsOutput):
             raise NotDone("the daemon keeps no output of this job: look where the job was started")
         return await ask(LOOK_S, backend.output(known.host, known.id, after, limit), purpose=f"output {job}")
 
     async def _stop(self, effect: Kill) -> None:
         """End what was started for a job, then look."""
-        state = self._state()
-        host = state.hosts.get(effect.host)
-        backend = self._backends.get(host.backend) if host is not None else None
+        backend = self._backend_of(effect.host)
         try:
             if not isinstance(backend, StartsProcesses):
                 raise ContactLost(f"no backend that starts processes reaches {effect.host}")
@@ -527,7 +524,7 @@ class Actuator:
         self.perform([Observe(host) for host in hosts])
 
     async def _end(self, host: HostId, job: Job, session: Session) -> None:
-        backend = self._backends.get(self._state().hosts[host].backend)
+        backend = self._backend_of(host)
         if backend is None:
             return
         told = {"job": job.id, "host": host, "pid": session.pid}

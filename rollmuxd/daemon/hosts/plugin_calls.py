@@ -55,16 +55,11 @@ async def ask(limit_s: float, call: Coroutine[Any, Any, T], *, of_s: float | Non
     if purpose and list(_stuck.values()).count(purpose) >= STUCK_AT_MOST:
         call.close()
         raise NoAnswer(f"not asked: {STUCK_AT_MOST} calls before it do not let themselves be stopped; {REMEDY}")
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(_kept_in(call), name=getattr(call, "__qualname__", ""))
-    over: asyncio.Future[None] = loop.create_future()
+    task = asyncio.get_running_loop().create_task(_kept_in(call), name=getattr(call, "__qualname__", ""))
     task.add_done_callback(_heard)
-    task.add_done_callback(lambda _: _wake(over))
-    timer = loop.call_later(limit_s, _wake, over)
     try:
-        await over
+        await asyncio.wait({task}, timeout=limit_s)
     finally:
-        timer.cancel()
         in_time = task.done()
         if not in_time:
             await _stop(task, purpose)
@@ -88,11 +83,6 @@ async def _kept_in(call: Coroutine[Any, Any, T]) -> T:
         raise ContactLost(CANCELLED) from error
     except SystemExit as error:
         raise ContactLost(f"the plugin wanted to end the process (SystemExit: {error})") from error
-
-
-def _wake(over: "asyncio.Future[None]") -> None:
-    if not over.done():
-        over.set_result(None)
 
 
 async def _stop(task: "asyncio.Task[Any]", purpose: str) -> None:

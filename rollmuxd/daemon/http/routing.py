@@ -20,7 +20,8 @@ import itertools
 import math
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -31,7 +32,7 @@ from urllib.parse import parse_qsl
 import anyio
 import msgspec
 import structlog
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -113,6 +114,17 @@ def status_of_job(state: State, job: JobId) -> str:
     return "" if known is None else f"{known.status}, run {known.run} of {known.owner}/{known.user}"
 
 
+def page_of(keys: Iterable[str], limit: int, after: str | UnsetType) -> tuple[list[str], str | None]:
+    """The keys after one, in their order, and the last of them if there are more.
+
+    Keys count up within their kind (``j2`` comes before ``j10``), so a page stays right while things come and go.
+    """
+    start = (-1, "") if after is UNSET else (len(after), after)
+    found = sorted(place for key in keys if (place := (len(key), key)) > start)
+    names = [name for _, name in found[:limit]]
+    return names, names[-1] if len(found) > limit else None
+
+
 class ClientGone(Exception):
     """The client has hung up: there is no caller to answer."""
 
@@ -161,7 +173,7 @@ class Shared:
     #: calls that wait for facts now, by owner; a heartbeat that is held back is one of them
     facts_waiting: dict[str, int] = field(default_factory=dict)
     #: requests that calls attend now, by (job, request id): the last call to go detaches the slot
-    attended: dict[tuple[str, str], int] = field(default_factory=dict)
+    attended: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: for repeated actions: those already written down, by caller, action and object
     written: dict[tuple[str, str, str], None] = field(default_factory=dict)
 
@@ -287,25 +299,30 @@ class Call:
 
     async def page(
         self,
-        find: Callable[[Scheduler], tuple[Sequence[str], str | None]],
-        view: Callable[[Visibility, str, Millis], Struct | None],
+        limit: int,
+        after: str | UnsetType,
+        things: Callable[[State], Mapping[str, T]],
+        wanted: Callable[[State, T], bool],
+        view: Callable[[Visibility, T, Millis], Struct],
     ) -> tuple[list[Any], str | None]:
         """The encoded views of as many items as a page may have in bytes, and the key after which the next page begins.
 
-        They are made a few at a time, and between them the loop is left to other calls. ``find`` gives the items' keys,
-        and where the next page begins if these are not too many bytes. ``view`` is of one; None: it is gone by now.
+        They are made a few at a time, and between them the loop is left to other calls. ``things`` gives all items by
+        their keys. One that is gone when its turn comes is left out.
         """
         views: list[Any] = []
         size, last, driver = 0, "", self.services.driver
         async with self.shared.pages.turn(self.caller.owner):
-            keys, following = find(driver.scheduler)
             slices, visibility = limits.Slices(), self.visibility(driver.scheduler)
+            known = things(state := visibility.core.state)
+            keys, following = page_of((key for key, it in known.items() if wanted(state, it)), limit, after)
             for key in keys:
                 if await slices.pause():
                     visibility = self.visibility(driver.scheduler)
-                if (shown := view(visibility, key, self.services.clock.now())) is None:
+                    known = things(visibility.core.state)
+                if (it := known.get(key)) is None:
                     continue
-                size += len(text := _encode(shown))
+                size += len(text := _encode(view(visibility, it, self.services.clock.now())))
                 if views and size > limits.PAGE:
                     following = last
                     break

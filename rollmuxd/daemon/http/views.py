@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from rollmuxd.core import decision as core_decision
@@ -28,8 +26,6 @@ from rollmuxd.daemon.hosts.endings import Endings
 from rollmuxd.daemon.question import Copy
 from rollmuxd.explain.forecast import estimate_samples, iteration_ms, position
 from rollmuxd.wire import answers as wire
-
-T = TypeVar("T")
 
 #: slots that hold GPUs for work
 ON = (SlotStatus.RUNNING, SlotStatus.TAIL)
@@ -84,21 +80,6 @@ def directive(given: core_decision.Directive, visibility: Visibility) -> wire.Di
     within_s = given.within_ms / 1000 or None
     reason = visibility.sentence(given.reason)
     return wire.Directive(given.kind, slot=given.slot, keep=keep, reason=reason, gpus=gpus, within_s=within_s)
-
-
-def page(items: Iterable[T], key: Callable[[T], str], limit: int, after: str | UnsetType) -> tuple[list[T], str | None]:
-    """The items after a key, in the order of their keys, and the key of the last if there are more.
-
-    Keys count up within their kind (``j2`` comes before ``j10``), so a page stays right while things come and go.
-    """
-
-    def order(item: T) -> tuple[int, str]:
-        name = key(item)
-        return len(name), name
-
-    start = (-1, "") if after is UNSET else (len(after), after)
-    found = sorted((item for item in items if order(item) > start), key=order)
-    return found[:limit], key(found[limit - 1]) if len(found) > limit else None
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------
@@ -331,11 +312,11 @@ def _name_of(visibility: Visibility, job_id: JobId) -> str:
     return job.spec.name if job is not None and visibility.may_read(job) else ""
 
 
-def host_view(visibility: Visibility, host: Host, endings: Endings | None = None) -> wire.HostView:
+def host_view(visibility: Visibility, host: Host, endings: Endings) -> wire.HostView:
     """One host."""
     core = visibility.core
     nodes = [core.state.nodes[name] for name in host.nodes if name in core.state.nodes]
-    end = endings.ends.get(host.id) if endings is not None else None
+    end = endings.ends.get(host.id)
     return wire.HostView(
         host=host.id,
         backend=host.backend,
@@ -376,19 +357,19 @@ def _held_up(visibility: Visibility, nodes: Sequence[Node]) -> str:
     return f"node {away.id} is {away.status}{f' ({visibility.sentence(away.reason)})' if away.reason else ''}"
 
 
-def pool_views(core: Scheduler) -> list[wire.PoolView]:
+def pool_views(state: State) -> dict[str, wire.PoolView]:
     """All pools, by name."""
     pools: dict[str, list[Node]] = {}
-    for node in core.state.nodes.values():
+    for node in state.nodes.values():
         for pool in node.pools:
             pools.setdefault(pool, []).append(node)
-    return [
-        wire.PoolView(
+    return {
+        name: wire.PoolView(
             pool=name,
             nodes=[node.id for node in nodes],
             nodes_free=sum(node.group is None and node.status is NodeStatus.UP for node in nodes),
             gpus=sum(len(node.gpus) for node in nodes),
             gpus_held=sum(gpu.holder is not None for node in nodes for gpu in node.gpus.values()),
         )
-        for name, nodes in sorted(pools.items())
-    ]
+        for name, nodes in pools.items()
+    }

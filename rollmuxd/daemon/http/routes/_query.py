@@ -2,7 +2,9 @@
 
 from typing import Annotated, TypeAlias
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
+
+from rollmuxd.daemon.http.routing import Query
 
 Limit: TypeAlias = Annotated[int, Meta(ge=1, le=1000, description="items in a page")]
 Id: TypeAlias = Annotated[str, Meta(max_length=200)]
@@ -11,3 +13,10 @@ WaitS: TypeAlias = Annotated[float, Meta(ge=0, le=300)]
 
 #: what every call with a body may be answered, besides what the route itself says
 BODY: tuple[int, ...] = (400, 413, 415, 422)
+
+
+class PageQuery(Query, frozen=True):
+    """Which part of a list."""
+
+    limit: Limit = 100
+    after: Id | UnsetType = UNSET

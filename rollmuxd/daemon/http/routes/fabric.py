@@ -5,10 +5,8 @@ from collections.abc import Iterable
 from rollmuxd.core.errors import UnknownThing
 from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.hosts.circuits import FabricStatus, Switch
-from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.routes._query import BODY
-from rollmuxd.daemon.http.routes.inventory import PageQuery
-from rollmuxd.daemon.http.routing import Call, Routes
+from rollmuxd.daemon.http.routes._query import BODY, PageQuery
+from rollmuxd.daemon.http.routing import Call, Routes, page_of
 from rollmuxd.spi import Circuit
 from rollmuxd.wire.answers import CircuitView, FabricPage, FabricView
 from rollmuxd.wire.requests import ReasonBody
@@ -19,9 +17,9 @@ routes = Routes("fabric")
 @routes.get("/v1/fabrics")
 async def list_fabrics(call: Call, query: PageQuery) -> FabricPage:
     """All optical switches."""
-    switches = call.services.switches.values()
-    found, following = views.page(switches, lambda switch: switch.name, query.limit, query.after)
-    return FabricPage(items=[_view(switch) for switch in found], next=following)
+    switches = call.services.switches
+    found, following = page_of(switches, query.limit, query.after)
+    return FabricPage(items=[_view(switches[name]) for name in found], next=following)
 
 
 @routes.post("/v1/fabrics/{fabric}/degrade", needs=Role.ADMIN, problems=(*BODY, 404))

@@ -37,12 +37,11 @@ async def readyz(call: Call) -> Health:
     if call.services.driver.draining.is_set():
         raise Refusal(problems.DRAINING, "the daemon is being stopped")
     await call.read(lambda core, now: None)
-    reasons = (DISK_FULL if call.services.journal.tight else "", RETENTION_FAILED if _retention_failed(call) else "")
+    reasons = (
+        DISK_FULL if call.services.journal.tight else "",
+        RETENTION_FAILED if call.services.today.trouble else "",
+    )
     return Health(status="ready", version=VERSION, reason="; ".join(filter(None, reasons)))
-
-
-def _retention_failed(call: Call) -> bool:
-    return call.services.today is not None and bool(call.services.today.trouble)
 
 
 @routes.get("/metrics", produces=("text/plain",))
@@ -55,7 +54,7 @@ async def metrics(call: Call) -> Plain:
     accept = call.header(b"accept") or ""
     configured = call.services.settings.owners
     call.shared.services.driver.tell_sinks()
-    caller, path, retention_failed = call.caller, getattr(call.services.journal, "path", None), _retention_failed(call)
+    caller, path = call.caller, getattr(call.services.journal, "path", None)
     body, media_type = await call.read(
         lambda core, now: call.shared.metrics.expose(
             core.state,
@@ -64,7 +63,7 @@ async def metrics(call: Call) -> Plain:
             may_read=caller.may_read,
             owner=None if _sees_all_owners(core.state, caller, configured) else caller.owner,
             journal=path,
-            retention_failed=retention_failed,
+            retention_failed=bool(call.services.today.trouble),
         )
     )
     return Plain(body, media_type)

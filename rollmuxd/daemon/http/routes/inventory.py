@@ -5,27 +5,20 @@ from collections.abc import Callable
 from msgspec import UNSET, UnsetType
 
 from rollmuxd.core.errors import Rejected, UnknownThing
-from rollmuxd.core.ids import HostId, JobId, Millis, NodeId
+from rollmuxd.core.ids import HostId, Millis, NodeId
 from rollmuxd.core.inputs import DeclareClean, DrainNode, Input, UndrainNode
-from rollmuxd.core.model import Node, NodeStatus
+from rollmuxd.core.model import Group, Host, Node, NodeStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
-from rollmuxd.daemon.http.routing import Call, Query, Routes
+from rollmuxd.daemon.http.routes._query import BODY, Id, PageQuery
+from rollmuxd.daemon.http.routing import Call, Routes
 from rollmuxd.wire.answers import GroupPage, GroupView, HostPage, HostView, NodePage, NodeView, PoolPage
 from rollmuxd.wire.requests import DrainBody, ReasonBody
 
 routes = Routes("inventory")
-
-
-class PageQuery(Query, frozen=True):
-    """Which part of a list."""
-
-    limit: Limit = 100
-    after: Id | UnsetType = UNSET
 
 
 class NodesQuery(PageQuery, frozen=True):
@@ -46,24 +39,22 @@ class GroupsQuery(PageQuery, frozen=True):
 # ---- nodes -----------------------------------------------------------------------------------------------------------
 
 
-@routes.get("/v1/nodes")
+@routes.get("/v1/nodes", problems=(429,))
 async def list_nodes(call: Call, query: NodesQuery) -> NodePage:
     """All nodes."""
 
-    def wanted(node: Node) -> bool:
+    def wanted(state: State, node: Node) -> bool:
         return (
             (query.pool is UNSET or query.pool in node.pools)
             and query.status in (UNSET, node.status)
             and query.host in (UNSET, node.host)
         )
 
-    def look(core: Scheduler, now: Millis) -> NodePage:
-        nodes = filter(wanted, core.state.nodes.values())
-        found, following = views.page(nodes, lambda node: node.id, query.limit, query.after)
-        visibility = call.visibility(core)
-        return NodePage(items=[_view(call, visibility, node) for node in found], next=following)
+    def view(visibility: Visibility, node: Node, now: Millis) -> NodeView:
+        return _view(call, visibility, node)
 
-    return await call.read(look)
+    items, following = await call.page(query.limit, query.after, lambda state: state.nodes, wanted, view)
+    return NodePage(items=items, next=following)
 
 
 # A node's id has a slash in it, so these three come before the node itself, which would match them too.
@@ -120,18 +111,15 @@ def _view(call: Call, visibility: Visibility, node: Node) -> NodeView:
 # ---- hosts -----------------------------------------------------------------------------------------------------------
 
 
-@routes.get("/v1/hosts")
+@routes.get("/v1/hosts", problems=(429,))
 async def list_hosts(call: Call, query: PageQuery) -> HostPage:
     """All hosts."""
 
-    def look(core: Scheduler, now: Millis) -> HostPage:
-        found, following = views.page(core.state.hosts.values(), lambda host: host.id, query.limit, query.after)
-        visibility = call.visibility(core)
-        return HostPage(
-            items=[views.host_view(visibility, host, call.services.endings) for host in found], next=following
-        )
+    def view(visibility: Visibility, host: Host, now: Millis) -> HostView:
+        return views.host_view(visibility, host, call.services.endings)
 
-    return await call.read(look)
+    items, following = await call.page(query.limit, query.after, lambda state: state.hosts, lambda *_: True, view)
+    return HostPage(items=items, next=following)
 
 
 @routes.get("/v1/hosts/{host}", problems=(404,))
@@ -184,39 +172,30 @@ async def _each_node(call: Call, host: HostId, given: Callable[[NodeId], Input],
 # ---- pools and groups ------------------------------------------------------------------------------------------------
 
 
-@routes.get("/v1/pools")
+@routes.get("/v1/pools", problems=(429,))
 async def list_pools(call: Call, query: PageQuery) -> PoolPage:
     """All pools."""
-
-    def look(core: Scheduler, now: Millis) -> PoolPage:
-        found, following = views.page(views.pool_views(core), lambda pool: pool.pool, query.limit, query.after)
-        return PoolPage(items=found, next=following)
-
-    return await call.read(look)
+    items, following = await call.page(
+        query.limit, query.after, views.pool_views, lambda *_: True, lambda visibility, pool, now: pool
+    )
+    return PoolPage(items=items, next=following)
 
 
-@routes.get("/v1/groups")
+@routes.get("/v1/groups", problems=(429,))
 async def list_groups(call: Call, query: GroupsQuery) -> GroupPage:
     """All groups. Jobs of other owners appear by their ids."""
 
-    def look(core: Scheduler, now: Millis) -> GroupPage:
-        state = core.state
+    def wanted(state: State, group: Group) -> bool:
+        jobs = [state.jobs[job] for job in group.jobs]
+        return (query.pool is UNSET or any(query.pool in state.nodes[node].pools for node in group.nodes)) and (
+            query.owner is UNSET or any(job.owner == query.owner and call.caller.may_read(job) for job in jobs)
+        )
 
-        def visible(job: JobId, owner: str) -> bool:
-            found = state.jobs[job]
-            return found.owner == owner and call.caller.may_read(found)
+    def view(visibility: Visibility, group: Group, now: Millis) -> GroupView:
+        return views.group_view(visibility, group)
 
-        groups = [
-            group
-            for group in state.groups.values()
-            if (query.pool is UNSET or any(query.pool in state.nodes[node].pools for node in group.nodes))
-            and (query.owner is UNSET or any(visible(job, query.owner) for job in group.jobs))
-        ]
-        found, following = views.page(groups, lambda group: group.id, query.limit, query.after)
-        visibility = call.visibility(core)
-        return GroupPage(items=[views.group_view(visibility, group) for group in found], next=following)
-
-    return await call.read(look)
+    items, following = await call.page(query.limit, query.after, lambda state: state.groups, wanted, view)
+    return GroupPage(items=items, next=following)
 
 
 @routes.get("/v1/groups/{group}", problems=(404,))

@@ -30,8 +30,8 @@ from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.background import ask, copy_of
 from rollmuxd.daemon.http.limits import REGISTRATION
-from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
-from rollmuxd.daemon.http.routing import Call, Query, Routes, status_of_job
+from rollmuxd.daemon.http.routes._query import BODY, Id, PageQuery
+from rollmuxd.daemon.http.routing import Call, Routes, status_of_job
 from rollmuxd.daemon.http.wait_reasons import THOUGHTS
 from rollmuxd.daemon.settings import DefaultsTable, mb, ms
 from rollmuxd.spi import Residency, TakesOptions
@@ -41,7 +41,7 @@ from rollmuxd.wire.requests import EndBody, PhaseBody, RegisterBody, StateBody, 
 routes = Routes("jobs")
 
 
-class JobsQuery(Query, frozen=True):
+class JobsQuery(PageQuery, frozen=True):
     """Filters of the list of jobs."""
 
     owner: Id | UnsetType = UNSET
@@ -49,8 +49,6 @@ class JobsQuery(Query, frozen=True):
     pool: Id | UnsetType = UNSET
     #: those that have ended or are lost, too
     over: bool = True
-    limit: Limit = 100
-    after: Id | UnsetType = UNSET
 
 
 @routes.post("/v1/jobs", status=201, also=(200,), problems=(*BODY, 409, 429), max_body=REGISTRATION)
@@ -105,7 +103,7 @@ async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
 async def page_of_jobs(call: Call, query: JobsQuery, *, turns: bool = True) -> JobPage:
     """A page of the list of jobs. ``turns``: say why those wait, too, that have their place."""
 
-    def wanted(job: Job) -> bool:
+    def wanted(state: State, job: Job) -> bool:
         return (
             call.caller.may_read(job)
             and query.owner in (UNSET, job.owner)
@@ -114,24 +112,16 @@ async def page_of_jobs(call: Call, query: JobsQuery, *, turns: bool = True) -> J
             and (query.pool is UNSET or any(want.pool == query.pool for want in job.spec.wants))
         )
 
-    def find(core: Scheduler) -> tuple[list[JobId], str | None]:
-        jobs, following = views.page(
-            filter(wanted, core.state.jobs.values()), lambda job: job.id, query.limit, query.after
-        )
-        return [job.id for job in jobs], following
-
     why, thoughts = call.shared.why, THOUGHTS
 
-    def view(visibility: Visibility, name: JobId, now: Millis) -> JobView | None:
+    def view(visibility: Visibility, job: Job, now: Millis) -> JobView:
         nonlocal thoughts
-        if (job := visibility.core.state.jobs.get(name)) is None:
-            return None
         seq = call.services.driver.last_seq
         reason, thought = why.first(visibility, job, seq, now, turns=turns, may_think=thoughts > 0)
         thoughts -= thought
         return views.job_view(visibility, job, now, waiting=False, reason=reason)
 
-    items, following = await call.page(find, view)
+    items, following = await call.page(query.limit, query.after, lambda state: state.jobs, wanted, view)
     return JobPage(items=items, next=following)
 
 

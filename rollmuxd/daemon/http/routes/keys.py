@@ -4,9 +4,8 @@ from rollmuxd.core.errors import UnknownThing
 from rollmuxd.daemon.access.keys import ApiKey, Role, new_key, why_shut
 from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.routes._query import BODY
-from rollmuxd.daemon.http.routes.inventory import PageQuery
-from rollmuxd.daemon.http.routing import Call, Routes
+from rollmuxd.daemon.http.routes._query import BODY, PageQuery
+from rollmuxd.daemon.http.routing import Call, Routes, page_of
 from rollmuxd.wire.answers import KeyPage, KeyView
 from rollmuxd.wire.requests import KeyBody
 
@@ -31,8 +30,9 @@ async def add_key(call: Call, body: KeyBody) -> KeyView:
 async def list_keys(call: Call, query: PageQuery) -> KeyPage:
     """All keys, revoked ones too, without their secrets."""
     keys = await call.services.journal.list_keys()
-    found, following = views.page(keys, lambda key: key.id, query.limit, query.after)
-    return KeyPage(items=[_view(call, key) for key in found], next=following)
+    known = {key.id: key for key in keys}
+    found, following = page_of(known, query.limit, query.after)
+    return KeyPage(items=[_view(call, known[name]) for name in found], next=following)
 
 
 @routes.delete("/v1/keys/{key}", needs=Role.ADMIN, problems=(404,))

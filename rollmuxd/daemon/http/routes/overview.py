@@ -6,11 +6,10 @@ from zlib import crc32
 from msgspec import UNSET, Meta, UnsetType
 
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.routes._query import Id, Limit
+from rollmuxd.daemon.http.routes._query import Id, Limit, PageQuery
 from rollmuxd.daemon.http.routes.inventory import (
     GroupsQuery,
     NodesQuery,
-    PageQuery,
     list_groups,
     list_hosts,
     list_nodes,

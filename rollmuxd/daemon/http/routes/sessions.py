@@ -54,8 +54,7 @@ def _heard(call: Call, visibility: Visibility, job: JobId, found: Iterable[core.
     tag = f"{crc32(named):08x}" if directives else ""
     if unmet := visibility.unmet(job):  # its figures change all the time, and are worth no answer of their own
         directives.append(Directive("unpromised", reason=unmet))
-    endings = call.services.endings
-    if endings is not None and (at := endings.ends_at(job)) is not None:
+    if (at := call.services.endings.ends_at(job)) is not None:
         directives.append(Directive("ends", ends_at=iso(round(at * 1000))))
     return HeartbeatView(lease_s=call.shared.lease_s, directives=directives, tag=tag)
 

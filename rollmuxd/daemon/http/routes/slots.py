@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 import anyio
 from msgspec import UNSET, UnsetType
@@ -29,8 +29,8 @@ from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import problems, views
 from rollmuxd.daemon.http.problems import Refusal
-from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
-from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Query, Routes
+from rollmuxd.daemon.http.routes._query import BODY, Id, PageQuery
+from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Routes
 from rollmuxd.daemon.writer import Unavailable
 from rollmuxd.wire.answers import ReleaseView, SlotPage, SlotView
 from rollmuxd.wire.requests import GrowBody, ReasonBody, ReleaseBody, ShrinkBody, SlotBody
@@ -55,45 +55,29 @@ async def request_slot(call: Call, job: str, body: SlotBody) -> SlotView:
     re-attach time is over, and it keeps its place. 409 ``slot_ended``: it will never be, and ``data`` says why.
     """
     mine = await call.act_on(find_job, job)
-    async with _Attending(call, mine.id, body.request_id) as attending:
+    attended, key = call.shared.attended, (mine.id, body.request_id)
+    slot: SlotId | None = None
+    waits = True
+    # Counted from before the request is submitted, so that a call that leaves does not detach what another, just
+    # arrived, has attached.
+    attended[key] += 1
+    try:
         given = RequestSlot(job=mine.id, session=body.session, phase=body.phase, request_id=body.request_id)
         answer = await call.submit(given, mine.id, once=f"{mine.id} {body.request_id}", reason=f"phase {body.phase}")
         assert answer.slot is not None
-        attending.slot = answer.slot
+        slot = answer.slot
         if answer.repeated:
             call.services.driver.attended(mine.id)
-        view = await _granted(call, answer.slot, body.wait_s)
-        attending.waits = SlotStatus(view.status) in views.COMING
+        view = await _granted(call, slot, body.wait_s)
+        waits = SlotStatus(view.status) in views.COMING
         return view
-
-
-class _Attending:
-    """A call that attends a request. When the last one of a request leaves and it is still waiting, it is detached.
-
-    Calls are counted from before the request is submitted, so that a call that leaves does not detach what another,
-    just arrived, has attached.
-    """
-
-    def __init__(self, call: Call, job: JobId, request_id: str) -> None:
-        self._call = call
-        self._key = (job, request_id)
-        self.slot: SlotId | None = None
-        self.waits = True
-
-    async def __aenter__(self) -> Self:
-        attended = self._call.shared.attended
-        attended[self._key] = attended.get(self._key, 0) + 1
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        attended = self._call.shared.attended
-        attended[self._key] -= 1
-        if attended[self._key]:
-            return
-        del attended[self._key]
-        # A daemon that drains leaves its waiters attached: they come back to the one that follows it.
-        if self.slot is not None and self.waits and not self._call.services.driver.draining.is_set():
-            await detach(self._call, self.slot)
+    finally:
+        attended[key] -= 1
+        if not attended[key]:
+            del attended[key]
+            # A daemon that drains leaves its waiters attached: they come back to the one that follows it.
+            if slot is not None and waits and not call.services.driver.draining.is_set():
+                await detach(call, slot)
 
 
 async def detach(call: Call, slot: SlotId) -> None:
@@ -318,7 +302,7 @@ _OVER: Final = (SlotStatus.OVER, SlotStatus.WITHDRAWN)
 _LEFT_OUT: Final = {"all": (), "open": _OVER, "holding": (*_OVER, SlotStatus.QUEUED)}
 
 
-class SlotsQuery(Query, frozen=True):
+class SlotsQuery(PageQuery, frozen=True):
     """Filters of the list of slots."""
 
     owner: Id | UnsetType = UNSET
@@ -329,8 +313,6 @@ class SlotsQuery(Query, frozen=True):
     which: Literal["all", "open", "holding"] = "all"
     #: say of those that are queued why, and for how long: which takes some thought
     why: bool = True
-    limit: Limit = 100
-    after: Id | UnsetType = UNSET
 
 
 @routes.get("/v1/slots", problems=(404, 429))
@@ -341,33 +323,24 @@ async def list_slots(call: Call, query: SlotsQuery) -> SlotPage:
     neither position, expected wait nor reasons, which for a thousand would take long. A page ends after 2 MB. More than
     100 pages of one owner at a time are 429.
     """
+    of = None if query.job is UNSET else find_job(call.services.driver.scheduler.state, call.caller, query.job).id
 
-    def find(core: Scheduler) -> tuple[list[SlotId], str | None]:
-        jobs = core.state.jobs
-        of = None if query.job is UNSET else find_job(core.state, call.caller, query.job).id
+    def wanted(state: State, slot: Slot) -> bool:
+        job = state.jobs[slot.job]
+        return (
+            call.caller.may_read(job)
+            and (of is None or slot.job == of)
+            and query.owner in (UNSET, job.owner)
+            and query.status in (UNSET, slot.status)
+            and slot.status not in _LEFT_OUT[query.which]
+            and (query.pool is UNSET or query.pool in _pools(job, slot.phase))
+        )
 
-        def wanted(slot: Slot) -> bool:
-            job = jobs[slot.job]
-            return (
-                call.caller.may_read(job)
-                and (of is None or slot.job == of)
-                and query.owner in (UNSET, job.owner)
-                and query.status in (UNSET, slot.status)
-                and slot.status not in _LEFT_OUT[query.which]
-                and (query.pool is UNSET or query.pool in _pools(job, slot.phase))
-            )
+    def view(visibility: Visibility, slot: Slot, now: Millis) -> SlotView:
+        job = visibility.core.state.jobs[slot.job]
+        return views.slot_view(visibility, slot, job, call.caller, now, why=query.why)
 
-        slots = filter(wanted, core.state.slots.values())
-        found, following = views.page(slots, lambda slot: slot.id, query.limit, query.after)
-        return [slot.id for slot in found], following
-
-    def view(visibility: Visibility, name: SlotId, now: Millis) -> SlotView | None:
-        state = visibility.core.state
-        if (slot := state.slots.get(name)) is None:
-            return None
-        return views.slot_view(visibility, slot, state.jobs[slot.job], call.caller, now, why=query.why)
-
-    items, following = await call.page(find, view)
+    items, following = await call.page(query.limit, query.after, lambda state: state.slots, wanted, view)
     return SlotPage(items=items, next=following)
 
 
