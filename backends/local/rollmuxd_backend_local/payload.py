@@ -1,4 +1,4 @@
-"""What is sent to a host to be run there: the modules of :mod:`rollmuxd_backend_local.onhost`, and a question.
+"""What is sent to a host to be run there: modules, with a question for :mod:`rollmuxd_backend_local.onhost` or not.
 
 A host needs Python 3.8 or newer for it, and nothing is left there: the payload is read from standard input.
 """
@@ -12,14 +12,18 @@ from typing import Any, Final
 #: the modules that questions need, in the order in which these need each other
 _LOOK: Final = ("machine", "nvml", "made_up", "gpus", "ask")
 _ALL: Final = ("machine", "nvml", "made_up", "gpus", "processes", "ask")
+#: and those of a process that stays (:class:`~rollmuxd_backend_local.agent.SentAgent`)
+_AGENT: Final = ("kept", "onnode", "serve")
 
-#: The program that opens a payload, for ``python3 -c``. Having no quotes, backslashes or line ends, it gets through any
-#: shell.
-OPEN: Final = "import sys,json,zlib;p=json.loads(zlib.decompress(sys.stdin.buffer.read()));exec(p[0])"
+#: The program that opens a payload, for ``python3 -c``: all of its input, or as many bytes as its argument says. Having
+#: no quotes, backslashes or line ends, it gets through any shell.
+OPEN: Final = (
+    "import sys,json,zlib;p=json.loads(zlib.decompress(sys.stdin.buffer.read(*map(int,sys.argv[1:2]))));exec(p[0])"
+)
 
 _UNPACK: Final = """
 import types
-_, name, modules, mark, question = p
+_, name, modules, *rest = p
 package = types.ModuleType(name)
 package.__path__ = []
 sys.modules[name] = package
@@ -29,14 +33,24 @@ for short, source in modules:
     sys.modules[module.__name__] = module
     setattr(package, short, module)
     exec(compile(source, "<rollmuxd: %s>" % short, "exec", dont_inherit=True), module.__dict__)
-print(mark + json.dumps(package.ask.answer(question)), flush=True)
 """
+_ANSWER: Final = _UNPACK + "print(rest[0] + json.dumps(package.ask.answer(rest[1])), flush=True)\n"
+_SERVE: Final = _UNPACK + "package.serve.main(*rest)\n"
 
 
 def pack(question: dict[str, Any], mark: str) -> bytes:
     """A payload. The line of output that begins with ``mark`` is the answer; other lines are other programs'."""
-    modules = _sources(_LOOK if question["ask"] in ("look", "about", "output") else _ALL)
-    return zlib.compress(json.dumps([_UNPACK, "rollmuxd_onhost", modules, mark, question]).encode(), 1)
+    modules = _sources("onhost", _LOOK if question["ask"] in ("look", "about", "output") else _ALL)
+    return _packed(_ANSWER, modules, mark, question)
+
+
+def agent(mark: str, silent_s: float) -> bytes:
+    """A payload that says so in a line with ``mark``, and then serves until it is silent for so long."""
+    return _packed(_SERVE, _sources("agent", _AGENT), mark, silent_s)
+
+
+def _packed(program: str, modules: list[tuple[str, str]], *rest: Any) -> bytes:
+    return zlib.compress(json.dumps([program, "rollmuxd_onhost", modules, *rest]).encode(), 1)
 
 
 def unpack(output: bytes, mark: str) -> dict[str, Any]:
@@ -51,6 +65,6 @@ def unpack(output: bytes, mark: str) -> dict[str, Any]:
 
 
 @functools.cache
-def _sources(names: tuple[str, ...]) -> list[tuple[str, str]]:
-    folder = files("rollmuxd_backend_local") / "onhost"
-    return [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in names]
+def _sources(folder: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
+    there = files("rollmuxd_backend_local") / folder
+    return [(name, (there / f"{name}.py").read_text(encoding="utf-8")) for name in names]

@@ -216,7 +216,7 @@ async def test_a_job_outlives_a_daemon_that_is_killed_with_its_sruns_and_the_kep
         with contextlib.suppress(ProcessLookupError):  # it has ended with its child
             os.kill(pid, signal.SIGKILL)
     # As a daemon that is gone: it says nothing to its step any more, and does not close its input either.
-    for task in line._tasks:
+    for task in (line._listening, line._beating):
         task.cancel()
     await eventually("the step that hears nothing ends itself", lambda: not Path(f"/proc/{kept}").exists())
     again = await opened({"rx1": {}}, allocation=allocation, starts_processes=True)

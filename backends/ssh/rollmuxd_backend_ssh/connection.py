@@ -1,27 +1,38 @@
-"""One kept connection to one host."""
+"""One kept connection to one host, and on it the process that does there what is asked."""
 
+import contextlib
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 import asyncssh
-from asyncssh import SSHClientConnection
+from asyncssh import SSHClientConnection, SSHClientProcess
 
 from rollmuxd.spi import HostId
-from rollmuxd_backend_local.kept_connection import KeptConnection
+from rollmuxd_backend_local.agent import SentAgent
+from rollmuxd_backend_local.agent.connection import Opened
 from rollmuxd_backend_ssh.options import SshOptions
 
-#: of a host's commands at a time, those that are kept for looks
-_LOOKS: Final = 3
 #: where host keys are looked for that nothing else is said of
 _KNOWN_HOSTS: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
 #: signs of life that may be missed
 _MISSED: Final = 3
+#: a process there that hears nothing for so long ends itself, with the commands that run in it
+_SILENT_S: Final = 60.0
+#: what a close may take
+_END_S: Final = 2.0
+#: of what is said there while nothing answers
+_SAID_KEPT: Final = 4_000
+#: what the shell says of a program that is not there
+_NO_PROGRAM: Final = 127
+#: between single quotes these mean themselves in every shell (sh, bash, zsh, fish, csh)
+_PLAIN: Final = re.compile(r"[A-Za-z0-9 _@%+=:,./\"$*&()\[\]{}<>|;?~^#`-]*")
 
 
-class HostConnection(KeptConnection[SSHClientConnection]):
+class HostConnection(SentAgent):
     """The connection to one host, as one user."""
 
     _by = " by ssh"
@@ -29,43 +40,34 @@ class HostConnection(KeptConnection[SSHClientConnection]):
     def __init__(
         self, host: HostId, options: SshOptions, user: str = "", *, now: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__(options.connect_s, now)
-        self._what = host
+        super().__init__(options.connect_s, _SILENT_S, now)
+        self._what, self._agent = host, f"the process on {host}"
         self._options = options
         self._user = user or options.user
-        self.looks = anyio.Semaphore(min(_LOOKS, options.commands - 1))
-        self.commands = anyio.Semaphore(max(options.commands - _LOOKS, 1))
+        self._connection: SSHClientConnection | None = None
 
-    async def connection(self) -> SSHClientConnection:
-        """The connection, made if there is none.
-
-        Raises:
-            ContactLost: it cannot be made; says why, and what to do.
-        """
-        if self._opened is not None and self._opened.is_closed():
-            self._opened = None
-        return await super().connection()
-
-    def drop(self) -> None:
-        """Give the connection up at once: the next call makes another."""
-        if self._opened is not None:
-            self._opened.abort()
-            self._opened = None
-
-    async def close(self) -> None:
-        """Close it; processes on the host continue."""
-        await super().close()
-        connection, self._opened = self._opened, None
-        if connection is not None:
-            connection.close()
-            with anyio.move_on_after(2):
-                await connection.wait_closed()
-
-    async def _open(self) -> SSHClientConnection:
+    async def _open(self) -> Opened:
         try:
-            return await asyncssh.connect(self._options.address or self._what, **await self._how())
+            self._connection = await asyncssh.connect(self._options.address or self._what, **await self._how())
+            process = await self._connection.create_process(
+                plain(self._python(self._options.python)), encoding=None, request_pty=False
+            )
         except asyncssh.Error as error:
             raise OSError(self._said(error)) from error
+        opened = cast("Opened", (Pipe(process),) * 2)
+        try:
+            await self._greet(opened)
+        except EOFError:
+            raise EOFError(await self._no_answer(process)) from None
+        return opened
+
+    async def _end(self) -> None:
+        await super()._end()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+            with anyio.move_on_after(_END_S, shield=True):
+                await connection.wait_closed()
 
     async def _how(self) -> dict[str, Any]:
         options = self._options
@@ -104,3 +106,70 @@ class HostConnection(KeptConnection[SSHClientConnection]):
         if isinstance(error, asyncssh.PermissionDenied):
             return f"it accepts none of the keys that there are ({error}); this must work without asking: {by_hand}"
         return str(error) or type(error).__name__
+
+    async def _no_answer(self, process: "SSHClientProcess[bytes]") -> str:
+        """Why no process serves there."""
+        python = self._options.python
+        said = b""
+        with contextlib.suppress(asyncssh.Error):
+            said = await process.stderr.read(_SAID_KEPT)
+            await process.wait_closed()
+        last = (said.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
+        if process.exit_status == _NO_PROGRAM:
+            return f"there is no {python} there; install Python 3.8 or newer, or name one in options.python ({last})"
+        return f"{python} ended with exit code {process.exit_status} and said: {last}"
+
+
+class Pipe:
+    """The inputs and outputs of a process as a reader and a writer of asyncio: what breaks is an OSError."""
+
+    def __init__(self, process: "SSHClientProcess[bytes]") -> None:
+        self._process = process
+
+    @property
+    def transport(self) -> "Pipe":
+        """What can be aborted."""
+        return self
+
+    async def readline(self) -> bytes:
+        """As :meth:`asyncio.StreamReader.readline`."""
+        with _as_os_errors():
+            return await self._process.stdout.readline()
+
+    async def readexactly(self, size: int) -> bytes:
+        """As :meth:`asyncio.StreamReader.readexactly`."""
+        with _as_os_errors():
+            return await self._process.stdout.readexactly(size)
+
+    def write(self, data: bytes) -> None:
+        """As :meth:`asyncio.StreamWriter.write`."""
+        with _as_os_errors(), contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(data)
+
+    async def drain(self) -> None:
+        """As :meth:`asyncio.StreamWriter.drain`."""
+        with _as_os_errors():
+            await self._process.stdin.drain()
+
+    def is_closing(self) -> bool:
+        """As :meth:`asyncio.StreamWriter.is_closing`."""
+        return self._process.stdin.is_closing()
+
+    def abort(self) -> None:
+        """Close it, whatever is on its way."""
+        self._process.close()
+
+
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
+    try:
+        yield
+    except asyncssh.Error as error:
+        raise OSError(str(error)) from error
+
+
+def plain(argv: Sequence[str]) -> str:
+    """A line for the login shell; only for words that every shell reads alike. Raises ValueError for others."""
+    if strange := [word for word in argv if not _PLAIN.fullmatch(word)]:
+        raise ValueError(f"{strange[0]!r} would not get through every shell")
+    return "exec " + " ".join(f"'{word}'" for word in argv)

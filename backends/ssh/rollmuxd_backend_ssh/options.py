@@ -4,10 +4,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from rollmuxd_backend_local import HostOptions
+from rollmuxd_backend_local.agent.reached import ReachedOptions
 
 
-class SshOptions(HostOptions, frozen=True, kw_only=True):
+class SshOptions(ReachedOptions, frozen=True, kw_only=True):
     """What can be said of a host. What is not is as ``~/.ssh/config`` has it, and then as ``ssh`` would do it."""
 
     #: its name, address, or alias in the ssh configuration; not given: the host's id
@@ -29,5 +29,3 @@ class SshOptions(HostOptions, frozen=True, kw_only=True):
     connect_s: Annotated[float, Meta(gt=0, le=600)] = 7.0
     #: seconds between two signs of life that a silent host is asked for; after three without an answer it is away
     alive_s: Annotated[float, Meta(gt=0, le=600)] = 5.0
-    #: commands at a time over its connection; one less than the server's MaxSessions at most
-    commands: Annotated[int, Meta(ge=2, le=1_000)] = 9

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +17,9 @@ from serving import serving
 
 from rollmuxd.spi import ContactLost, HostConfig, NotDone, ProcessOrder
 from rollmuxd_backend_local import asking
+from rollmuxd_backend_local.agent import connection
 from rollmuxd_backend_ssh import SshBackend
-from rollmuxd_backend_ssh.connection import HostConnection
+from rollmuxd_backend_ssh.connection import HostConnection, Pipe
 from rollmuxd_backend_ssh.options import SshOptions
 
 
@@ -45,7 +48,8 @@ async def test_one_table_is_enough_and_one_connection(own_server, keys, made_up)
     async with reached(own_server, keys, made_up) as backend, anyio.create_task_group() as tasks:
         for _ in range(8):
             tasks.start_soon(backend.observe, "box")
-    assert len(own_server.commands) == 8
+        tasks.start_soon(backend.run, "box", ("true",))
+    assert len(own_server.commands) == 1, "one process there does what is asked"
 
 
 @pytest.mark.asyncio
@@ -152,7 +156,7 @@ async def test_a_doctor_hears_of_the_connection_and_then_of_the_host(own_server,
         assert findings["connection"].level == "good"
         assert {"driver", "box/gpu0", "RAM", "clock", "python"} <= set(findings)
         keys.known_hosts.write_text("")
-        backend._lines["box", ""].drop()
+        backend._lines["box", ""]._drop("the test wants it")
         (finding,) = await backend.check("box")
         assert (finding.what, finding.level, "host key" in finding.said) == ("connection", "bad", True)
 
@@ -183,16 +187,26 @@ async def test_an_answer_that_cannot_be_understood_is_contact_lost(own_server, k
 @pytest.mark.asyncio
 async def test_a_host_without_python_is_told_from_one_that_is_away(own_server, keys, made_up):
     async with reached(own_server, keys, made_up, python="python3.999") as backend:
-        with pytest.raises(ContactLost, match=r"box: there is no python3\.999 there; install Python 3\.8 or newer"):
+        why = r"box cannot be reached by ssh: there is no python3\.999 there; install Python 3\.8 or newer"
+        with pytest.raises(ContactLost, match=why):
             await backend.observe("box")
 
 
 @pytest.mark.asyncio
-async def test_a_host_that_takes_commands_and_no_connections_says_so(sshd, keys, made_up):
-    keys.add("box", "127.0.0.1", sshd(options=("AllowTcpForwarding no",)).port)
+async def test_a_host_whose_server_forwards_nothing_is_connected_to_all_the_same(sshd, keys, made_up):
+    keys.add("box", "127.0.0.1", sshd(options=("AllowTcpForwarding no", "MaxSessions 1")).port)
     said = {"config": str(keys.config), "made_up_gpus": made_up(), "connect_s": PATIENCE_S}
     backend = await SshBackend.open([HostConfig(id="box")], said)
-    with pytest.raises(NotDone, match=r"nothing can be reached at box: 127.0.0.1 port 1 .*AllowTcpForwarding"):
+
+    async def echo(reader, writer):
+        writer.write(await reader.read())
+        writer.close()
+
+    async with serving(echo) as (host, port), await backend.connect("box", host, port) as stream:
+        await stream.send(b"x")
+        await stream.send_eof()
+        assert await stream.receive() == b"x"
+    with pytest.raises(NotDone, match=r"box: nothing can be reached at 127.0.0.1 port 1 "):
         await backend.connect("box", "127.0.0.1", 1)
     await backend.close()
 
@@ -242,7 +256,7 @@ async def test_twenty_hosts_are_asked_at_the_same_time(own_servers, keys, made_u
     backend = await SshBackend.open([HostConfig(id=f"box{number}") for number in range(20)], said)
     async with anyio.create_task_group() as tasks:
         for number in range(20):
-            tasks.start_soon(backend._ask, f"box{number}", "", {"ask": "look", "made_up": made_up()}, 50.0)
+            tasks.start_soon(backend.ask, f"box{number}", {"ask": "look", "made_up": made_up()}, PATIENCE_S)
     assert len(asked) == 20
     await backend.close()
     for server in servers:
@@ -250,19 +264,30 @@ async def test_twenty_hosts_are_asked_at_the_same_time(own_servers, keys, made_u
 
 
 @pytest.mark.asyncio
+async def test_a_look_that_hangs_costs_its_time_and_no_other_look(own_server, keys, made_up, tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "hangs")
+    async with reached(own_server, keys, made_up) as backend:
+        await backend.observe("box")  # to connect takes its time, too
+        with pytest.raises(ContactLost, match=r"box: .* took longer than 0\.3 s, and was ended"):
+            await backend.ask("box", {"ask": "look", "made_up": str(tmp_path / "hangs")}, 0.3)
+        assert len((await backend.observe("box")).gpus) == 2
+        assert len(own_server.connections) == 1
+
+
+@pytest.mark.asyncio
 async def test_a_host_that_hangs_costs_a_look_its_time_and_at_last_its_connection(
     own_server, keys, made_up, monkeypatch
 ):
-    """What hangs in a driver there keeps its place on the connection; on another there are places again."""
+    """What hangs in a driver there may hang for ever; on another connection it does not matter."""
+    monkeypatch.setattr(connection, "_WAY_S", 0.1)
     async with reached(own_server, keys, made_up) as backend:
-        await backend.observe("box")  # to connect takes its time, too
+        await backend.observe("box")
         monkeypatch.setattr(asking, "LOOK_S", 0.3)
-        own_server.before = asyncio.Event().wait
+        os.kill(own_server._children[0].pid, signal.SIGSTOP)
         for _ in range(3):
-            with pytest.raises(ContactLost, match=r"box did not answer within 0\.3 s"):
+            with pytest.raises(ContactLost, match=r"the process on box did not answer within 0\.3 s"):
                 await backend.observe("box")
-        own_server.before = None
-        monkeypatch.setattr(asking, "LOOK_S", 50.0)
+        monkeypatch.setattr(asking, "LOOK_S", PATIENCE_S)
         assert len((await backend.observe("box")).gpus) == 2
         assert len(own_server.connections) == 2
 
@@ -373,14 +398,25 @@ class Host:
 
 
 class Connection:
-    def is_closed(self):
-        return False
+    """Its process has nothing to say."""
+
+    async def create_process(self, line, **more):
+        return Pipe(None)
+
+    def close(self):
+        pass
+
+    async def wait_closed(self):
+        pass
 
 
 @pytest.fixture
 def host(monkeypatch):
     host = Host()
     monkeypatch.setattr(asyncssh, "connect", host.connect)
+    monkeypatch.setattr(HostConnection, "_greet", lambda self, opened: asyncio.sleep(0))
+    monkeypatch.setattr(Pipe, "readexactly", lambda self, size: asyncio.Event().wait())
+    monkeypatch.setattr(Pipe, "is_closing", lambda self: True)
     return host
 
 
@@ -426,7 +462,9 @@ async def test_a_host_that_is_back_is_forgiven(host):
     host.away = False
     assert await reaching.connection()
     host.away = True
-    reaching._opened = None
+    reaching._drop("it is away")
     with contextlib.suppress(ContactLost):
         await reaching.connection()
     assert reaching._failed == 1
+    reaching._reading.cancel()
+    await reaching.close()

@@ -10,6 +10,9 @@ import asyncio
 import base64
 import json
 import os
+import signal
+import socket
+import stat
 import sys
 import zlib
 from pathlib import Path
@@ -25,20 +28,27 @@ _SHORT, _COMPRESSED = 500, 2**16
 _END_S = 5.0
 
 
-def main(mark: str, silent_s: str) -> None:
+def main(mark: str, silent_s: float) -> None:
     """Say that it is there, in a line that begins with ``mark``, and serve."""
+    # Slurm can send one some time before the end (--signal=USR1@600), which says nothing here.
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda *_: None)
     facts = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
     # It would hide GPUs from commands that look at all of them. Which ones a job uses is the daemon's to say.
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     said = {"environment": facts, "cgroups": Path("/proc/self/cgroup").read_text(errors="replace")}
     sys.stdout.write(mark + json.dumps(said) + "\n")
     sys.stdout.flush()
-    asyncio.run(_serve(float(silent_s)))
+    asyncio.run(_serve(silent_s))
     os._exit(0)  # threads with commands that cannot be ended would keep it
 
 
 async def _serve(silent_s: float) -> None:
     loop = asyncio.get_running_loop()
+    if stat.S_ISSOCK(os.fstat(0).st_mode):  # some SSH servers give a command one socket for both directions
+        both = await asyncio.open_connection(sock=socket.socket(fileno=os.dup(0)))
+        await Service(*both).serve(silent_s)
+        return
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader())

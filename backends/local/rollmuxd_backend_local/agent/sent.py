@@ -1,0 +1,89 @@
+"""A process on a node that is nothing but a Python there: its program goes first, over the stream that it then serves.
+
+How that Python is started is the backend's business: ``ssh`` runs a command, ``slurm`` a step.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from rollmuxd_backend_local import payload
+from rollmuxd_backend_local.agent import frames
+from rollmuxd_backend_local.agent.connection import AgentConnection, Opened
+from rollmuxd_backend_local.agent.kept import Kept
+from rollmuxd_backend_local.agent.reached import Said
+
+#: the daemon is heard of so often within the time after which the process ends itself
+_BEATS: Final = 6
+#: a login shell, or a site's prolog, may print something before the program does
+_NOISE: Final = 2**16
+
+
+class SentAgent(AgentConnection):
+    """The connection to it. ``silent_s``: so long without a word from the daemon, and it ends itself."""
+
+    def __init__(self, connect_s: float, silent_s: float, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(connect_s, now)
+        self._silent_s = silent_s
+        self._mark = f"rollmuxd-{secrets.token_hex(8)}"
+        self._program = payload.agent(self._mark, silent_s)
+        self._kept = Kept()
+        self._beating: asyncio.Task[None] | None = None
+
+    def _python(self, python: str) -> tuple[str, ...]:
+        """What is to be started there."""
+        return (python, "-I", "-S", "-u", "-c", payload.OPEN, str(len(self._program)))
+
+    async def _greet(self, opened: Opened) -> dict[str, Any]:
+        """Send the program; what it says of where it runs. Raises EOFError: it has ended before it said anything."""
+        reader, writer = opened
+        self._kept = Kept()
+        with contextlib.suppress(OSError):  # it has ended: why, the caller finds in what it said
+            writer.write(self._program)
+            await writer.drain()
+        told = await self._greeting(reader)
+        self._beating = asyncio.create_task(self._beat(writer))
+        return told
+
+    async def _greeting(self, reader: asyncio.StreamReader) -> dict[str, Any]:
+        noise = 0
+        while line := await reader.readline():
+            before, found, said = line.decode(errors="replace").partition(self._mark)
+            if found:
+                told: dict[str, Any] = json.loads(said)
+                return told
+            noise += len(line)
+            if noise > _NOISE:
+                raise ValueError(f"it says something else than it should: {before.strip()[:200]}")
+        raise EOFError
+
+    async def _beat(self, writer: asyncio.StreamWriter) -> None:
+        """So that a process which hears nothing may end itself: after a daemon's death nothing else would end it."""
+        with contextlib.suppress(OSError):
+            while not writer.is_closing():
+                frames.write(writer, frames.Beat())
+                await writer.drain()
+                await anyio.sleep(self._silent_s / _BEATS)
+
+    async def _ask(self, writer: asyncio.StreamWriter, ask: frames.Ask) -> Said:
+        wish = ask.wish
+        if isinstance(wish, frames.Run) and (name := self._kept.name(wish.stdin)):
+            known = self._kept.has(name)
+            self._kept.whole(name, name)
+            ask = msgspec.structs.replace(
+                ask, wish=msgspec.structs.replace(wish, kept=name, stdin=b"" if known else wish.stdin)
+            )
+        return await super()._ask(writer, ask)
+
+    async def _end(self) -> None:
+        beating, self._beating = self._beating, None
+        if beating is not None:
+            beating.cancel()
+            await asyncio.wait([beating])
