@@ -5,7 +5,7 @@ from rollmuxd.core.apply.groups import drop_once
 from rollmuxd.core.apply.hosts import all_gpus_clean
 from rollmuxd.core.apply.measures import count_release, count_request
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.ids import JobId, Millis
+from rollmuxd.core.ids import Millis
 from rollmuxd.core.lifecycle import meet
 from rollmuxd.core.model import Job, Node, Slot, SlotStatus, nodes_in
 from rollmuxd.core.state import State
@@ -42,14 +42,16 @@ def slot_withdrawn(state: State, fact: f.SlotWithdrawn) -> None:
     leave_queue(state, job)
     if slot.side:
         drop_once(state, job, slot.phase)
-    _forget_old_slots(state, job.id)
+    _forget_old_slots(state, job)
 
 
-def _forget_old_slots(state: State, job: JobId) -> None:
-    mine = state.slots_of[job]
+def _forget_old_slots(state: State, job: Job) -> None:
+    mine = state.slots_of[job.id]
     if len(mine) <= SLOTS_REMEMBERED:
         return
-    over = [s for s in mine if state.slots[s].status in (SlotStatus.OVER, SlotStatus.WITHDRAWN)]
+    lent = [state.nodes[name].loan for name in nodes_in(job.pins)]  # a loan ends after its slot, and reads it
+    ended = (SlotStatus.OVER, SlotStatus.WITHDRAWN)
+    over = [s for s in mine if state.slots[s].status in ended and s not in lent]
     for slot in over[: len(mine) - SLOTS_REMEMBERED]:
         mine.remove(slot)
         del state.slots[slot]
@@ -151,7 +153,7 @@ def slot_over(state: State, fact: f.SlotOver) -> None:
     _unhold(state, slot)
     job = state.jobs[slot.job]
     job.closing.remove(slot.id)
-    _forget_old_slots(state, job.id)
+    _forget_old_slots(state, job)
 
 
 def yield_asked(state: State, fact: f.YieldAsked) -> None:
