@@ -401,15 +401,14 @@ class JobMove(Struct):
 
     group: GroupId
     pins: dict[PoolName, tuple[NodeId, ...]]
-    planned_at: Millis
+    #: since when it is planned, or, once it has begun, since when its job's status is MOVING
+    since: Millis
     why: Cause
     admission: str = ""
     promised: bool = False
     period_ms: Millis | None = None
     #: the group's schedule once it has moved, where it stays in its group; else its turns are in the other's schedule
     schedule: list[ScheduledTurn] | None = None
-    #: since when its status is MOVING
-    began_at: Millis | None = None
     #: the nodes that it leaves because they are drained
     off: tuple[NodeId, ...] = ()
 

@@ -555,7 +555,11 @@ def _on_the_move(job: Job, move: JobMove, why: str) -> str:
     """From where to where, why, and what it waits for."""
     placed = [dict.fromkeys(name for names in pins.values() for name in names) for pins in (job.pins, move.pins)]
     here, there = map(", ".join, placed)
-    waits = "at the end of its iteration" if move.began_at is None else "as soon as what it has loaded is parked"
+    waits = (
+        "at the end of its iteration"
+        if job.status is not JobStatus.MOVING
+        else "as soon as what it has loaded is parked"
+    )
     return f"It moves from {here} to {there} (group {move.group}), {waits}: {why}."
 
 

@@ -36,15 +36,15 @@ def edges(text: str) -> set[tuple[str, str]]:
     return found
 
 
-LIVE = "WAITING | PROBING | ADMITTED | MOVING | PAUSED"
+LIVE = "WAITING | PROBING | ADMITTED | PAUSED"
 JOB = edges(f"""
     WAITING -> PROBING | ADMITTED ; PROBING -> ADMITTED | WAITING ; ADMITTED <-> MOVING
-    PROBING | ADMITTED | MOVING -> WAITING
-    WAITING | PROBING | ADMITTED | MOVING <-> PAUSED
+    PROBING | ADMITTED -> WAITING
+    WAITING | PROBING | ADMITTED <-> PAUSED
     {LIVE} -> QUARANTINED ; QUARANTINED -> WAITING
     {LIVE} | QUARANTINED -> LOST | ENDED ; LOST -> ENDED
     LOST | ENDED -> WAITING
-""")  # the last line: a new registration is a new run of the same job (section 2)
+""")  # anything else abandons a move first; the last line: a new registration is a new run of the same job (section 2)
 SLOT = edges("""
     QUEUED -> LOADING | WITHDRAWN ; LOADING -> RUNNING | FAULTED | LOST | REVOKED
     RUNNING -> TAIL | RELEASED | LOST | REVOKED ; TAIL -> RUNNING | RELEASED | LOST | REVOKED

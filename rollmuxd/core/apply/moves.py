@@ -6,7 +6,7 @@ from rollmuxd.core.apply.jobs import set_job
 from rollmuxd.core.apply.measures import start_fresh_times
 from rollmuxd.core.apply.pins import follow, owner_of, pin, unpin
 from rollmuxd.core.lifecycle import meet
-from rollmuxd.core.model import JobMove, nodes_in
+from rollmuxd.core.model import JobMove, JobStatus, nodes_in
 from rollmuxd.core.state import State
 
 
@@ -31,8 +31,8 @@ def move_planned(state: State, fact: f.MovePlanned) -> None:
 def move_began(state: State, fact: f.MoveBegan) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact)
-    if job.move is not None:
-        job.move.began_at = fact.at
+    assert job.move is not None  # its status was checked
+    job.move.since = fact.at
 
 
 def move_ended(state: State, fact: f.MoveEnded) -> None:
@@ -69,6 +69,7 @@ def move_ended(state: State, fact: f.MoveEnded) -> None:
 
 def move_abandoned(state: State, fact: f.MoveAbandoned) -> None:
     job = state.jobs[fact.job]
+    has_begun = job.status is JobStatus.MOVING
     set_job(state, job, fact)
     move = job.move
     assert move is not None
@@ -78,7 +79,7 @@ def move_abandoned(state: State, fact: f.MoveAbandoned) -> None:
         group.schedule = [turn for turn in group.schedule if turn.job != job.id]
     group.version += 1
     here = set(nodes_in(job.pins))
-    if not move.off or move.began_at is not None:  # a move off a drained node that has not begun ends
+    if not move.off or has_begun:  # a move off a drained node that has not begun ends
         job.moved_at = fact.at
     job.move = None
     del state.moving[job.id]

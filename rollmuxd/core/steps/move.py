@@ -80,10 +80,10 @@ def advance(c: Context, job: Job) -> None:
         return
     if may_begin(c, job, told(job)):
         begin(c, job)
-    if job.move is not None and job.move.began_at is not None:
-        for kept in states_on(c, job, leaving(job, job.move.pins)):
+    if job.status is JobStatus.MOVING:
+        for kept in states_on(c, job, leaving(job, told(job).pins)):
             park_if_unheld(c, kept)
-        if is_ready(c, job, job.move):
+        if is_ready(c, job, told(job)):
             end(c, job)
 
 
@@ -142,7 +142,7 @@ def void(c: Context, job: Job, move: JobMove) -> Cause | None:
     stays = cannot_leave(c, job, move.pins)
     if stays is not None:
         return Cause("source_out", {"node": stays.id, "status": str(stays.status)})
-    if move.off and move.began_at is None and not any(c.state.nodes[name].drain for name in move.off):
+    if move.off and job.status is not JobStatus.MOVING and not any(c.state.nodes[name].drain for name in move.off):
         return Cause("drain_ended", {"nodes": move.off})
     if move.schedule is not None:
         planned = {turn.job for turn in move.schedule}
@@ -150,10 +150,10 @@ def void(c: Context, job: Job, move: JobMove) -> Cause | None:
         joined = [turn.job for turn in group.schedule if turn.job not in planned]
         if joined:
             return Cause("joined", {"job": joined[0]})
-    late, since, limit = "begins_late", move.planned_at, c.config.move_start_timeout_ms
-    if move.began_at is not None:
-        late, since, limit = "ends_late", move.began_at, c.config.move_finish_timeout_ms
-    if c.is_past(max(since, c.timers.renewed_at) + limit, "move", job.id):
+    late, limit = "begins_late", c.config.move_start_timeout_ms
+    if job.status is JobStatus.MOVING:
+        late, limit = "ends_late", c.config.move_finish_timeout_ms
+    if c.is_past(max(move.since, c.timers.renewed_at) + limit, "move", job.id):
         return Cause(late, {"limit_s": limit // 1000})
     return None
 
