@@ -19,21 +19,15 @@ from rollmuxd.core.state import State
 class AdmissionPass(Struct):
     """One pass over the waiting jobs, on the room that there is."""
 
-    #: jobs in the order in which they are tried
-    names: list[JobId]
+    #: jobs that are still to be tried, in their order
+    names: list[JobId] = []
     #: by shape, the loosest SLO that was refused: with a tighter one it fits even less
     refused: dict[object, float] = {}
     #: pools that are kept for a job that has waited too long
     kept: set[PoolName] = set()
-    #: how many of the jobs were tried
-    tried: int = 0
     #: whether room has come since it began, so that another pass follows. Begun again at once, it might never reach the
     #: last jobs
     grew: bool = False
-
-    def is_over(self) -> bool:
-        """Whether every job was tried."""
-        return self.tried == len(self.names)
 
 
 class Timers:
@@ -50,18 +44,14 @@ class Timers:
         self.used_mb: dict[GpuId, int] = {}
         #: when the last look at each host began
         self.looked_at: dict[HostId, Millis] = {}
-        #: when each host is to be looked at again, as was planned here
-        self._looks: dict[HostId, Millis] = {}
-        #: when the look was due that another one, not planned here, has come before
-        self._overtaken: dict[HostId, Millis] = {}
         #: how long the wait for the look after the next one is
         self._pause: dict[HostId, Millis] = {}
         #: states that are to be discarded again: the earliest time, and the wait before the time after that
         self._again: dict[str, tuple[Millis, Millis]] = {}
         #: when every lease was last renewed in full
         self.renewed_at: Millis = 0
-        #: waiting jobs as they are tried on the room that there is; None: all of them are still to be tried
-        self.round: AdmissionPass | None = None
+        #: waiting jobs as they are tried on the room that there is
+        self.round = AdmissionPass()
         #: fillers for which a node is still to be searched
         self.fillers: dict[JobId, None] = {}
         self._heap: list[tuple[Millis, str, str]] = []
@@ -130,37 +120,22 @@ class Timers:
 
     def observe_now(self, host: HostId, now: Millis, config: Config) -> bool:
         """Something on a host should become clean. True: look at once; False: a look is planned soon anyway."""
-        soon = self._looks.get(host)
+        soon = self._planned.get(("look", host))
         self._pause[host] = config.observe_after_ms
         if soon is not None and soon <= now + config.observe_after_ms:
             return False
-        self._plan_observation(host, now + config.observe_after_ms)
+        self.at(now + config.observe_after_ms, "look", host)
         return True
 
     def observe_later(self, host: HostId, now: Millis, config: Config) -> None:
-        """It is not clean yet: look again, each time after twice as long."""
-        if host in self._looks:
-            return
-        # The look that every host gets now and then asks no driver, so it does not take the place of one that does.
-        planned = self._overtaken.pop(host, now)
-        if planned > now:
-            self._plan_observation(host, planned)
-            return
-        pause = self._pause.get(host, config.observe_after_ms)
-        self._pause[host] = min(2 * pause, config.observe_at_least_ms)
-        self._plan_observation(host, now + pause)
+        """It is not clean yet: look again, each time after twice as long.
 
-    def _plan_observation(self, host: HostId, at: Millis) -> None:
-        self._looks[host] = at
-        self._overtaken.pop(host, None)
-        self.at(at, "look", host)
-
-    def observed(self, host: HostId, since: Millis | None = None) -> None:
-        """The host was looked at; what is still to become clean there plans the next look. None: it was not reached."""
-        if (planned := self._looks.pop(host, None)) is not None:
-            self._overtaken[host] = planned
-        if since is not None:
-            self.looked_at[host] = since
+        The look that every host gets now and then asks no driver, so it does not take the place of one that does.
+        """
+        if ("look", host) not in self._planned:
+            pause = self._pause.get(host, config.observe_after_ms)
+            self._pause[host] = min(2 * pause, config.observe_at_least_ms)
+            self.at(now + pause, "look", host)
 
     def may_discard_again(self, state: str, now: Millis, config: Config) -> bool:
         """Whether a state may be told to be discarded once more: each time after twice as long."""
@@ -209,6 +184,4 @@ class Timers:
             return None if seen is None else seen + config.lease_ms
         if kind == "detach":
             return self.detached[key][0] if key in self.detached else None
-        if kind == "look":
-            return self._looks.get(key)
         return at

@@ -29,6 +29,7 @@ from rollmuxd.core.steps.observe import (
     clean_limit_mb,
     discard_again,
     gpus_observed,
+    must_be_cleaned,
     observe_host,
     record_due,
     record_unknown,
@@ -229,7 +230,7 @@ def host_observed(c: Context, told: i.HostObserved) -> Answer:
     since = c.now + 1 if told.since is None else told.since
     if rebooted:
         forget_contents(c, host, sights, since)
-    c.timers.observed(host.id, since)
+    c.timers.looked_at[host.id] = since
     for name in list(host.nodes):
         node = c.state.nodes[name]
         c.dirty.watched[name] = None
@@ -315,11 +316,12 @@ def host_unreachable(c: Context, told: i.HostUnreachable) -> Answer:
         if c.state.nodes[name].status is not NodeStatus.LOST:
             c.fact(f.NodeLost(c.now, name, told.reason))
         c.dirty.watched[name] = None
-    c.timers.observed(host.id)
     return NOTHING
 
 
 def look_again(c: Context, host: HostId) -> None:
+    if not any(must_be_cleaned(c, c.state.nodes[name]) for name in c.state.hosts[host].nodes):
+        return  # it was seen clean meanwhile
     c.do(e.Observe(host))
     discard_again(c, host)
     for order in c.state.orders.values():

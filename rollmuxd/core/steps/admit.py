@@ -75,58 +75,40 @@ def admit(c: Context) -> None:
     Without new room only newcomers are tried: the others were, and still do not fit. Measured times and earned credit
     make room that nothing marks. For that, all are tried again now and then.
     """
-    dirty, round_, under_way = c.dirty, c.timers.round, _under_way(c)
-    newcomers, room, again = dirty.newcomers, dirty.room, dirty.again
+    dirty, round_ = c.dirty, c.timers.round
+    newcomers, room, again, under_way = dirty.newcomers, dirty.room, dirty.again, bool(round_.names)
     dirty.newcomers, dirty.room, dirty.again = {}, False, False
-    if not (newcomers or room or again):
-        return
-    if room and under_way is not None:
-        under_way.grew = True
-    elif round_ is None or room or (again and under_way is None):
+    if room and under_way:
+        round_.grew = True
+    elif room or (again and not under_way):
         c.timers.round = AdmissionPass(waiting_order(c, c.now))
-    elif newcomers:
+    elif newcomers:  # each takes its place among the jobs that are still to be tried
+        round_.names = [name for name in round_.names if name in c.state.waiting]
         for newcomer in newcomers:
-            round_ = _with_newcomer(c, round_, newcomer)
-        c.timers.round = round_
-        if under_way is not None and not again:
-            return  # each is tried in its turn, at the next tick
-    continue_pass(c)
+            insort(round_.names, newcomer, key=rank_at(c, c.now))
+    if room or again or (newcomers and not under_way):  # else each is tried in its turn, at the next tick
+        _continue_pass(c)
 
 
-def _under_way(c: Context) -> AdmissionPass | None:
-    """The pass in which jobs are still to be tried."""
-    round_ = c.timers.round
-    return None if round_ is None or round_.is_over() else round_
-
-
-def continue_pass(c: Context) -> None:
-    """Try the jobs that were not tried yet in this round, as many as one input may."""
-    while (round_ := _under_way(c)) is not None and c.spent < SPENT_AT_ONCE:
+def _continue_pass(c: Context) -> None:
+    """Try the jobs that were not tried yet in this pass, as many as one input may."""
+    while (round_ := c.timers.round).names and c.spent < SPENT_AT_ONCE:
         _try_next(c, round_)
-        if round_.is_over() and round_.grew and c.state.waiting:
+        if not round_.names and round_.grew:
             c.timers.round = AdmissionPass(waiting_order(c, c.now))
-    if round_ is not None:
+    if round_.names:
         c.timers.at(c.now, "admit", "")
-    elif c.state.waiting and c.timers.round is not None:
-        c.timers.at(c.now + AGAIN_MS * (1 + len(c.timers.round.refused) // TRIES_A_MINUTE), "admit", "")
-
-
-def _with_newcomer(c: Context, round_: AdmissionPass, newcomer: JobId) -> AdmissionPass:
-    """The newcomer takes its place among the jobs that are still to be tried; where there are none, it comes alone."""
-    if round_.is_over():
-        return AdmissionPass([newcomer], round_.refused, round_.kept)
-    left = [name for name in round_.names[round_.tried :] if name in c.state.waiting]
-    insort(left, newcomer, key=rank_at(c, c.now))
-    round_.names, round_.tried = left, 0
-    return round_
+    elif c.state.waiting:
+        c.timers.at(c.now + AGAIN_MS * (1 + len(round_.refused) // TRIES_A_MINUTE), "admit", "")
 
 
 def _try_next(c: Context, round_: AdmissionPass) -> None:
-    name = round_.names[round_.tried]
-    round_.tried += 1
+    name = round_.names.pop(0)
     c.spent += LOOK
+    if name not in c.state.waiting:
+        return
     job = c.state.jobs[name]
-    if name not in c.state.waiting or job.pins or job.left:  # (of its run before)
+    if job.pins or job.left:  # of its run before
         return
     pools = {want.pool for want in job.spec.wants}
     if not round_.kept.isdisjoint(pools):

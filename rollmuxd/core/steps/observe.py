@@ -154,7 +154,9 @@ def observe_host(c: Context, host: HostId) -> None:
 
 
 def must_be_cleaned(c: Context, node: Node) -> bool:
-    """Whether something of a job is on the node, or may be, that should become clean."""
+    """Whether something is on the node, or may be, that should become clean: a job's, or a stranger's."""
+    if node.status in (NodeStatus.OCCUPIED, NodeStatus.QUARANTINED):
+        return True
     if any(kept.status is StateStatus.UNKNOWN for kept in c.state.states_on(node)):
         return True
     return any(verdict(c.state, node, gpu) is Verdict.DUE for gpu in node.gpus.values())
@@ -162,7 +164,7 @@ def must_be_cleaned(c: Context, node: Node) -> bool:
 
 def observe_until_clean(c: Context, node: Node) -> None:
     """While something on the node should become clean, see to it that it is looked at again."""
-    if must_be_cleaned(c, node) or node.status in (NodeStatus.OCCUPIED, NodeStatus.QUARANTINED):
+    if must_be_cleaned(c, node):
         c.timers.observe_later(node.host, c.now, c.config)
         if node.not_clean_since is not None and node.status is not NodeStatus.QUARANTINED:
             c.timers.at(node.not_clean_since + c.config.clean_timeout_ms, "clean", node.id)

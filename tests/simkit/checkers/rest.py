@@ -26,7 +26,7 @@ from rollmuxd.core.steps import move
 from rollmuxd.core.steps.admit import admit
 from rollmuxd.core.steps.dispatch import grant_if_loaded, take_turns
 from rollmuxd.core.steps.reclaim import drained_if_empty, end_if_clean, end_placement_if_empty
-from rollmuxd.core.timers import Timers
+from rollmuxd.core.timers import AdmissionPass, Timers
 from rollmuxd.sim.world import Listener
 
 
@@ -108,7 +108,7 @@ def _dispatches(c: Context) -> Iterator[Question]:
 
 def _admits(c: Context) -> Iterator[Question]:
     if c.state.waiting:
-        c.timers.round, c.dirty.room = None, True
+        c.timers.round, c.dirty.room = AdmissionPass(), True
         yield "", partial(admit, c)
 
 
