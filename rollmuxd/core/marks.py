@@ -115,7 +115,7 @@ def mark_loans(dirty: Dirty, state: State, fact: f.Fact) -> None:
 
 
 #: after these a filler may find a node, or an emptier one
-_SEEKS: Final = (f.SlotOver, f.JobResumed, f.JobReinstated)
+_SEEKS: Final = (f.JobResumed, f.JobReinstated, f.PlacementEnded)
 #: and after these all of them may
 _MAKES_ROOM: Final = (f.NodeUp, f.NodeLeft, f.PlacementEnded)
 

@@ -82,7 +82,7 @@ _DUE: dict[str, Callable[[Context, str], None]] = {
     "relieve": replan.look_again,
     "leave": drain.look_again,
     "lend": lambda c, node: c.dirty.lend.setdefault(node),
-    "homes": lend.spread,
+    "homes": lend.search_again,
     "yield": slots.yield_due,
     "admit": lambda c, _: c.dirty.try_again(),
 }

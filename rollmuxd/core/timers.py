@@ -52,7 +52,7 @@ class Timers:
         self.renewed_at: Millis = 0
         #: waiting jobs as they are tried on the room that there is
         self.round = AdmissionPass()
-        #: fillers for which a node is still to be searched
+        #: fillers for which a node is to be searched after a pause
         self.fillers: dict[JobId, None] = {}
         self._heap: list[tuple[Millis, str, str]] = []
         self._planned: dict[tuple[str, str], Millis] = {}

@@ -116,35 +116,25 @@ class Search:
 
 
 def find_homes(c: Context) -> None:
-    """Search a node for fillers that have none; after a pause, an emptier one for those that share theirs, too."""
-    some = c.dirty.fillers | (c.state.fillers if c.dirty.homes else {})
-    shared = c.dirty.homes and any(len(node.fillers) > 1 for node in c.state.nodes.values())
-    c.dirty.fillers, c.dirty.homes = {}, False
-    c.timers.fillers |= search(c, some, spread=False)
-    if shared:
-        c.timers.fillers |= c.state.fillers
-        c.timers.at(c.now + PAUSE_MS, "homes", "")
-
-
-def spread(c: Context, _: str) -> None:
-    """Continue the search that one input has left."""
-    c.timers.fillers = search(c, c.timers.fillers, spread=True)
-
-
-def search(c: Context, fillers: dict[JobId, None], *, spread: bool) -> dict[JobId, None]:
-    """Search nodes for these fillers; returns those for which none was searched yet."""
-    found, left = Search(c), iter(fillers)
+    """Search a node for marked fillers now, and for all of them after a pause, for nodes come one after the other."""
+    found, left = Search(c), iter(c.dirty.fillers)
     while c.spent < LOOKS and (name := next(left, None)) is not None:
         job = c.state.jobs.get(name)
         if job is not None and job.slot is None and not job.closing:
-            find_home(c, job, found, spread=spread)
-    rest = dict.fromkeys(left)
-    if rest:
+            find_home(c, job, found)
+    c.timers.fillers |= dict.fromkeys(left) | (c.state.fillers if c.dirty.homes else {})
+    c.dirty.fillers, c.dirty.homes = {}, False
+    if c.timers.fillers:
         c.timers.at(c.now + PAUSE_MS, "homes", "")
-    return rest
 
 
-def find_home(c: Context, job: Job, search: Search, *, spread: bool) -> None:
+def search_again(c: Context, _: str) -> None:
+    """A pause is over."""
+    c.dirty.fillers |= c.timers.fillers
+    c.timers.fillers = {}
+
+
+def find_home(c: Context, job: Job, search: Search) -> None:
     """Give a filler the node of its pool that fewest fillers have, if one has room for it."""
     if job.status is JobStatus.WAITING and not job.pins:
         home = search.emptiest(job, PER_NODE)
@@ -154,7 +144,7 @@ def find_home(c: Context, job: Job, search: Search, *, spread: bool) -> None:
             c.fact(f.FillerPlaced(c.now, job.id, job.spec.wants[0].pool, home.id))
             launch(c, job)
             c.dirty.lend[home.id] = None  # it may have asked before
-    elif job.status is JobStatus.ADMITTED and spread and not search.moving:
+    elif job.status is JobStatus.ADMITTED and not search.moving:
         (name,) = nodes_in(job.pins)
         home = search.emptiest(job, search.crowds[name] - 1)
         if home is not None:
