@@ -24,8 +24,7 @@ from rollmuxd.core.ids import (
     SessionId,
     SlotId,
 )
-from rollmuxd.core.inputs import HostSpec, NodeSpec
-from rollmuxd.core.model import Dispatch, JobStatus, OrderKind, SlotStatus, StateStatus
+from rollmuxd.core.model import Dispatch, HostSpec, JobStatus, NodeSpec, OrderKind, SlotStatus, StateStatus
 from rollmuxd.core.spec import JobSpec
 
 
@@ -324,7 +323,7 @@ class JobPaused(JobFact, frozen=True, tag="job_paused"):
 
 
 class JobResumed(JobFact, frozen=True, tag="job_resumed"):
-    """It stays where it was."""
+    """A paused job stays where it was; a quarantined one waits for a placement again."""
 
     by: str
 
@@ -335,23 +334,13 @@ class JobQuarantined(JobFact, frozen=True, tag="job_quarantined"):
     reason: Cause
 
 
-class JobReinstated(JobFact, frozen=True, tag="job_reinstated"):
-    """It waits for a placement again."""
-
-    by: str
-
-
 class JobLost(JobFact, frozen=True, tag="job_lost"):
     """Its session is lost. Its states are unknown until they were seen."""
 
     reason: Cause
-
-
-class RelaunchPlanned(JobFact, frozen=True, tag="relaunch_planned"):
-    """A lost job is started again at that time."""
-
-    attempt: int
-    due_at: Millis
+    #: when it is started again, and for the how-manieth time; null: it is not
+    relaunch_at: Millis | None = None
+    attempt: int = 0
 
 
 class ProcessLaunched(JobFact, frozen=True, tag="process_launched"):

@@ -8,7 +8,9 @@ replay of inputs could give GPUs to other jobs than before.
 from msgspec import Struct
 
 from rollmuxd.core.causes import Cause
+from rollmuxd.core.facts import Audited
 from rollmuxd.core.ids import Fence, GpuId, HostId, JobId, LaunchId, Millis, NodeId, OrderId, SessionId, SlotId
+from rollmuxd.core.model import HostSpec, NodeSpec
 from rollmuxd.core.spec import JobSpec
 
 
@@ -205,41 +207,12 @@ class DeclareClean(Input, frozen=True):
 
 
 class Audit(Input, frozen=True):
-    """What an operator did just now, to be written down beside it; or a login that failed."""
+    """What an operator did just now, to be written down beside it; or a login that failed. It gets the input's time."""
 
-    action: str
-    who: str
-    role: str = ""
-    where: str = ""
-    request_id: str = ""
-    about: str = ""
-    before: str = ""
-    after: str = ""
-    reason: str = ""
-    count: int = 1
+    fact: Audited
 
 
 # ---- what backends report ----------------------------------------------------------------------------------------
-
-
-class NodeSpec(Struct, frozen=True):
-    """A node as the configuration and the backend's inventory give it."""
-
-    id: NodeId
-    host: HostId
-    gpus: tuple[GpuId, ...]
-    pools: tuple[str, ...]
-    gpu_type: str = ""
-    gpu_mb: int = 0
-    price_per_gpu_hour: float = 0.0
-
-
-class HostSpec(Struct, frozen=True):
-    """A host as the configuration gives it."""
-
-    id: HostId
-    backend: str
-    ram_mb: int
 
 
 class Start(Input, frozen=True):

@@ -35,7 +35,7 @@ JOB: Final[Mapping[m.JobStatus, Mapping[type[f.Fact], tuple[m.JobStatus, ...]]]]
     # whatever else befalls the job, its move is abandoned first
     _J.MOVING: {f.MoveEnded: (_J.ADMITTED,), f.MoveAbandoned: (_J.ADMITTED,)},
     _J.PAUSED: {**_ANY_LIVE, f.JobResumed: (_J.WAITING, *_PLACED)},
-    _J.QUARANTINED: {**_ANY_LIVE, f.JobReinstated: (_J.WAITING,)},
+    _J.QUARANTINED: {**_ANY_LIVE, f.JobResumed: (_J.WAITING,)},
     # a new registration is a new run of the same job
     _J.LOST: {f.JobEnded: (_J.ENDED,), f.JobRegistered: (_J.WAITING,)},
     _J.ENDED: {f.JobRegistered: (_J.WAITING,)},

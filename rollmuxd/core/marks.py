@@ -115,7 +115,7 @@ def mark_loans(dirty: Dirty, state: State, fact: f.Fact) -> None:
 
 
 #: after these a filler may find a node, or an emptier one
-_SEEKS: Final = (f.JobResumed, f.JobReinstated, f.PlacementEnded)
+_SEEKS: Final = (f.JobResumed, f.PlacementEnded)
 #: and after these all of them may
 _MAKES_ROOM: Final = (f.NodeUp, f.NodeLeft, f.PlacementEnded)
 
@@ -242,7 +242,6 @@ MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
     f.JobPlaced: (_job, _group, _places, _its_hosts),
     **dict.fromkeys((f.JobPromised, f.GuardChanged, f.JobPaused, f.MoveAbandoned), _JOB_AND_ROOM),
     f.JobResumed: (_job, _places, _waits_again),
-    f.JobReinstated: (_job, _room),
     **dict.fromkeys((f.JobUnplaced, f.JobQuarantined, f.JobLost, f.JobEnded), (*_JOB_AND_ROOM, _its_hosts)),
     **dict.fromkeys((f.PlacementEnded, f.MoveEnded), (*_JOB_AND_ROOM, _its_nodes, _its_hosts)),
     f.MovePlanned: (_job, _group, _places),
@@ -254,7 +253,7 @@ MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
 NOTHING_FOLLOWS: Final = frozenset(
     (
         *(f.DaemonStarted, f.LoopStalled, f.HostRemoved, f.HostBooted, f.NodeUnknown, f.NodeUndrained, f.Audited),
-        *(f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted, f.ProcessOver, f.SessionOpened),
+        *(f.ProcessLaunched, f.ProcessStarted, f.ProcessOver, f.SessionOpened),
         *(f.SlotClaimed, f.SlotGranted, f.SlotGrown, f.SlotOverran, f.TurnAdded, f.TurnSkipped),
         *(f.OrderIssued, f.FillerPlaced, f.YieldAsked),
     )

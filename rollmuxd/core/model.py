@@ -125,6 +125,26 @@ def nodes_in(pins: Mapping[PoolName, Iterable[NodeId]]) -> list[NodeId]:
     return list(dict.fromkeys(chain.from_iterable(pins.values())))
 
 
+class NodeSpec(Struct, frozen=True):
+    """A node as the configuration and the backend's inventory give it."""
+
+    id: NodeId
+    host: HostId
+    gpus: tuple[GpuId, ...]
+    pools: tuple[str, ...]
+    gpu_type: str = ""
+    gpu_mb: int = 0
+    price_per_gpu_hour: float = 0.0
+
+
+class HostSpec(Struct, frozen=True):
+    """A host as the configuration gives it."""
+
+    id: HostId
+    backend: str
+    ram_mb: int
+
+
 # ---- what the scheduler remembers --------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from rollmuxd.core.inputs import NodeSpec
+from rollmuxd.core.model import NodeSpec
 
 #: kinds up to which each order is tried; with more: the dearest first, and the cheapest first
 ORDERS: Final = 3

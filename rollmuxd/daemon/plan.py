@@ -20,7 +20,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.ids import JobId, Millis, PoolName
-from rollmuxd.core.model import Job, JobStatus
+from rollmuxd.core.model import HostSpec, Job, JobStatus, NodeSpec
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
@@ -117,22 +117,20 @@ def _core(asked: PlanQuestion) -> Scheduler:
     return _empty(asked, *_inventory(asked))
 
 
-def _inventory(asked: PlanQuestion) -> tuple[tuple[i.HostSpec, ...], tuple[i.NodeSpec, ...]]:
+def _inventory(asked: PlanQuestion) -> tuple[tuple[HostSpec, ...], tuple[NodeSpec, ...]]:
     """The nodes that there are, or those that are made up."""
     if asked.pools:
         return _made_up(asked.pools)
     live = asked.copy.decoded()
-    hosts = tuple(i.HostSpec(host.id, host.backend, host.ram_mb) for host in live.hosts.values())
+    hosts = tuple(HostSpec(host.id, host.backend, host.ram_mb) for host in live.hosts.values())
     nodes = tuple(
-        i.NodeSpec(
-            node.id, node.host, tuple(node.gpus), node.pools, node.gpu_type, node.gpu_mb, node.price_per_gpu_hour
-        )
+        NodeSpec(node.id, node.host, tuple(node.gpus), node.pools, node.gpu_type, node.gpu_mb, node.price_per_gpu_hour)
         for node in live.nodes.values()
     )
     return hosts, nodes
 
 
-def _empty(asked: PlanQuestion, hosts: Sequence[i.HostSpec], nodes: Sequence[i.NodeSpec]) -> Scheduler:
+def _empty(asked: PlanQuestion, hosts: Sequence[HostSpec], nodes: Sequence[NodeSpec]) -> Scheduler:
     """A scheduler with these nodes, all clean, and no jobs."""
     core = scheduler_of(asked.copy.config, asked.copy.fresh_policy(), State())
     core.handle(i.Start(tuple(hosts), tuple(nodes)), asked.now)
@@ -142,14 +140,14 @@ def _empty(asked: PlanQuestion, hosts: Sequence[i.HostSpec], nodes: Sequence[i.N
     return core
 
 
-def _made_up(pools: Mapping[str, PlanPool]) -> tuple[tuple[i.HostSpec, ...], tuple[i.NodeSpec, ...]]:
+def _made_up(pools: Mapping[str, PlanPool]) -> tuple[tuple[HostSpec, ...], tuple[NodeSpec, ...]]:
     hosts, nodes = [], []
     for pool, like in pools.items():
         for number in range(1, like.nodes + 1):
             host = f"{pool}-{number}"
-            hosts.append(i.HostSpec(host, "none", round(like.ram_gb * 1000)))
+            hosts.append(HostSpec(host, "none", round(like.ram_gb * 1000)))
             nodes.append(
-                i.NodeSpec(
+                NodeSpec(
                     f"{host}/gpu0-{like.gpus - 1}" if like.gpus > 1 else f"{host}/gpu0",
                     host,
                     tuple(f"{host}/gpu{gpu}" for gpu in range(like.gpus)),
@@ -209,7 +207,7 @@ def _least(asked: PlanQuestion, spent: float) -> LeastView:
     hosts, nodes = _inventory(asked)
     end = time.process_time() + limit
 
-    def does(some: Sequence[i.NodeSpec]) -> bool:
+    def does(some: Sequence[NodeSpec]) -> bool:
         kept = not _broken(asked, _played(asked, hosts, some))
         gc.collect()  # a try leaves cycles, and the process has collection off and its memory limited
         return kept
@@ -233,7 +231,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:BROKEN_TOLD]) + (" and others" if len(names) > BROKEN_TOLD else "")
 
 
-def _played(asked: PlanQuestion, hosts: Sequence[i.HostSpec], nodes: Sequence[i.NodeSpec]) -> tuple[Scheduler, Came]:
+def _played(asked: PlanQuestion, hosts: Sequence[HostSpec], nodes: Sequence[NodeSpec]) -> tuple[Scheduler, Came]:
     """All jobs come, one after the other, to these nodes, where no others are."""
     there = {node.host for node in nodes}
     core = _empty(asked, [host for host in hosts if host.id in there], nodes)
@@ -258,9 +256,7 @@ def _broken(asked: PlanQuestion, played: tuple[Scheduler, Came]) -> list[str]:
     return broken
 
 
-def _least_view(
-    asked: PlanQuestion, found: Found, hosts: Sequence[i.HostSpec], nodes: Sequence[i.NodeSpec]
-) -> LeastView:
+def _least_view(asked: PlanQuestion, found: Found, hosts: Sequence[HostSpec], nodes: Sequence[NodeSpec]) -> LeastView:
     of = kinds(nodes)
     core, came = _played(asked, hosts, [node for kind, count in found.nodes.items() for node in of[kind][:count]])
     slowdowns = _slowdowns(core)

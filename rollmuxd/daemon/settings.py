@@ -31,7 +31,8 @@ from pydantic_settings import (
 
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits, PlanWith
 from rollmuxd.core.ids import GpuId, NodeId
-from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
+from rollmuxd.core.inputs import Start
+from rollmuxd.core.model import HostSpec, NodeSpec
 from rollmuxd.daemon.access.owner_limits import ByOwner
 from rollmuxd.spi import HostConfig
 from rollmuxd.wire import VARIABLES

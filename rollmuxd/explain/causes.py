@@ -47,7 +47,6 @@ SENTENCES: Final[Mapping[str, str]] = {
     "new_run": "run {run} has begun",
     "replaced": "replaced by a new run",
     "paused": "paused by {by}",
-    "reinstated": "reinstated by {by}",
     "ended": "ended",
     "finished": "{text}",
     "evicted": "evicted from {node}",

@@ -315,10 +315,9 @@ class History:
         self._turn(job, job.resume_to, fact.at, found)
 
     def _quarantined(self, fact: f.JobQuarantined, found: list[Item]) -> None:
-        self._turn(self._job(fact.job, fact.at), JobStatus.QUARANTINED, fact.at, found, self._words(fact.reason))
-
-    def _reinstated(self, fact: f.JobReinstated, found: list[Item]) -> None:
-        self._turn(self._job(fact.job, fact.at), JobStatus.WAITING, fact.at, found, f"reinstated by {fact.by}")
+        job = self._job(fact.job, fact.at)
+        job.resume_to = JobStatus.WAITING
+        self._turn(job, JobStatus.QUARANTINED, fact.at, found, self._words(fact.reason))
 
     def _lost(self, fact: f.JobLost, found: list[Item]) -> None:
         self._turn(self._job(fact.job, fact.at), JobStatus.LOST, fact.at, found, self._words(fact.reason))
@@ -508,7 +507,6 @@ _SEE: Final[dict[type[f.Fact], Any]] = {
     f.JobPaused: History._paused,
     f.JobResumed: History._resumed,
     f.JobQuarantined: History._quarantined,
-    f.JobReinstated: History._reinstated,
     f.JobLost: History._lost,
     f.JobEnded: History._ended,
     f.SlotQueued: History._queued,

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from rollmuxd.core.ids import GpuId, HostId, PoolName
-from rollmuxd.core.inputs import GpuObservation, HostObserved, HostSpec, NodeSpec, Start
+from rollmuxd.core.inputs import GpuObservation, HostObserved, Start
+from rollmuxd.core.model import HostSpec, NodeSpec
 from rollmuxd.sim.workload import SimJob, Workload
 
 BACKEND = "sim"

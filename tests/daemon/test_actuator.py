@@ -392,9 +392,9 @@ async def test_a_kill_goes_where_the_job_is_with_pid_and_start_time_and_is_looke
 
         assert backend.killed == [("box", 4711, "t0", "j1", "team")]
         assert [type(report) for report in posted] == [Audit, HostObserved]
-        assert (posted[0].action, posted[0].who, posted[0].about) == ("kill_process", "rollmuxd", "j1")
-        assert posted[0].before == "pid 4711 on box (n1)"
-        assert "9" in posted[0].reason, "the cause of this kill"
+        assert (posted[0].fact.action, posted[0].fact.who, posted[0].fact.about) == ("kill_process", "rollmuxd", "j1")
+        assert posted[0].fact.before == "pid 4711 on box (n1)"
+        assert "9" in posted[0].fact.reason, "the cause of this kill"
 
 
 async def test_what_the_backend_does_not_know_for_the_jobs_is_not_written_down_as_killed():

@@ -20,7 +20,7 @@ import pytest
 from patience import PATIENCE_S
 
 from rollmuxd.core.config import Config
-from rollmuxd.core.facts import HostAdded
+from rollmuxd.core.facts import Audited, HostAdded
 from rollmuxd.core.inputs import Audit, HostSpec, Start
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.clock import SystemClock
@@ -376,7 +376,7 @@ async def test_what_an_idle_daemon_cannot_note_on_a_full_disk_costs_no_hand_over
         with anyio.fail_after(PATIENCE_S):
             while not refused:
                 await anyio.sleep(0.01)
-        await driver.submit(Audit(action="a hand-over", who="root", where="here", request_id="r1"))
+        await driver.submit(Audit(Audited(0, action="a hand-over", who="root", where="here", request_id="r1")))
         tasks.cancel_scope.cancel()
     await journal.close()
 

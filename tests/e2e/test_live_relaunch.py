@@ -97,7 +97,7 @@ def test_it_outlives_the_daemon_which_knows_it_again_and_ends_it_with_its_job(li
 
     assert daemon.call("DELETE", "/v1/jobs/again", {"reason": "enough"}).status_code == 200
     live.until("it has gone", lambda: not live.lives(pid))
-    assert not daemon.facts("relaunch_planned")
+    assert not any("relaunch_at" in fact for fact in daemon.facts("job_lost"))
 
 
 def test_one_that_fails_is_started_again_and_one_that_cannot_be_started_is_quarantined(live, daemon):

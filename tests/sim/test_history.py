@@ -297,7 +297,7 @@ def test_a_job_is_told_by_its_status_and_its_group_over_two_runs():
         f.JobPaused(30, "j1", "ann"),
         f.JobResumed(40, "j1", "ann"),
         f.JobQuarantined(50, "j1", said("park failed")),
-        f.JobReinstated(55, "j1", "ann"),
+        f.JobResumed(55, "j1", "ann"),
         f.PlacementEnded(60, "j1", said("")),
         f.JobPlaced(70, "j1", "g2", {"rollout": (NODE,)}, (), JobStatus.PROBING, "packing"),
         f.JobPromised(80, "j1", promised=True),

@@ -36,7 +36,6 @@ _SHARED: Final[Mapping[type[f.Fact], Fold]] = {
     **dict.fromkeys((f.LoopStalled, f.Audited), _nothing),
     **dict.fromkeys((f.NodeUp, f.NodeOccupied, f.NodeUnknown, f.NodeLost, f.NodeQuarantined), hosts.node_moved),
     **dict.fromkeys((f.NodeDraining, f.NodeDrained, f.NodeUndrained), hosts.node_moved),
-    **dict.fromkeys((f.JobQuarantined, f.JobLost), jobs.job_leaves),
     **dict.fromkeys((f.SessionLost, f.SessionClosed), jobs.session_over),
 }
 

@@ -131,7 +131,7 @@ def job_paused(state: State, fact: f.JobPaused) -> None:
 def job_resumed(state: State, fact: f.JobResumed) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact, job.resume_to)
-    job.reason = None
+    job.reason, job.losses = None, []
     if job.paused_at is not None:
         job.progress.iteration_excused_ms += fact.at - job.paused_at
         if job.progress.idle_from is not None:
@@ -139,23 +139,20 @@ def job_resumed(state: State, fact: f.JobResumed) -> None:
     job.paused_at = None
 
 
-def job_leaves(state: State, fact: f.JobQuarantined | f.JobLost) -> None:
+def job_quarantined(state: State, fact: f.JobQuarantined) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact)
-    job.reason = fact.reason
+    job.reason, job.resume_to = fact.reason, JobStatus.WAITING
     leave_schedule(state, job)
 
 
-def job_reinstated(state: State, fact: f.JobReinstated) -> None:
+def job_lost(state: State, fact: f.JobLost) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact)
-    job.reason, job.losses = Cause("reinstated", {"by": fact.by}), []
-
-
-def relaunch_planned(state: State, fact: f.RelaunchPlanned) -> None:
-    job = state.jobs[fact.job]
-    job.relaunch_at = fact.due_at
-    job.losses = [*job.losses, fact.at][-fact.attempt :]
+    job.reason, job.relaunch_at = fact.reason, fact.relaunch_at
+    if fact.attempt:
+        job.losses = [*job.losses, fact.at][-fact.attempt :]
+    leave_schedule(state, job)
 
 
 def process_launched(state: State, fact: f.ProcessLaunched) -> None:

@@ -14,10 +14,12 @@ from rollmuxd.core.handlers.orders import CRASHES_TO_SUSPECT, lost_contact, may_
 from rollmuxd.core.ids import HostId, Millis, NodeId
 from rollmuxd.core.model import (
     Host,
+    HostSpec,
     Job,
     JobState,
     JobStatus,
     Node,
+    NodeSpec,
     NodeStatus,
     OrderKind,
     OrderStatus,
@@ -179,7 +181,7 @@ def configure(c: Context, given: i.Start) -> None:
     for host in given.hosts:
         known = c.state.hosts.get(host.id)
         if known is not None and not host.ram_mb:  # it could not be asked: it has what it had
-            host = i.HostSpec(host.id, host.backend, known.ram_mb)
+            host = HostSpec(host.id, host.backend, known.ram_mb)
         if known is None or (known.backend, known.ram_mb) != (host.backend, host.ram_mb):
             c.fact(f.HostAdded(c.now, host))
     wanted = {node.id: with_known(node, c.state.nodes.get(node.id)) for node in given.nodes}
@@ -205,17 +207,17 @@ def configure(c: Context, given: i.Start) -> None:
         c.fact(f.HostRemoved(c.now, name))
 
 
-def with_known(spec: i.NodeSpec, node: Node | None) -> i.NodeSpec:
+def with_known(spec: NodeSpec, node: Node | None) -> NodeSpec:
     """The node as it is configured. What neither says nor its host, which may be away, it has as before."""
     if node is None:
         return spec
     return msgspec.structs.replace(spec, gpu_type=spec.gpu_type or node.gpu_type, gpu_mb=spec.gpu_mb or node.gpu_mb)
 
 
-def spec_of(node: Node) -> i.NodeSpec:
+def spec_of(node: Node) -> NodeSpec:
     """The node as it was configured."""
     gpus, price = tuple(node.gpus), node.price_per_gpu_hour
-    return i.NodeSpec(node.id, node.host, gpus, node.pools, node.gpu_type, node.gpu_mb, price)
+    return NodeSpec(node.id, node.host, gpus, node.pools, node.gpu_type, node.gpu_mb, price)
 
 
 def host_observed(c: Context, told: i.HostObserved) -> Answer:
@@ -345,7 +347,7 @@ def clean_limit_passed(c: Context, name: NodeId) -> None:
 
 
 def audit(c: Context, given: i.Audit) -> Answer:
-    c.fact(f.Audited(c.now, **msgspec.structs.asdict(given)))
+    c.fact(msgspec.structs.replace(given.fact, at=c.now))
     return NOTHING
 
 

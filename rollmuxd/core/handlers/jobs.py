@@ -10,7 +10,7 @@ from rollmuxd.core.ids import JobId, Millis, SessionId
 from rollmuxd.core.model import Job, JobStatus, Session, SessionStatus, SlotStatus, StateStatus
 from rollmuxd.core.spec import OnLoss
 from rollmuxd.core.steps.admit import check_owner, check_spec
-from rollmuxd.core.steps.launch import end_process, is_relaunched, kill, lost_too_often, plan_relaunch, run_key
+from rollmuxd.core.steps.launch import end_process, kill, lost_too_often, plan_relaunch, run_key
 from rollmuxd.core.steps.observe import record_unknown
 from rollmuxd.core.steps.reclaim import abandon, drop_request, end_now, take_away
 
@@ -154,7 +154,7 @@ def reinstate(c: Context, ask: i.ReinstateJob) -> Answer:
     job = c.state.job(ask.job)
     if job.status is not JobStatus.QUARANTINED:
         raise Conflict(f"job {job.spec.name} is {job.status}, and only a quarantined job can be reinstated")
-    c.fact(f.JobReinstated(c.now, job.id, ask.by))
+    c.fact(f.JobResumed(c.now, job.id, ask.by))
     if c.state.session_of(job) is None:
         end_process(c, job, Cause("next_process"))
     return Answer(job=job.id)
@@ -198,7 +198,7 @@ def process_replaced(c: Context, job: Job, session: SessionId) -> None:
         if kept.status in (StateStatus.LOADED, StateStatus.PARKED):
             record_unknown(c, kept)
     if job.status is JobStatus.QUARANTINED:
-        c.fact(f.JobReinstated(c.now, job.id, f"session {session}"))
+        c.fact(f.JobResumed(c.now, job.id, f"session {session}"))
 
 
 def close_session(c: Context, ask: i.CloseSession) -> Answer:
@@ -248,12 +248,10 @@ def job_lost(c: Context, job: Job, reason: Cause, *, leaves: bool = False) -> No
     if hopeless is not None and job.status is not JobStatus.QUARANTINED:
         c.fact(f.JobQuarantined(c.now, job.id, hopeless))
     else:
-        c.fact(f.JobLost(c.now, job.id, reason))
+        c.fact(f.JobLost(c.now, job.id, reason, *plan_relaunch(c, job)))
     nobody_knows(c, job)
     if not leaves and job.spec.on_loss is not OnLoss.HOLD and not end_process(c, job, reason):
         c.do(kill(job))
-    if is_relaunched(job) and job.status is JobStatus.LOST:
-        plan_relaunch(c, job)
 
 
 def nobody_knows(c: Context, job: Job) -> None:

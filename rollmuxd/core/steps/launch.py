@@ -66,12 +66,14 @@ def lost_too_often(c: Context, job: Job, reason: Cause) -> Cause | None:
     return Cause("lost_too_often", {"times": lost, "within_min": within}, reason)
 
 
-def plan_relaunch(c: Context, job: Job) -> None:
-    """A lost job is started again: after a minute, two, four, ..."""
+def plan_relaunch(c: Context, job: Job) -> tuple[Millis | None, int]:
+    """When a lost job is started again, after a minute, two, four, ..., and for the how-manieth time; None: never."""
+    if not is_relaunched(job):
+        return None, 0
     attempt = len(losses_of_late(c, job)) + 1
     due = c.now + c.config.relaunch_after_ms * 2 ** (attempt - 1)
-    c.fact(f.RelaunchPlanned(c.now, job.id, attempt, due))
     c.timers.at(due, "relaunch", job.id)
+    return due, attempt
 
 
 def relaunch(c: Context, name: JobId) -> None:
@@ -84,16 +86,9 @@ def relaunch(c: Context, name: JobId) -> None:
     end_process(c, job, Cause("next_process"))
     run = job.run + 1
     attempt = len(losses_of_late(c, job))
-    c.fact(f.JobRegistered(c.now, job.id, job.owner, job.user, run, job.spec, next_key(c, job), max(1, attempt)))
+    c.fact(f.JobRegistered(c.now, job.id, job.owner, job.user, run, job.spec, run_key(c, job.id, run), max(1, attempt)))
 
 
-def run_key(c: Context, own: str, run: int) -> str:
+def run_key(c: Context, job: JobId, run: int) -> str:
     """The key by which the process of a run, and of no other, is known: numbers are given again after a restore."""
-    return f"{run}~{own}" if c.state.incarnation == 1 else f"{run}.{c.state.incarnation}~{own}"
-
-
-def next_key(c: Context, job: Job) -> str:
-    """That of a job's next run."""
-    head, _, own = job.idempotency_key.partition("~")
-    first = head.partition(".")[0] != str(job.run)  # the key that came with the registration, if one did
-    return run_key(c, job.idempotency_key if first else own, job.run + 1)
+    return f"{run}.{c.state.incarnation}~{job}"

@@ -38,7 +38,7 @@ from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps.admit import over_its_nodes
 from rollmuxd.core.steps.dispatch import OUT, issue, park_if_unheld, take_place
-from rollmuxd.core.steps.launch import end_process, launch, next_key
+from rollmuxd.core.steps.launch import end_process, launch, run_key
 from rollmuxd.core.steps.lines import next_phase
 from rollmuxd.core.steps.locality import locality_violation, place_elsewhere
 from rollmuxd.core.steps.observe import expect_clean, is_of_use, record_unknown
@@ -194,7 +194,7 @@ def end(c: Context, job: Job) -> None:
     """The job has its new nodes and resumes there; another job may fit where it was."""
     left = leaving(job, told(job).pins)
     if job.spec.movable is Movable.RELAUNCH:  # a process that comes back late finds that the run is no longer its own
-        c.fact(f.MoveEnded(c.now, job.id, job.run + 1, next_key(c, job)))
+        c.fact(f.MoveEnded(c.now, job.id, job.run + 1, run_key(c, job.id, job.run + 1)))
         launch(c, job)
     else:
         c.fact(f.MoveEnded(c.now, job.id))

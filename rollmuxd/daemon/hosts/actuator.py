@@ -23,7 +23,7 @@ from msgspec import Struct
 from rollmuxd.core import causes
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
-from rollmuxd.core.facts import Fact, SlotGranted, StateObserved
+from rollmuxd.core.facts import Audited, Fact, SlotGranted, StateObserved
 from rollmuxd.core.ids import GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName, SlotId
 from rollmuxd.core.inputs import (
     Audit,
@@ -540,7 +540,8 @@ class Actuator:
         log.info("killed", **told)
         before = f"pid {session.pid} on {host} ({session.id})"
         why = sentence(job.reason)
-        self._post(Audit("kill_process", "rollmuxd", about=job.id, before=before, after="killed", reason=why))
+        fact = Audited(0, "kill_process", "rollmuxd", about=job.id, before=before, after="killed", reason=why)
+        self._post(Audit(fact))
 
     def _also_of(self, session: Session) -> JobId | None:
         """Another job that lives in the process which a session has named."""

@@ -14,7 +14,8 @@ import structlog
 from rollmuxd.core.effects import Effect, Observe
 from rollmuxd.core.facts import DaemonStarted
 from rollmuxd.core.ids import HostId
-from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
+from rollmuxd.core.inputs import Start
+from rollmuxd.core.model import HostSpec, NodeSpec
 from rollmuxd.daemon.hosts.plugin_calls import ask, checked, said
 from rollmuxd.daemon.writer import Numbered
 from rollmuxd.spi import Backend, Inventory

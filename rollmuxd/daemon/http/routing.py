@@ -38,6 +38,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Rejected
+from rollmuxd.core.facts import Audited
 from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.inputs import Audit, Input
 from rollmuxd.core.model import Job
@@ -281,7 +282,8 @@ class Call:
     def noted(self, about: str, before: str, after: str, *, reason: str = "") -> Audit:
         """What is written down of this call."""
         self._is_noted = True
-        return Audit(
+        fact = Audited(
+            0,
             action=self.action,
             who=self.caller.name,
             role=str(self.caller.role),
@@ -292,6 +294,7 @@ class Call:
             after=after,
             reason=reason,
         )
+        return Audit(fact)
 
     def header(self, name: bytes) -> str | None:
         """A request header, by its name in lower case."""
@@ -645,7 +648,8 @@ async def _identify(shared: Shared, scope: Scope, request_id: str, *, needed: bo
     except NotKnown as error:
         _count(shared, _from(scope))
         if error.login and (left_out := shared.failed_logins.take()) is not None:
-            told = Audit(
+            told = Audited(
+                0,
                 action="login_failed",
                 who=error.tried,
                 where=_where(scope),
@@ -654,7 +658,7 @@ async def _identify(shared: Shared, scope: Scope, request_id: str, *, needed: bo
                 count=left_out + 1,
             )
             with suppress(Unavailable):  # the caller is refused all the same
-                await shared.services.driver.submit(told)
+                await shared.services.driver.submit(Audit(told))
         raise
     _count(shared, caller.key or _from(scope))
     if not caller.key:

@@ -31,9 +31,8 @@ const JOB_STATUS = {
   job_promised: "admitted",
   job_unplaced: "waiting",
   job_paused: "paused",
-  job_resumed: "", // where it was before the pause
+  job_resumed: "", // where it was before the pause; out of quarantine, waiting
   job_quarantined: "quarantined",
-  job_reinstated: "waiting",
   job_lost: "lost",
   job_ended: "ended",
 };
@@ -486,12 +485,8 @@ function describe(history, fact) {
       return ["ok", `${job} was resumed${by}`];
     case "job_quarantined":
       return ["bad", `${job} is quarantined${why}`];
-    case "job_reinstated":
-      return ["ok", `${job} was reinstated${by}`];
     case "job_lost":
-      return ["bad", `${job} is lost${why}`];
-    case "relaunch_planned":
-      return ["info", `${job} is to be started again, attempt ${fact.attempt}`];
+      return ["bad", `${job} is lost${why}${fact.attempt ? `; it is to be started again, attempt ${fact.attempt}` : ""}`];
     case "job_ended":
       return ["info", `${job} has ended${why}`];
     case "slot_taken_away":

@@ -125,6 +125,7 @@ function stretches(marks, present, ordinary) {
       continue;
     }
     if (mark.status === "paused") before = status;
+    if (mark.status === "quarantined") before = "waiting";
     status = mark.status || before;
     const t1 = until(marks, index, status);
     if (status !== ordinary && t1 > mark.at) found.push({ t0: mark.at, t1, status, reason: mark.reason });

@@ -32,8 +32,7 @@ from msgspec.structs import replace
 from rollmuxd.core import facts as f
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import HostId, JobId, Millis, NodeId, OrderId, PoolName, SlotId
-from rollmuxd.core.inputs import HostSpec, NodeSpec
-from rollmuxd.core.model import OrderKind
+from rollmuxd.core.model import HostSpec, NodeSpec, OrderKind
 from rollmuxd.core.spec import JobSpec, Movable, OnLoss, PhaseSpec, StateSpec, Want
 from rollmuxd.sim.workload import Durations, Malformed, Options, Pool, SimJob, Starts, Workload, by_arrival
 from rollmuxd.sim.workloads.options import PRICES, check, nearest, thinned

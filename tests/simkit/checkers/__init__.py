@@ -36,7 +36,6 @@ OF_NO_CONSEQUENCE: Final = frozenset(
         "LoopStalled",
         "ProcessLaunched",
         "ProcessStarted",
-        "RelaunchPlanned",
         "SlotOverran",
     }
 )

@@ -232,10 +232,8 @@ class Placements(Gpus):
         member = self.who_has_ended_gets_nothing_more(fact.job, "is quarantined")
         self._leave_schedule(fact.job, member)
         member.kept.used = {}
+        member.resume_to = "waiting"
         self._set(member, "quarantined")
-
-    def _reinstated(self, fact: f.JobReinstated) -> None:
-        self._set(self.who_has_ended_gets_nothing_more(fact.job, "is reinstated"), "waiting")
 
     def _lost(self, fact: f.JobLost) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, "is lost")
@@ -280,7 +278,6 @@ class Placements(Gpus):
         f.JobPaused: _paused,
         f.JobResumed: _resumed,
         f.JobQuarantined: _quarantined,
-        f.JobReinstated: _reinstated,
         f.JobLost: _lost,
         f.JobEnded: _ended,
         f.SessionOpened: _session_opened,
