@@ -382,10 +382,6 @@ class FabricView(Answer, frozen=True):
     stamp: int = 0
 
 
-class FabricPage(Page[FabricView], frozen=True):
-    """A page of optical switches."""
-
-
 class ChannelOrder(Answer, frozen=True):
     """What a rank has to do with its state of a pool: ``load``, ``park`` or ``discard``."""
 
@@ -405,42 +401,15 @@ class ChannelView(Answer, frozen=True):
     order: ChannelOrder | None = None
 
 
-# ---- pages -----------------------------------------------------------------------------------------------------------
-
-
-class JobPage(Page[JobView], frozen=True):
-    """A page of jobs."""
-
-
-class SlotPage(Page[SlotView], frozen=True):
-    """A page of slots."""
-
-
-class GroupPage(Page[GroupView], frozen=True):
-    """A page of groups."""
-
-
-class PoolPage(Page[PoolView], frozen=True):
-    """A page of pools."""
-
-
-class NodePage(Page[NodeView], frozen=True):
-    """A page of nodes."""
-
-
-class HostPage(Page[HostView], frozen=True):
-    """A page of hosts."""
-
-
 class OverviewLists(Answer, frozen=True):
     """The first page of each list; of slots, if they were asked for."""
 
-    pools: PoolPage
-    nodes: NodePage
-    hosts: HostPage
-    groups: GroupPage
-    jobs: JobPage
-    slots: SlotPage | None = None
+    pools: Page[PoolView]
+    nodes: Page[NodeView]
+    hosts: Page[HostView]
+    groups: Page[GroupView]
+    jobs: Page[JobView]
+    slots: Page[SlotView] | None = None
 
 
 class Overview(Answer, frozen=True):
@@ -449,10 +418,6 @@ class Overview(Answer, frozen=True):
     me: MeView
     tag: str
     lists: OverviewLists | None = None
-
-
-class KeyPage(Page[KeyView], frozen=True):
-    """A page of API keys, without their secrets."""
 
 
 # ---- report ----------------------------------------------------------------------------------------------------------

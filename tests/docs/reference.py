@@ -20,6 +20,7 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.http.app import ENDPOINTS
 from rollmuxd.daemon.http.routing import Endpoint, Plain
 from rollmuxd.daemon.metrics import Metrics
+from rollmuxd.wire.answers import Page
 
 REPOSITORY = Path(__file__).parents[2]
 HEAD = "Drawn from the code by `ROLLMUX_REWRITE=1 make test ARGS=tests/docs`; change it there.\n"
@@ -163,9 +164,10 @@ def _endpoint(endpoint: Endpoint) -> str:
 
 
 def _answers(endpoint: Endpoint) -> list[str]:
-    parts = get_args(endpoint.answer) or (endpoint.answer,)
-    if get_origin(endpoint.answer) in (dict, list):
+    origin = get_origin(endpoint.answer)
+    if origin in (dict, list):
         return ["JSON"]
+    parts = (endpoint.answer,) if origin is Page else get_args(endpoint.answer) or (endpoint.answer,)
     shown = [_type(part) for part in parts if part is not Plain]
     return [*shown, *(f"`{kind}`" for kind in endpoint.produces)] or ["bytes"]
 
@@ -242,6 +244,8 @@ def _type(kind: Any) -> str:
     origin, args = get_origin(kind), get_args(kind)
     if origin is dict:
         return f"object of {_type(args[1])}"
+    if origin is Page:
+        return f"page of {_type(args[0])}"
     if origin in (list, tuple):
         return f"list of {_type(args[0])}"
     if args and all(isinstance(arg, str | int) for arg in args):

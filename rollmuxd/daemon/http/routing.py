@@ -66,6 +66,7 @@ from rollmuxd.daemon.logs import Seldom
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.writer import Unavailable
+from rollmuxd.wire.answers import Page
 
 T = TypeVar("T")
 Handler: TypeAlias = Callable[..., Awaitable[Any]]
@@ -307,8 +308,8 @@ class Call:
         things: Callable[[State], Mapping[str, T]],
         wanted: Callable[[State, T], bool],
         view: Callable[[Visibility, T, Millis], Struct],
-    ) -> tuple[list[Any], str | None]:
-        """The encoded views of as many items as a page may have in bytes, and the key after which the next page begins.
+    ) -> Page[Any]:
+        """As many items after ``after`` as a page may have, in number and bytes; their views are encoded already.
 
         They are made a few at a time, and between them the loop is left to other calls. ``things`` gives all items by
         their keys. One that is gone when its turn comes is left out.
@@ -332,7 +333,7 @@ class Call:
                 views.append(msgspec.Raw(text))
                 last = key
         await self.read(lambda core, now: None)  # all that was seen is durable
-        return views, following
+        return Page(items=views, next=following)
 
     @contextmanager
     def body_expected(self, limit: int) -> Iterator[int]:

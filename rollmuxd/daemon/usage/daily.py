@@ -10,7 +10,7 @@ Facts that are older than ``journal.keep_days`` go, those of the audit trail aft
 """
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final, TypeAlias
 from zlib import compress, decompress
@@ -22,7 +22,6 @@ import structlog
 from anyio import to_thread
 
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal.file import JournalDamaged, JournalError, JournalFailed, Unreadable
@@ -235,22 +234,13 @@ async def _fold(journal: Journal, ledger: UsageLedger, after: int, durable: int,
             raise FactsGone(journal.first)
         if not batch:
             break
-        if (taken := _see(ledger, batch, durable)) < batch[-1][0]:
-            return max(taken, after)
-        after = taken
+        for seq, fact in batch:
+            if seq > durable:
+                return after
+            if isinstance(fact, Unreadable):
+                ledger.miss(seq)
+            elif not ledger.see(fact):
+                return after
+            after = seq
         await anyio.sleep(pause_s)
     return after
-
-
-def _see(ledger: UsageLedger, batch: Sequence[tuple[int, Fact | Unreadable]], durable: int) -> int:
-    """Show facts to a ledger; the last one that it took, 0: none."""
-    taken = 0
-    for seq, fact in batch:
-        if seq > durable:
-            break
-        if isinstance(fact, Unreadable):
-            ledger.miss(seq)
-        elif not ledger.see(fact):
-            break
-        taken = seq
-    return taken

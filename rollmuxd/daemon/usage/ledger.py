@@ -21,7 +21,7 @@ What fillers ran on lent nodes is counted as harvested, and charged to no job.
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple
 
 import msgspec
@@ -148,15 +148,9 @@ class DailyUsage:
 
     def copy(self) -> "DailyUsage":
         """A copy that stays as it is."""
-        return DailyUsage(
-            {job: replace(book) for job, book in self.work.items()},
-            {name: replace(pool) for name, pool in self.pools.items()},
-            {
-                group: replace(shared, held=dict(shared.held), pinned=dict(shared.pinned))
-                for group, shared in self.groups.items()
-            },
-            list(self.unreadable),
-        )
+        copied = DailyUsage()
+        copied.add(self)
+        return copied
 
     def without_zeros(self) -> "DailyUsage":
         """The same, less the jobs that nothing was booked for."""

@@ -8,18 +8,18 @@ from rollmuxd.daemon.hosts.circuits import FabricStatus, Switch
 from rollmuxd.daemon.http.routes._query import BODY, PageQuery
 from rollmuxd.daemon.http.routing import Call, Routes, page_of
 from rollmuxd.spi import Circuit
-from rollmuxd.wire.answers import CircuitView, FabricPage, FabricView
+from rollmuxd.wire.answers import CircuitView, FabricView, Page
 from rollmuxd.wire.requests import ReasonBody
 
 routes = Routes("fabric")
 
 
 @routes.get("/v1/fabrics")
-async def list_fabrics(call: Call, query: PageQuery) -> FabricPage:
+async def list_fabrics(call: Call, query: PageQuery) -> Page[FabricView]:
     """All optical switches."""
     switches = call.services.switches
     found, following = page_of(switches, query.limit, query.after)
-    return FabricPage(items=[_view(switches[name]) for name in found], next=following)
+    return Page(items=[_view(switches[name]) for name in found], next=following)
 
 
 @routes.post("/v1/fabrics/{fabric}/degrade", needs=Role.ADMIN, problems=(*BODY, 404))

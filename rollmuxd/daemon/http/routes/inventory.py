@@ -15,7 +15,7 @@ from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.routes._query import BODY, Id, PageQuery
 from rollmuxd.daemon.http.routing import Call, Routes
-from rollmuxd.wire.answers import GroupPage, GroupView, HostPage, HostView, NodePage, NodeView, PoolPage
+from rollmuxd.wire.answers import GroupView, HostView, NodeView, Page, PoolView
 from rollmuxd.wire.requests import DrainBody, ReasonBody
 
 routes = Routes("inventory")
@@ -40,7 +40,7 @@ class GroupsQuery(PageQuery, frozen=True):
 
 
 @routes.get("/v1/nodes", problems=(429,))
-async def list_nodes(call: Call, query: NodesQuery) -> NodePage:
+async def list_nodes(call: Call, query: NodesQuery) -> Page[NodeView]:
     """All nodes."""
 
     def wanted(state: State, node: Node) -> bool:
@@ -53,8 +53,7 @@ async def list_nodes(call: Call, query: NodesQuery) -> NodePage:
     def view(visibility: Visibility, node: Node, now: Millis) -> NodeView:
         return _view(call, visibility, node)
 
-    items, following = await call.page(query.limit, query.after, lambda state: state.nodes, wanted, view)
-    return NodePage(items=items, next=following)
+    return await call.page(query.limit, query.after, lambda state: state.nodes, wanted, view)
 
 
 # A node's id has a slash in it, so these three come before the node itself, which would match them too.
@@ -112,14 +111,13 @@ def _view(call: Call, visibility: Visibility, node: Node) -> NodeView:
 
 
 @routes.get("/v1/hosts", problems=(429,))
-async def list_hosts(call: Call, query: PageQuery) -> HostPage:
+async def list_hosts(call: Call, query: PageQuery) -> Page[HostView]:
     """All hosts."""
 
     def view(visibility: Visibility, host: Host, now: Millis) -> HostView:
         return views.host_view(visibility, host, call.services.endings)
 
-    items, following = await call.page(query.limit, query.after, lambda state: state.hosts, lambda *_: True, view)
-    return HostPage(items=items, next=following)
+    return await call.page(query.limit, query.after, lambda state: state.hosts, lambda *_: True, view)
 
 
 @routes.get("/v1/hosts/{host}", problems=(404,))
@@ -173,16 +171,15 @@ async def _each_node(call: Call, host: HostId, given: Callable[[NodeId], Input],
 
 
 @routes.get("/v1/pools", problems=(429,))
-async def list_pools(call: Call, query: PageQuery) -> PoolPage:
+async def list_pools(call: Call, query: PageQuery) -> Page[PoolView]:
     """All pools."""
-    items, following = await call.page(
+    return await call.page(
         query.limit, query.after, views.pool_views, lambda *_: True, lambda visibility, pool, now: pool
     )
-    return PoolPage(items=items, next=following)
 
 
 @routes.get("/v1/groups", problems=(429,))
-async def list_groups(call: Call, query: GroupsQuery) -> GroupPage:
+async def list_groups(call: Call, query: GroupsQuery) -> Page[GroupView]:
     """All groups. Jobs of other owners appear by their ids."""
 
     def wanted(state: State, group: Group) -> bool:
@@ -194,8 +191,7 @@ async def list_groups(call: Call, query: GroupsQuery) -> GroupPage:
     def view(visibility: Visibility, group: Group, now: Millis) -> GroupView:
         return views.group_view(visibility, group)
 
-    items, following = await call.page(query.limit, query.after, lambda state: state.groups, wanted, view)
-    return GroupPage(items=items, next=following)
+    return await call.page(query.limit, query.after, lambda state: state.groups, wanted, view)
 
 
 @routes.get("/v1/groups/{group}", problems=(404,))

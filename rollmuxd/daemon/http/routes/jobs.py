@@ -35,7 +35,7 @@ from rollmuxd.daemon.http.routing import Call, Routes, status_of_job
 from rollmuxd.daemon.http.wait_reasons import THOUGHTS
 from rollmuxd.daemon.settings import DefaultsTable, mb, ms
 from rollmuxd.spi import Residency, TakesOptions
-from rollmuxd.wire.answers import Explanation, JobPage, JobView, RegisteredView
+from rollmuxd.wire.answers import Explanation, JobView, Page, RegisteredView
 from rollmuxd.wire.requests import EndBody, PhaseBody, RegisterBody, StateBody, WantBody
 
 routes = Routes("jobs")
@@ -89,7 +89,7 @@ async def register_job(call: Call, body: RegisterBody) -> RegisteredView:
 
 
 @routes.get("/v1/jobs", problems=(429,))
-async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
+async def list_jobs(call: Call, query: JobsQuery) -> Page[JobView]:
     """The jobs that the caller may see; ended ones too, while the daemon remembers them.
 
     The ``reason`` of a job that waits (for a placement, or for its turn) is the first of its reasons. On a page with
@@ -100,7 +100,7 @@ async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
     return await page_of_jobs(call, query)
 
 
-async def page_of_jobs(call: Call, query: JobsQuery, *, turns: bool = True) -> JobPage:
+async def page_of_jobs(call: Call, query: JobsQuery, *, turns: bool = True) -> Page[JobView]:
     """A page of the list of jobs. ``turns``: say why those wait, too, that have their place."""
 
     def wanted(state: State, job: Job) -> bool:
@@ -121,8 +121,7 @@ async def page_of_jobs(call: Call, query: JobsQuery, *, turns: bool = True) -> J
         thoughts -= thought
         return views.job_view(visibility, job, now, waiting=False, reason=reason)
 
-    items, following = await call.page(query.limit, query.after, lambda state: state.jobs, wanted, view)
-    return JobPage(items=items, next=following)
+    return await call.page(query.limit, query.after, lambda state: state.jobs, wanted, view)
 
 
 @routes.get("/v1/jobs/{job}", problems=(404,))

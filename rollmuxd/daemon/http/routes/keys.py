@@ -6,7 +6,7 @@ from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.routes._query import BODY, PageQuery
 from rollmuxd.daemon.http.routing import Call, Routes, page_of
-from rollmuxd.wire.answers import KeyPage, KeyView
+from rollmuxd.wire.answers import KeyView, Page
 from rollmuxd.wire.requests import KeyBody
 
 routes = Routes("keys")
@@ -27,12 +27,12 @@ async def add_key(call: Call, body: KeyBody) -> KeyView:
 
 
 @routes.get("/v1/keys", needs=Role.ADMIN)
-async def list_keys(call: Call, query: PageQuery) -> KeyPage:
+async def list_keys(call: Call, query: PageQuery) -> Page[KeyView]:
     """All keys, revoked ones too, without their secrets."""
     keys = await call.services.journal.list_keys()
     known = {key.id: key for key in keys}
     found, following = page_of(known, query.limit, query.after)
-    return KeyPage(items=[_view(call, known[name]) for name in found], next=following)
+    return Page(items=[_view(call, known[name]) for name in found], next=following)
 
 
 @routes.delete("/v1/keys/{key}", needs=Role.ADMIN, problems=(404,))

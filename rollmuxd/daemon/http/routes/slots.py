@@ -32,7 +32,7 @@ from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import BODY, Id, PageQuery
 from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Routes
 from rollmuxd.daemon.writer import Unavailable
-from rollmuxd.wire.answers import ReleaseView, SlotPage, SlotView
+from rollmuxd.wire.answers import Page, ReleaseView, SlotView
 from rollmuxd.wire.requests import GrowBody, ReasonBody, ReleaseBody, ShrinkBody, SlotBody
 
 routes = Routes("slots", charged=False)
@@ -316,7 +316,7 @@ class SlotsQuery(PageQuery, frozen=True):
 
 
 @routes.get("/v1/slots", problems=(404, 429))
-async def list_slots(call: Call, query: SlotsQuery) -> SlotPage:
+async def list_slots(call: Call, query: SlotsQuery) -> Page[SlotView]:
     """Open slots, and each job's last few that ended.
 
     ``which=open``: without those; ``holding``: of these, those that hold GPUs. ``why=false``: of those that are queued
@@ -340,8 +340,7 @@ async def list_slots(call: Call, query: SlotsQuery) -> SlotPage:
         job = visibility.core.state.jobs[slot.job]
         return views.slot_view(visibility, slot, job, call.caller, now, why=query.why)
 
-    items, following = await call.page(query.limit, query.after, lambda state: state.slots, wanted, view)
-    return SlotPage(items=items, next=following)
+    return await call.page(query.limit, query.after, lambda state: state.slots, wanted, view)
 
 
 @routes.get("/v1/slots/{slot}", problems=(404,))
