@@ -161,15 +161,9 @@ def _cut(item: Item, since: Millis | None) -> Item | None:
 
 
 class _Slot(Struct):
-    id: SlotId
-    who: Who
-    run: int
-    phase: str
-    side: bool
-    kind: str
-    since: Millis
+    #: the part of its life at hand, whose end is not known yet
+    part: SlotSpan
     gpus: tuple[GpuId, ...] = ()
-    fence: Fence | None = None
 
 
 class _Job(Struct):
@@ -185,10 +179,17 @@ class _Job(Struct):
     admission: str = ""
 
 
-class _NodeNow(Struct):
-    kind: str
-    since: Millis
-    reason: str
+#: what a node is from such a fact on; of the others it is simply there, or not known
+_NODE_IS: Final[dict[type[f.Fact], str]] = {
+    f.NodeUp: "",
+    f.NodeUnknown: "",
+    f.NodeUndrained: "",
+    f.NodeOccupied: "occupied",
+    f.NodeLost: "lost",
+    f.NodeQuarantined: "quarantined",
+    f.NodeDraining: "draining",
+    f.NodeDrained: "drained",
+}
 
 
 class History:
@@ -199,16 +200,18 @@ class History:
         self._hosts: dict[HostId, None] = {}
         self._nodes: dict[NodeId, NodeInfo] = {}
         self._node_of: dict[GpuId, NodeId] = {}
-        self._not_up: dict[NodeId, _NodeNow] = {}
         self._jobs: dict[JobId, _Job] = {}
         self._slots: dict[SlotId, _Slot] = {}
-        self._orders: dict[OrderId, tuple[f.OrderIssued, Who]] = {}
+        # spans whose end is not known yet
+        self._not_up: dict[NodeId, NodeSpan] = {}
+        self._orders: dict[OrderId, OrderSpan] = {}
 
     def see(self, fact: f.Fact) -> list[Item]:
         """What this fact brings to an end."""
         self.at = max(self.at, fact.at)
         found: list[Item] = []
-        _SEE.get(type(fact), History._nothing)(self, fact, found)
+        for of_noun in (self._of_slot, self._of_order, self._of_job, self._of_node):
+            of_noun(fact, found)
         return found
 
     def close(self, at: Millis | None = None) -> Iterator[Item]:
@@ -216,14 +219,14 @@ class History:
         at = self.at if at is None else at
         found: list[Item] = []
         for slot in self._slots.values():
-            self._slot_part(slot, at, "", found)
-        for order, who in self._orders.values():
-            self._order_part(order, who, at, "", found)
+            self._part_over(slot, at, "", found)
+        for order in list(self._orders):
+            self._order_over(order, at, "", found)
         for job in self._jobs.values():
-            self._status_part(job, at, found)
+            self._status_over(job, at, found)
         for node in list(self._not_up):
-            self._node_part(node, at, found)
-        self._slots, self._orders, self._jobs, self._not_up = {}, {}, {}, {}
+            self._node_over(node, at, found)
+        self._slots, self._jobs = {}, {}
         for item in found:
             if isinstance(item, Span):
                 item.open = True
@@ -231,45 +234,42 @@ class History:
 
     # ---- the daemon, nodes -------------------------------------------------------------------------------------------
 
-    def _nothing(self, fact: f.Fact, found: list[Item]) -> None:
-        """It is of no span's concern."""
+    def _of_node(self, fact: f.Fact, found: list[Item]) -> None:
+        match fact:
+            case f.DaemonStarted():
+                found.append(Moment(at=fact.at, what=f"daemon started (incarnation {fact.incarnation})"))
+            case f.LoopStalled():
+                found.append(Moment(at=fact.at, what=f"daemon late by {fact.late_ms} ms"))
+            case f.HostBooted():
+                if fact.host in self._hosts:  # else this is our first look at it
+                    found.append(Moment(at=fact.at, what=f"host {fact.host} booted"))
+                self._hosts[fact.host] = None
+            case f.NodeAdded(node=spec):
+                info = NodeInfo(id=spec.id, pool="+".join(spec.pools), gpu_type=spec.gpu_type)
+                self._nodes[spec.id] = info
+                self._node_of.update(dict.fromkeys(spec.gpus, spec.id))
+                found.append(info)
+            case f.NodeRemoved():
+                self._node_over(fact.node, fact.at, found)
+                self._nodes.pop(fact.node, None)
+                self._node_of = {gpu: node for gpu, node in self._node_of.items() if node != fact.node}
+            case _ if type(fact) in _NODE_IS:
+                self._node_is(fact, _NODE_IS[type(fact)], found)
 
-    def _daemon_started(self, fact: f.DaemonStarted, found: list[Item]) -> None:
-        found.append(Moment(at=fact.at, what=f"daemon started (incarnation {fact.incarnation})"))
-
-    def _loop_stalled(self, fact: f.LoopStalled, found: list[Item]) -> None:
-        found.append(Moment(at=fact.at, what=f"daemon late by {fact.late_ms} ms"))
-
-    def _host_booted(self, fact: f.HostBooted, found: list[Item]) -> None:
-        if fact.host in self._hosts:  # else this is our first look at it
-            found.append(Moment(at=fact.at, what=f"host {fact.host} booted"))
-        self._hosts[fact.host] = None
-
-    def _node_added(self, fact: f.NodeAdded, found: list[Item]) -> None:
-        spec = fact.node
-        info = NodeInfo(id=spec.id, pool="+".join(spec.pools), gpu_type=spec.gpu_type)
-        self._nodes[spec.id] = info
-        self._node_of.update(dict.fromkeys(spec.gpus, spec.id))
-        found.append(info)
-
-    def _node_removed(self, fact: f.NodeRemoved, found: list[Item]) -> None:
-        self._node_part(fact.node, fact.at, found)
-        self._nodes.pop(fact.node, None)
-        self._node_of = {gpu: node for gpu, node in self._node_of.items() if node != fact.node}
-
-    def _node_moved(self, fact: Any, found: list[Item]) -> None:
-        self._node_part(fact.node, fact.at, found)
-        kind = _NOT_UP.get(type(fact))
-        if kind is not None:
+    def _node_is(self, fact: Any, kind: str, found: list[Item]) -> None:
+        """The node is something else from now on."""
+        self._node_over(fact.node, fact.at, found)
+        if kind:
             cause = getattr(fact, "reason", None)
             reason = self._words(cause) if cause else f"by {fact.by}" if hasattr(fact, "by") else ""
-            self._not_up[fact.node] = _NodeNow(kind, fact.at, reason)
+            self._not_up[fact.node] = NodeSpan(start=fact.at, end=fact.at, kind=kind, node=fact.node, reason=reason)
 
-    def _node_part(self, node: NodeId, at: Millis, found: list[Item]) -> None:
-        now = self._not_up.pop(node, None)
-        if now is not None and at > now.since:
+    def _node_over(self, node: NodeId, at: Millis, found: list[Item]) -> None:
+        span = self._not_up.pop(node, None)
+        if span is not None and at > span.start:
             self._known(node, found)
-            found.append(NodeSpan(start=now.since, end=at, kind=now.kind, node=node, reason=now.reason))
+            span.end = at
+            found.append(span)
 
     def _known(self, node: NodeId, found: list[Item]) -> None:
         """Introduce a node that no fact has introduced."""
@@ -286,52 +286,38 @@ class History:
             known = self._jobs[job] = _Job(Who(job, job), 1, None, at)
         return known
 
-    def _registered(self, fact: f.JobRegistered, found: list[Item]) -> None:
-        known = self._job(fact.job, fact.at)
-        self._status_part(known, fact.at, found)
-        known.who.name, known.who.owner = fact.spec.name, fact.owner
-        known.run, known.status, known.since, known.reason = fact.run, JobStatus.WAITING, fact.at, ""
-
-    def _placed(self, fact: f.JobPlaced, found: list[Item]) -> None:
-        job = self._job(fact.job, fact.at)
-        self._turn(job, fact.status, fact.at, found)
-        job.group, job.admission = fact.group, fact.admission
-        for node in dict.fromkeys(node for of in fact.pins.values() for node in of):
-            self._known(node, found)
-
-    def _admitted(self, fact: f.JobPromised | f.FillerPlaced, found: list[Item]) -> None:
-        self._turn(self._job(fact.job, fact.at), JobStatus.ADMITTED, fact.at, found)
-
-    def _unplaced(self, fact: f.JobUnplaced, found: list[Item]) -> None:
-        self._turn(self._job(fact.job, fact.at), JobStatus.WAITING, fact.at, found, self._words(fact.reason))
-
-    def _paused(self, fact: f.JobPaused, found: list[Item]) -> None:
-        job = self._job(fact.job, fact.at)
-        job.resume_to = job.status
-        self._turn(job, JobStatus.PAUSED, fact.at, found, f"by {fact.by}")
-
-    def _resumed(self, fact: f.JobResumed, found: list[Item]) -> None:
-        job = self._job(fact.job, fact.at)
-        self._turn(job, job.resume_to, fact.at, found)
-
-    def _quarantined(self, fact: f.JobQuarantined, found: list[Item]) -> None:
-        job = self._job(fact.job, fact.at)
-        job.resume_to = JobStatus.WAITING
-        self._turn(job, JobStatus.QUARANTINED, fact.at, found, self._words(fact.reason))
-
-    def _lost(self, fact: f.JobLost, found: list[Item]) -> None:
-        self._turn(self._job(fact.job, fact.at), JobStatus.LOST, fact.at, found, self._words(fact.reason))
-
-    def _ended(self, fact: f.JobEnded, found: list[Item]) -> None:
-        job = self._job(fact.job, fact.at)
-        self._turn(job, JobStatus.ENDED, fact.at, found, self._words(fact.reason))
-        found.append(Moment(at=fact.at, what=f"ended: {self._words(fact.reason)}", who=job.who))
-        self._forget(job)
-
-    def _placement_ended(self, fact: f.PlacementEnded, found: list[Item]) -> None:
-        job = self._job(fact.job, fact.at)
-        job.group = None
-        self._forget(job)
+    def _of_job(self, fact: f.Fact, found: list[Item]) -> None:
+        match fact:
+            case f.JobRegistered():
+                known = self._turns(fact, JobStatus.WAITING, found)
+                known.who.name, known.who.owner, known.run = fact.spec.name, fact.owner, fact.run
+            case f.JobPlaced():
+                known = self._turns(fact, fact.status, found)
+                known.group, known.admission = fact.group, fact.admission
+                for node in dict.fromkeys(node for of in fact.pins.values() for node in of):
+                    self._known(node, found)
+            case f.JobPromised() | f.FillerPlaced():
+                self._turns(fact, JobStatus.ADMITTED, found)
+            case f.JobUnplaced():
+                self._turns(fact, JobStatus.WAITING, found, self._words(fact.reason))
+            case f.JobPaused():
+                resume_to = self._job(fact.job, fact.at).status
+                self._turns(fact, JobStatus.PAUSED, found, f"by {fact.by}").resume_to = resume_to
+            case f.JobResumed():
+                self._turns(fact, self._job(fact.job, fact.at).resume_to, found)
+            case f.JobQuarantined():
+                known = self._turns(fact, JobStatus.QUARANTINED, found, self._words(fact.reason))
+                known.resume_to = JobStatus.WAITING
+            case f.JobLost():
+                self._turns(fact, JobStatus.LOST, found, self._words(fact.reason))
+            case f.JobEnded():
+                known = self._turns(fact, JobStatus.ENDED, found, self._words(fact.reason))
+                found.append(Moment(at=fact.at, what=f"ended: {known.reason}", who=known.who))
+                self._forget(known)
+            case f.PlacementEnded():
+                known = self._job(fact.job, fact.at)
+                known.group = None
+                self._forget(known)
 
     def _words(self, cause: Cause | None) -> str:
         return sentence(cause, lambda job: self._jobs[job].who.name if job in self._jobs else job)
@@ -340,12 +326,14 @@ class History:
         if job.status is JobStatus.ENDED and job.group is None:
             self._jobs.pop(job.who.job, None)
 
-    def _turn(self, job: _Job, status: JobStatus | None, at: Millis, found: list[Item], reason: str = "") -> None:
-        """The job has another status from now on."""
-        self._status_part(job, at, found)
-        job.status, job.since, job.reason = status, at, reason
+    def _turns(self, fact: Any, status: JobStatus | None, found: list[Item], reason: str = "") -> _Job:
+        """The job, which has another status from now on."""
+        job = self._job(fact.job, fact.at)
+        self._status_over(job, fact.at, found)
+        job.status, job.since, job.reason = status, fact.at, reason
+        return job
 
-    def _status_part(self, job: _Job, at: Millis, found: list[Item]) -> None:
+    def _status_over(self, job: _Job, at: Millis, found: list[Item]) -> None:
         if job.status is not None and job.status is not JobStatus.ENDED and at > job.since:
             placed = job.group is not None and job.status is not JobStatus.WAITING
             found.append(
@@ -363,49 +351,48 @@ class History:
 
     # ---- slots -------------------------------------------------------------------------------------------------------
 
-    def _queued(self, fact: f.SlotQueued, found: list[Item]) -> None:
-        who = self._job(fact.job, fact.at).who
-        self._slots[fact.slot] = _Slot(fact.slot, who, fact.run, fact.phase, fact.side, "queued", fact.at)
+    def _of_slot(self, fact: f.Fact, found: list[Item]) -> None:
+        match fact:
+            case f.SlotQueued():
+                who = self._job(fact.job, fact.at).who
+                self._begins(fact, "queued", who, fact.run, fact.phase, side=fact.side)
+            case f.SlotClaimed():
+                self._next(fact, "loading", "claimed", found).gpus = fact.gpus
+            case f.SlotGranted():
+                self._next(fact, "running", "granted", found).part.fence = fact.fence
+            case f.SlotShrunk():
+                self._next(fact, "tail", "shrunk", found).gpus = fact.kept
+            case f.SlotGrown():
+                self._next(fact, "running", "grown", found).gpus = fact.gpus
+            case f.SlotReleased():
+                self._next(fact, "released", "released", found)
+            case f.SlotTakenAway():
+                by = f" by {fact.by}" if fact.by else ""
+                self._next(fact, "reclaiming", f"{fact.how}{by}: {self._words(fact.reason)}", found)
+            case f.SlotWithdrawn():
+                self._next(fact, "", f"withdrawn: {self._words(fact.reason)}", found)
+                del self._slots[fact.slot]
+            case f.SlotOver():
+                self._next(fact, "", "over", found)
+                del self._slots[fact.slot]
+
+    def _begins(self, fact: Any, kind: str, who: Who, run: int, phase: str, *, side: bool) -> _Slot:
+        about = {"who": who, "run": run, "phase": phase, "slot": fact.slot, "side": side}
+        part = SlotSpan(start=fact.at, end=fact.at, kind=kind, nodes={}, fence=None, ended_by="", **about)
+        self._slots[fact.slot] = _Slot(part)
+        return self._slots[fact.slot]
 
     def _next(self, fact: Any, kind: str, ended_by: str, found: list[Item]) -> _Slot:
         """The slot, in the part of its life that begins now."""
         slot = self._slots.get(fact.slot)
         if slot is None:  # it was asked for before our first fact
-            slot = self._slots[fact.slot] = _Slot(fact.slot, Who("", "?"), 1, "?", False, kind, fact.at)
-            return slot
-        self._slot_part(slot, fact.at, ended_by, found)
-        slot.kind, slot.since = kind, fact.at
+            return self._begins(fact, kind, Who("", "?"), 1, "?", side=False)
+        self._part_over(slot, fact.at, ended_by, found)
+        slot.part.kind, slot.part.start = kind, fact.at
         return slot
 
-    def _withdrawn(self, fact: f.SlotWithdrawn, found: list[Item]) -> None:
-        self._next(fact, "", f"withdrawn: {self._words(fact.reason)}", found)
-        del self._slots[fact.slot]
-
-    def _claimed(self, fact: f.SlotClaimed, found: list[Item]) -> None:
-        self._next(fact, "loading", "claimed", found).gpus = fact.gpus
-
-    def _granted(self, fact: f.SlotGranted, found: list[Item]) -> None:
-        self._next(fact, "running", "granted", found).fence = fact.fence
-
-    def _shrunk(self, fact: f.SlotShrunk, found: list[Item]) -> None:
-        self._next(fact, "tail", "shrunk", found).gpus = fact.kept
-
-    def _grown(self, fact: f.SlotGrown, found: list[Item]) -> None:
-        self._next(fact, "running", "grown", found).gpus = fact.gpus
-
-    def _released(self, fact: f.SlotReleased, found: list[Item]) -> None:
-        self._next(fact, "released", "released", found)
-
-    def _taken_away(self, fact: f.SlotTakenAway, found: list[Item]) -> None:
-        by = f" by {fact.by}" if fact.by else ""
-        self._next(fact, "reclaiming", f"{fact.how}{by}: {self._words(fact.reason)}", found)
-
-    def _over(self, fact: f.SlotOver, found: list[Item]) -> None:
-        self._next(fact, "", "over", found)
-        del self._slots[fact.slot]
-
-    def _slot_part(self, slot: _Slot, at: Millis, ended_by: str, found: list[Item]) -> None:
-        if at == slot.since and slot.kind not in ("running", "tail"):
+    def _part_over(self, slot: _Slot, at: Millis, ended_by: str, found: list[Item]) -> None:
+        if at == slot.part.start and slot.part.kind not in ("running", "tail"):
             return
         nodes: dict[NodeId, int] = {}
         for gpu in slot.gpus:
@@ -414,114 +401,42 @@ class History:
             nodes[node] = nodes.get(node, 0) + 1
         for node in nodes:
             self._known(node, found)
-        found.append(
-            SlotSpan(
-                start=slot.since,
-                end=at,
-                kind=slot.kind,
-                who=slot.who,
-                run=slot.run,
-                phase=slot.phase,
-                slot=slot.id,
-                side=slot.side,
-                nodes=nodes,
-                fence=slot.fence,
-                ended_by=ended_by,
-            )
-        )
+        found.append(msgspec.structs.replace(slot.part, end=at, nodes=nodes, ended_by=ended_by))
 
     # ---- orders ------------------------------------------------------------------------------------------------------
 
-    def _issued(self, fact: f.OrderIssued, found: list[Item]) -> None:
-        self._orders[fact.order] = fact, self._job(fact.job, fact.at).who
-
-    def _order_ended(self, fact: f.OrderEnded, found: list[Item]) -> None:
-        self._order_over(fact.order, fact.at, "done", found)
-
-    def _order_faulted(self, fact: f.OrderFaulted, found: list[Item]) -> None:
-        self._order_over(fact.order, fact.at, f"failed: {self._words(fact.error)}", found)
-
-    def _contact_lost(self, fact: f.OrderContactLost, found: list[Item]) -> None:
-        self._order_over(fact.order, fact.at, f"contact lost: {self._words(fact.error)}", found)
-
-    def _state_observed(self, fact: Any, found: list[Item]) -> None:
-        """Nothing is left to be learnt of an order that was to move this state."""
-        status = f"seen {fact.status}" if isinstance(fact, f.StateObserved) else "not known"
-        state = (fact.job, fact.pool, fact.node)
-        for order in [o for o, _ in self._orders.values() if (o.job, o.pool, o.node) == state]:
-            self._order_over(order.order, fact.at, status, found)
+    def _of_order(self, fact: f.Fact, found: list[Item]) -> None:
+        match fact:
+            case f.OrderIssued():
+                self._orders[fact.order] = OrderSpan(
+                    start=fact.at,
+                    end=fact.at,
+                    kind=fact.kind.value,
+                    who=self._job(fact.job, fact.at).who,
+                    order=fact.order,
+                    pool=fact.pool,
+                    node=fact.node,
+                    driver=fact.driver,
+                    slot=fact.slot,
+                    outcome="",
+                )
+            case f.OrderEnded():
+                self._order_over(fact.order, fact.at, "done", found)
+            case f.OrderFaulted():
+                self._order_over(fact.order, fact.at, f"failed: {self._words(fact.error)}", found)
+            case f.OrderContactLost():
+                self._order_over(fact.order, fact.at, f"contact lost: {self._words(fact.error)}", found)
+            case f.StateObserved() | f.StateUnknown():
+                # Nothing is left to be learnt of an order that was to move this state.
+                status = f"seen {fact.status}" if isinstance(fact, f.StateObserved) else "not known"
+                state = (fact.job, fact.pool, fact.node)
+                for order in [o for o in self._orders.values() if (o.who.job, o.pool, o.node) == state]:
+                    self._order_over(order.order, fact.at, status, found)
 
     def _order_over(self, id: OrderId, at: Millis, outcome: str, found: list[Item]) -> None:
-        known = self._orders.pop(id, None)
-        if known is not None:
-            self._order_part(*known, at, outcome, found)
-
-    def _order_part(self, order: f.OrderIssued, who: Who, at: Millis, outcome: str, found: list[Item]) -> None:
-        if at == order.at and outcome in ("", "done"):
+        span = self._orders.pop(id, None)
+        if span is None or (at == span.start and outcome in ("", "done")):
             return
-        self._known(order.node, found)
-        found.append(
-            OrderSpan(
-                start=order.at,
-                end=at,
-                kind=order.kind.value,
-                who=who,
-                order=order.order,
-                pool=order.pool,
-                node=order.node,
-                driver=order.driver,
-                slot=order.slot,
-                outcome=outcome,
-            )
-        )
-
-
-_NOT_UP: Final[dict[type[f.Fact], str]] = {
-    f.NodeOccupied: "occupied",
-    f.NodeLost: "lost",
-    f.NodeQuarantined: "quarantined",
-    f.NodeDraining: "draining",
-    f.NodeDrained: "drained",
-}
-
-_SEE: Final[dict[type[f.Fact], Any]] = {
-    f.DaemonStarted: History._daemon_started,
-    f.LoopStalled: History._loop_stalled,
-    f.HostBooted: History._host_booted,
-    f.NodeAdded: History._node_added,
-    f.NodeRemoved: History._node_removed,
-    f.NodeUp: History._node_moved,
-    f.NodeOccupied: History._node_moved,
-    f.NodeUnknown: History._node_moved,
-    f.NodeLost: History._node_moved,
-    f.NodeQuarantined: History._node_moved,
-    f.NodeDraining: History._node_moved,
-    f.NodeDrained: History._node_moved,
-    f.NodeUndrained: History._node_moved,
-    f.JobRegistered: History._registered,
-    f.JobPlaced: History._placed,
-    f.FillerPlaced: History._admitted,
-    f.JobPromised: History._admitted,
-    f.PlacementEnded: History._placement_ended,
-    f.JobUnplaced: History._unplaced,
-    f.JobPaused: History._paused,
-    f.JobResumed: History._resumed,
-    f.JobQuarantined: History._quarantined,
-    f.JobLost: History._lost,
-    f.JobEnded: History._ended,
-    f.SlotQueued: History._queued,
-    f.SlotWithdrawn: History._withdrawn,
-    f.SlotClaimed: History._claimed,
-    f.SlotGranted: History._granted,
-    f.SlotShrunk: History._shrunk,
-    f.SlotGrown: History._grown,
-    f.SlotReleased: History._released,
-    f.SlotTakenAway: History._taken_away,
-    f.SlotOver: History._over,
-    f.OrderIssued: History._issued,
-    f.OrderEnded: History._order_ended,
-    f.OrderFaulted: History._order_faulted,
-    f.OrderContactLost: History._contact_lost,
-    f.StateUnknown: History._state_observed,
-    f.StateObserved: History._state_observed,
-}
+        self._known(span.node, found)
+        span.end, span.outcome = at, outcome
+        found.append(span)
