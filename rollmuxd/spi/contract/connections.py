@@ -10,6 +10,7 @@ import pytest
 
 from rollmuxd.spi.backend import Backend, OpensConnections, RunsCommands
 from rollmuxd.spi.contract.given import GivenBackend
+from rollmuxd.spi.contract.moments import sentence
 from rollmuxd.spi.errors import NotDone
 
 #: Sends back whatever each connection brings; its port is written into a file.
@@ -30,9 +31,11 @@ while True:
 class Connections(GivenBackend):
     """What is promised by those that open connections."""
 
-    @pytest.mark.asyncio
-    async def test_what_is_sent_over_a_connection_comes_through_in_both_directions_to_its_end(self) -> None:
-        backend, opener, runner = await self._opener()
+    @sentence
+    async def test_what_is_sent_over_a_connection_comes_through_in_both_directions_to_its_end(
+        self, backend: Backend
+    ) -> None:
+        opener, runner = self._opener(backend)
         data = os.urandom(300_000)
         async with self._echo(runner) as port:
             with anyio.fail_after(self.patience_s):
@@ -41,11 +44,10 @@ class Connections(GivenBackend):
                     tasks.start_soon(_send_all, stream, data)
                     back = b"".join([part async for part in stream])
         assert back == data
-        await backend.close()
 
-    @pytest.mark.asyncio
-    async def test_connections_are_apart_from_each_other_and_many_may_be_open(self) -> None:
-        backend, opener, runner = await self._opener()
+    @sentence
+    async def test_connections_are_apart_from_each_other_and_many_may_be_open(self, backend: Backend) -> None:
+        opener, runner = self._opener(backend)
         back: dict[int, bytes] = {}
         async with self._echo(runner) as port:
 
@@ -59,24 +61,21 @@ class Connections(GivenBackend):
                     for number in range(8):
                         tasks.start_soon(talk, number)
         assert back == {number: str(number).encode() * 1_000 for number in range(8)}
-        await backend.close()
 
-    @pytest.mark.asyncio
-    async def test_a_connection_to_where_nobody_listens_is_not_done(self) -> None:
-        backend, opener, runner = await self._opener()
+    @sentence
+    async def test_a_connection_to_where_nobody_listens_is_not_done(self, backend: Backend) -> None:
+        opener, runner = self._opener(backend)
         async with self._echo(runner) as port:
             pass  # the listener is gone
         with anyio.fail_after(self.patience_s), pytest.raises(NotDone, match=str(port)):
             await opener.connect(self.host, "127.0.0.1", port)
-        await backend.close()
 
-    async def _opener(self) -> tuple[Backend, OpensConnections, RunsCommands]:
-        backend = await self.make()
+    def _opener(self, backend: Backend) -> tuple[OpensConnections, RunsCommands]:
         if not isinstance(backend, OpensConnections):
             pytest.skip("the backend opens no connections")
         if not isinstance(backend, RunsCommands):
             pytest.skip("the backend runs no commands: nothing can be started there to connect to")
-        return backend, backend, backend
+        return backend, backend
 
     @contextlib.asynccontextmanager
     async def _echo(self, runner: RunsCommands) -> AsyncIterator[int]:

@@ -83,6 +83,9 @@ class GivenBackend(Cancelling):
             with anyio.fail_after(self.patience_s), pytest.raises(ContactLost):
                 await call(host)
 
+    async def _end(self, backend: Backend) -> None:
+        await backend.close()
+
     async def _until(self, ask: Callable[[], Awaitable[Ran]], enough: Callable[[Ran], object]) -> Ran:
         """Run a command again and again until its answer will do."""
         with anyio.fail_after(self.patience_s):

@@ -1,13 +1,30 @@
-"""Calls that are cancelled, at one moment after the other."""
+"""What sentences of all contracts have in common: what each is given, and calls that are cancelled at any moment."""
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import anyio
 import anyio.lowlevel
+import pytest
 
 from rollmuxd.spi.errors import PluginError
+
+
+def sentence(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """A test that is given what ``make`` makes, and closes it at its end. All of it is in one task."""
+
+    @functools.wraps(test)
+    async def run(self: Any) -> None:
+        made = await self.make()
+        await test(self, made)
+        await self._end(made)
+
+    run.__signature__ = inspect.signature(run, follow_wrapped=False)  # type: ignore[attr-defined]  # for pytest
+    marked: Callable[..., Awaitable[None]] = pytest.mark.asyncio(run)
+    return marked
 
 
 class Cancelling:

@@ -8,7 +8,7 @@ import pytest
 
 from rollmuxd.core.ids import GpuId
 from rollmuxd.core.model import OrderKind
-from rollmuxd.spi.contract.moments import cancelled
+from rollmuxd.spi.contract.moments import cancelled, sentence
 from rollmuxd.spi.contract.rig import GivenDriver, Rig
 from rollmuxd.spi.errors import ContactLost, NotDone
 from rollmuxd.spi.residency import StateOrder
@@ -17,61 +17,48 @@ from rollmuxd.spi.residency import StateOrder
 class Moves(GivenDriver):
     """What every residency driver promises."""
 
-    @pytest.mark.asyncio
-    async def test_load_park_load_and_each_time_the_memory_follows(self) -> None:
-        rig = await self.make()
+    @sentence
+    async def test_load_park_load_and_each_time_the_memory_follows(self, rig: Rig) -> None:
         for warm in (False, True, True):
             await self._tell(rig, self.order(rig, OrderKind.LOAD, warm=warm))
             await self._is_loaded(rig)
             await self._tell(rig, self.order(rig, OrderKind.PARK))
             await self._is_clean(rig)
-        await self._end(rig)
 
-    @pytest.mark.asyncio
-    async def test_discard_frees_what_is_loaded(self) -> None:
-        rig = await self.make()
+    @sentence
+    async def test_discard_frees_what_is_loaded(self, rig: Rig) -> None:
         await self._tell(rig, self.order(rig, OrderKind.LOAD))
         await self._tell(rig, self.order(rig, OrderKind.DISCARD))
         await self._is_clean(rig, residual_mb=0)
-        await self._end(rig)
 
-    @pytest.mark.asyncio
-    async def test_discard_frees_what_is_parked_and_its_left_overs(self) -> None:
-        rig = await self.make()
+    @sentence
+    async def test_discard_frees_what_is_parked_and_its_left_overs(self, rig: Rig) -> None:
         await self._tell(rig, self.order(rig, OrderKind.LOAD))
         await self._tell(rig, self.order(rig, OrderKind.PARK))
         await self._tell(rig, self.order(rig, OrderKind.DISCARD))
         await self._is_clean(rig, residual_mb=0)
-        await self._end(rig)
 
-    @pytest.mark.asyncio
-    async def test_discard_of_nothing_is_done_and_so_is_a_second_one(self) -> None:
-        rig = await self.make()
+    @sentence
+    async def test_discard_of_nothing_is_done_and_so_is_a_second_one(self, rig: Rig) -> None:
         await self._tell(rig, self.order(rig, OrderKind.DISCARD))
         await self._tell(rig, self.order(rig, OrderKind.DISCARD))
         await self._is_clean(rig, residual_mb=0)
-        await self._end(rig)
 
-    @pytest.mark.asyncio
-    async def test_after_a_discard_it_can_be_loaded_anew(self) -> None:
-        rig = await self.make()
+    @sentence
+    async def test_after_a_discard_it_can_be_loaded_anew(self, rig: Rig) -> None:
         for _ in range(2):
             await self._tell(rig, self.order(rig, OrderKind.LOAD))
             await self._is_loaded(rig)
             await self._tell(rig, self.order(rig, OrderKind.DISCARD))
-        await self._end(rig)
 
-    @pytest.mark.asyncio
-    async def test_park_before_anything_was_loaded_puts_nothing_onto_the_gpus(self) -> None:
-        rig = await self.make()
+    @sentence
+    async def test_park_before_anything_was_loaded_puts_nothing_onto_the_gpus(self, rig: Rig) -> None:
         with contextlib.suppress(NotDone, ContactLost):  # both are honest
             await self._tell(rig, self.order(rig, OrderKind.PARK))
         await self._is_clean(rig)
-        await self._end(rig)
 
-    @pytest.mark.asyncio
-    async def test_an_order_told_twice_is_done_once(self) -> None:
-        rig = await self.make()
+    @sentence
+    async def test_an_order_told_twice_is_done_once(self, rig: Rig) -> None:
         if not rig.residency.traits.idempotent:
             pytest.skip("the driver does not say that it is idempotent")
         for kind in (OrderKind.LOAD, OrderKind.PARK, OrderKind.LOAD, OrderKind.DISCARD):
@@ -80,11 +67,9 @@ class Moves(GivenDriver):
             once = await self._used(rig)
             await self._tell(rig, order)
             assert await self._used(rig) == once, f"{kind} told twice moved memory twice"
-        await self._end(rig)
 
-    @pytest.mark.asyncio
-    async def test_two_jobs_are_moved_at_the_same_time(self) -> None:
-        rig = await self.make()
+    @sentence
+    async def test_two_jobs_are_moved_at_the_same_time(self, rig: Rig) -> None:
         if len(rig.gpus) < 2:
             pytest.skip("the rig has one GPU only")
 
@@ -96,14 +81,12 @@ class Moves(GivenDriver):
             group.start_soon(go, "a", rig.gpus[0])
             group.start_soon(go, "b", rig.gpus[1])
         await self._is_clean(rig, residual_mb=0)
-        await self._end(rig)
 
     # A library may leave a connection that is cut short while it is made to the garbage collector.
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-    @pytest.mark.asyncio
-    async def test_an_order_cancelled_at_any_await_ends_and_the_state_is_not_out_of_reach(self) -> None:
+    @sentence
+    async def test_an_order_cancelled_at_any_await_ends_and_the_state_is_not_out_of_reach(self, rig: Rig) -> None:
         """Afterwards the daemon tells it again (idempotent), or has the state discarded."""
-        rig = await self.make()
         for moment in self._moments():
             loaded = await self._cut_short(rig, self.order(rig, OrderKind.LOAD), moment)
             if rig.residency.traits.idempotent:
@@ -116,19 +99,16 @@ class Moves(GivenDriver):
             await self._is_clean(rig, residual_mb=0)
             if loaded and parked:
                 break
-        await self._end(rig)
         gc.collect()
 
-    @pytest.mark.asyncio
-    async def test_an_order_that_comes_late_is_refused_and_changes_nothing(self) -> None:
-        rig = await self.make()
+    @sentence
+    async def test_an_order_that_comes_late_is_refused_and_changes_nothing(self, rig: Rig) -> None:
         late = self.order(rig, OrderKind.PARK)
         await self._tell(rig, self.order(rig, OrderKind.LOAD))
         with pytest.raises(NotDone, match=f"{late.order} .*late"):
             await self._tell(rig, late)
         await self._is_loaded(rig)
         await self._tell(rig, self.order(rig, OrderKind.DISCARD))
-        await self._end(rig)
 
     @pytest.mark.asyncio
     async def test_with_the_host_away_no_order_is_said_to_be_done(self) -> None:
