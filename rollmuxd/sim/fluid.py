@@ -113,7 +113,6 @@ class _Fluid:
         ends = [job.ended_ms for job in outcome.jobs if job.ended_ms is not None]
         outcome.span_ms = max(ends, default=first) - first
         outcome.pools = list(self.meter.pools.values())
-        outcome.cost_curve = self.meter.curve
         outcome.facts_digest = self.digest.hexdigest()
         outcome.wall_s = time.perf_counter() - self.began
         return outcome

@@ -19,7 +19,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.facts import Fact as Fact  # noqa: PLC0414 handed on: the command line knows facts by us
 from rollmuxd.core.ids import Fence, GpuId, GroupId, HostId, JobId, Millis, NodeId, OrderId, PoolName, SlotId
-from rollmuxd.core.model import JobStatus
+from rollmuxd.core.model import JobStatus, nodes_in
 from rollmuxd.explain.causes import sentence
 
 HOUR: Final = 3_600_000
@@ -294,7 +294,7 @@ class History:
             case f.JobPlaced():
                 known = self._turns(fact, fact.status, found)
                 known.group, known.admission = fact.group, fact.admission
-                for node in dict.fromkeys(node for of in fact.pins.values() for node in of):
+                for node in nodes_in(fact.pins):
                     self._known(node, found)
             case f.JobPromised() | f.FillerPlaced():
                 self._turns(fact, JobStatus.ADMITTED, found)

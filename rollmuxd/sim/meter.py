@@ -2,6 +2,7 @@
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
+from rollmuxd.core.model import nodes_in
 from rollmuxd.sim.outcome import PoolOutcome
 from rollmuxd.sim.workload import Workload
 
@@ -14,23 +15,20 @@ class Meter:
             pool.name: PoolOutcome(pool.name, pool.gpu_type, pool.gpus_per_node, pool.price_per_gpu_hour)
             for pool in workload.pools
         }
-        #: (time, dollars per hour from then on)
-        self.curve: list[tuple[Millis, float]] = []
         self._pool_of = pool_of
         self._since: Millis = 0
-        self._placed: dict[JobId, tuple[NodeId, ...]] = {}
-        self._coming: dict[JobId, tuple[NodeId, ...]] = {}
+        self._placed: dict[JobId, list[NodeId]] = {}
+        self._coming: dict[JobId, list[NodeId]] = {}
         self._users: dict[NodeId, int] = {}
         self._bought = dict.fromkeys(self.pools, 0)
-        self._price_per_hour = 0.0
 
     def hear(self, fact: f.Fact) -> None:
         """One more fact, in the order in which they happened. A job on the move counts in both places."""
         if isinstance(fact, f.JobPlaced):
-            self._placed[fact.job] = _nodes(fact.pins)
+            self._placed[fact.job] = nodes_in(fact.pins)
             self._change(fact.at, self._placed[fact.job], 1)
         elif isinstance(fact, f.MovePlanned):
-            self._coming[fact.job] = _nodes(fact.pins)
+            self._coming[fact.job] = nodes_in(fact.pins)
             self._change(fact.at, self._coming[fact.job], 1)
         elif isinstance(fact, f.MoveEnded):
             self._change(fact.at, self._placed[fact.job], -1)
@@ -38,7 +36,7 @@ class Meter:
         elif isinstance(fact, f.MoveAbandoned):
             self._change(fact.at, self._coming.pop(fact.job), -1)
         elif isinstance(fact, f.PlacementEnded):
-            self._change(fact.at, self._placed.pop(fact.job, ()), -1)
+            self._change(fact.at, self._placed.pop(fact.job, []), -1)
 
     def charge_move(self, nodes: dict[PoolName, int], took: Millis) -> None:
         """A move takes its job's own nodes for a while, beside those that it sits on."""
@@ -53,7 +51,7 @@ class Meter:
                 self.pools[name].bought_node_ms += count * passed
             self._since = now
 
-    def _change(self, at: Millis, nodes: tuple[NodeId, ...], by: int) -> None:
+    def _change(self, at: Millis, nodes: list[NodeId], by: int) -> None:
         self.until(at)
         for node in nodes:
             users = self._users.get(node, 0) + by
@@ -62,17 +60,3 @@ class Meter:
                 self._bought[pool.name] += by
                 pool.peak_gpus = max(pool.peak_gpus, self._bought[pool.name] * pool.gpus_per_node)
             self._users[node] = users
-        price = sum(
-            count * self.pools[name].gpus_per_node * self.pools[name].price_per_gpu_hour
-            for name, count in self._bought.items()
-        )
-        if price == self._price_per_hour:
-            return
-        self._price_per_hour = price
-        if self.curve and self.curve[-1][0] == at:
-            self.curve.pop()
-        self.curve.append((at, price))
-
-
-def _nodes(pins: dict[PoolName, tuple[NodeId, ...]]) -> tuple[NodeId, ...]:
-    return tuple(dict.fromkeys(node for nodes in pins.values() for node in nodes))

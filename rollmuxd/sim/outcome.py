@@ -99,8 +99,6 @@ class Outcome(Struct):
     span_ms: Millis = 0
     jobs: list[JobOutcome] = field(default_factory=list)
     pools: list[PoolOutcome] = field(default_factory=list)
-    #: (time, dollars per hour from then on); thinned, for drawing
-    cost_curve: list[tuple[Millis, float]] = field(default_factory=list)
     #: cost fidelity: what the published simulator would add for broken promises, dollars
     fines: float = 0.0
     #: inputs that the scheduler handled

@@ -235,7 +235,7 @@ class World:
         while self._step(until):
             pass
         self.meter.until(self.kernel.now)
-        self.outcome.pools, self.outcome.cost_curve = list(self.meter.pools.values()), self.meter.curve
+        self.outcome.pools = list(self.meter.pools.values())
         self.outcome.harvest = self.fillers.harvest if self.workload.fillers else None
         self.outcome.facts_digest = self.digest.hexdigest()
         for listener in self.listeners:

@@ -718,8 +718,6 @@ class _Course:
         for pool, nodes in self.bought.items():
             known = self.pools[pool]
             known.peak_gpus = max(known.peak_gpus, nodes * known.gpus_per_node)
-        if not outcome.cost_curve or outcome.cost_curve[-1][1] != partition.cost:
-            outcome.cost_curve.append((self.now, partition.cost))
 
     def pace(self, name: int, pace_ms: Millis) -> None:
         course = self.present[name]
