@@ -96,10 +96,12 @@ async def test_a_journal_in_use_can_be_checked(tmp_path):
         ("DELETE FROM facts WHERE seq IN (2, 3)", "fact 2 is missing"),
         ("UPDATE facts SET sum = 1 WHERE seq = 10", "fact 10 is damaged"),
         ("DELETE FROM facts WHERE seq > 7", "there is a snapshot of fact 8, and the last fact is 7"),
-        ("INSERT INTO usage VALUES (20001, x'00')", "the usage of 2024-10-05 is damaged (1 days)"),
-        ("INSERT INTO facts VALUES (0, 1, 'audited', '{}', 1)", "1 facts of the audit trail are damaged"),
+        ("INSERT INTO usage VALUES (20001, x'00')", "the usage of 2024-10-05 is damaged"),
+        ("INSERT INTO facts VALUES (0, 1, 'audited', '{}', 1)", "fact 0 of the audit trail is damaged"),
         ("DROP TABLE facts", "no such table"),
         ("DELETE FROM meta", "does not say its"),
+        ("INSERT INTO meta VALUES ('left_alone', '{]')", "it cannot be read (JSON is malformed"),
+        ("UPDATE meta SET value = '[7]' WHERE name = 'lost'", "it cannot be read (Expected `array` of length 2"),
     ],
 )
 async def test_what_is_wrong_is_found_and_said(tmp_path, damage, named):
@@ -172,6 +174,13 @@ async def test_a_backup_writes_over_nothing_and_of_nothing(tmp_path):
         backup(tmp_path / "dead" / "journal.sqlite3", tmp_path / "new")
     with pytest.raises(JournalRefused, match="no backup was made"):
         backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "no such folder" / "new")
+
+
+async def test_a_backup_of_another_format_names_the_journal(tmp_path):
+    await write(tmp_path, 1)
+    change(tmp_path / "journal.sqlite3", "PRAGMA user_version = 99")
+    with pytest.raises(JournalRefused, match=rf"^{tmp_path}/journal\.sqlite3 has format 99"):
+        backup(tmp_path / "journal.sqlite3", tmp_path / "new")
 
 
 async def test_no_backup_is_made_of_a_damaged_journal(tmp_path):

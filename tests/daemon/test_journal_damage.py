@@ -112,6 +112,9 @@ async def test_a_journal_that_was_put_here_has_lost_facts_and_one_that_was_not_h
     first = await write(tmp_path / "a", 3)
     shutil.copyfile(tmp_path / "a" / "journal.sqlite3", tmp_path / "kept")
     assert (await read(tmp_path / "a"))[2] == first
+    journal = Journal.open(tmp_path / "a")
+    await journal.append([(4, host(4))])
+    await journal.close()
     # The old file in the place of the newer one.
     shutil.copyfile(tmp_path / "kept", tmp_path / "a" / "journal.sqlite3")
     second = (await read(tmp_path / "a"))[2]

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from rollmuxd.core import errors
 from rollmuxd.daemon.access.gate import Forbidden, NotKnown
-from rollmuxd.daemon.journal.file import JournalFailed
+from rollmuxd.daemon.journal.file import JournalError
 from rollmuxd.daemon.writer import Unavailable
 from rollmuxd.explain.causes import refusal, sentence
 from rollmuxd.wire.answers import Problem
@@ -75,7 +75,7 @@ KINDS: Final[Mapping[type[Exception], Kind]] = {
     errors.Rejected: Kind("rejected", 409, "Refused"),
     errors.BrokenInvariant: INTERNAL,
     Unavailable: Kind("unavailable", 503, "The journal cannot be written", retry_after=1),
-    JournalFailed: Kind("unavailable", 503, "The journal cannot be read", retry_after=5),
+    JournalError: Kind("unavailable", 503, "The journal cannot be read", retry_after=5),
     NotKnown: NOT_KNOWN,
     Forbidden: FORBIDDEN,
 }

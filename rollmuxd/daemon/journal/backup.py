@@ -10,11 +10,13 @@ No loop in here, and no daemon: ``rollmuxd journal`` calls these, on the host wh
 
 import os
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import Any
-from zlib import crc32, decompress
+from typing import Final
+from zlib import decompress
 from zlib import error as zlib_error
 
 import msgspec
@@ -28,19 +30,22 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon import files
 from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.journal import file as journal_file
-from rollmuxd.daemon.journal.file import REMEDY, JournalDamaged, JournalRefused, Mark, connect
+from rollmuxd.daemon.journal.file import DAMAGED, REMEDY, JournalDamaged, JournalRefused, Mark, connect
 from rollmuxd.explain.causes import sentence
 
+#: damaged pages, days or records of the audit trail that a check names
+MOST_DAMAGED: Final = 20
 
-class Checked(Struct, frozen=True):
+
+class Checked(Struct):
     """What a check has found. ``good`` means: a daemon starts on it and has what was written."""
 
     path: str
-    good: bool
+    good: bool = False
     #: what is wrong, each in a sentence
-    wrong: list[str]
+    wrong: list[str] = []
     #: what is worth knowing and not wrong
-    notes: list[str]
+    notes: list[str] = []
     #: what to do where something is wrong
     remedy: str = ""
     incarnation: int = 0
@@ -78,80 +83,67 @@ def check(path: Path, mark: Mark | None = None) -> Checked:
     """
     if not path.is_file():
         raise JournalRefused(f"{path}: there is no such file; name a journal, a backup, or a state directory")
-    found: dict[str, Any] = {}
-    wrong: list[str] = []
-    notes: list[str] = []
-    remedy = REMEDY
+    found, end = Checked(str(path)), []
     try:
-        if in_place := path.name == "journal.sqlite3":
-            # Read first: a daemon that runs writes it after the journal. Backups have none.
-            mark = journal_file.read_mark(path)
-        with closing(connect(path, readonly=True)) as connection:
+        with journal_file.refusals(path), closing(connect(path, readonly=True)) as connection:
+            if in_place := path.name == "journal.sqlite3":
+                # Read first: a daemon that runs writes it after the journal. Backups have none.
+                mark = journal_file.read_mark(path)
             connection.execute("BEGIN")  # one instant, whatever a daemon writes meanwhile
             journal_file.refuse_other_format(connection, path)
-            try:
-                _look(connection, path, found, wrong, notes)
-            except JournalDamaged as error:
-                wrong.append(error.what)
-            if (in_place or mark) and (why := journal_file.why_lost(journal_file.mark_now(connection), mark)):
-                if not wrong:
-                    remedy = "start the daemon on it: all else that was written is there"
-                (notes if mark is None else wrong).append(
-                    f"{sentence(why)}; a daemon that starts on it declares every run lost"
-                )
-    except (OSError, sqlite3.Error, ValueError) as error:
-        said = journal_file.error_of(error, path)
-        if not isinstance(said, JournalDamaged):
-            raise said from error
-        wrong.append(said.what)
-    return Checked(str(path), not wrong, wrong, notes, remedy if wrong else "", **found)
+            pages = connection.execute(f"PRAGMA quick_check({MOST_DAMAGED})").fetchall()
+            found.wrong += [f"SQLite: {line}" for (line,) in pages if line != "ok"]
+            now = journal_file.mark_now(connection)
+            if (in_place or mark) and (why := journal_file.why_lost(now, mark)):
+                end = [f"{sentence(why)}; a daemon that starts on it declares every run lost"]
+                (found.notes if mark is None else found.wrong).extend(end)
+            found.incarnation = now.incarnation
+            _look(connection, path, found)
+    except JournalDamaged as error:
+        found.wrong.append(error.what)
+    if found.wrong:
+        found.remedy = "start the daemon on it: all else that was written is there" if found.wrong == end else REMEDY
+    found.good = not found.wrong
+    return found
 
 
-def _look(
-    connection: sqlite3.Connection, path: Path, found: dict[str, Any], wrong: list[str], notes: list[str]
-) -> None:
-    pages = connection.execute("PRAGMA quick_check(20)").fetchall()
-    wrong += [f"SQLite: {line}" for (line,) in pages if line != "ok"]
+def _look(connection: sqlite3.Connection, path: Path, found: Checked) -> None:
     cut = journal_file.cut_of(connection)
-    found["incarnation"] = journal_file.mark_now(connection).incarnation
-    found["snapshots"] = 0
     for seq, _, shape, body in journal_file.states(connection):
         if body is not None and shape == journal_file.shape():
-            found["snapshots"] += 1
+            found.snapshots += 1
         else:
-            notes.append(f"a snapshot of fact {seq} is damaged, or another version's, and is not used")
-    wrong += _beside_the_facts(connection, cut)
+            found.notes.append(f"a snapshot of fact {seq} is damaged, or another version's, and is not used")
+    journal_file.lost_of(connection)  # a start reads these, too
+    journal_file.left_alone_of(connection)
+    found.wrong += islice(_damaged_beside(connection, cut), MOST_DAMAGED)
     begin, base = journal_file.state_of(connection, path, cut)
     state = State() if base is None else msgspec.json.decode(base, type=State)
-    last = begin
+    found.last = begin
     for seq, fact in journal_file.facts_after(connection, begin, path):
         try:
             apply(state, fact)
         except (BrokenInvariant, KeyError, ValueError, AttributeError) as error:
             raise JournalDamaged(path, f"fact {seq} cannot follow from those before it ({error!r})") from error
-        last = seq
-    found |= {"first": min(begin + 1, last), "last": last, "last_at": state.at}
-    found |= {"jobs": len(state.jobs), "nodes": len(state.nodes)}
-    found["held"] = sum(gpu.holder is not None for node in state.nodes.values() for gpu in node.gpus.values())
+        found.last = seq
+    found.first, found.last_at = min(begin + 1, found.last), state.at
+    found.jobs, found.nodes = len(state.jobs), len(state.nodes)
+    found.held = sum(gpu.holder is not None for node in state.nodes.values() for gpu in node.gpus.values())
     if begin:
-        notes.append(f"facts up to {begin} were compacted away")
+        found.notes.append(f"facts up to {begin} were compacted away")
 
 
-def _beside_the_facts(connection: sqlite3.Connection, cut: int) -> list[str]:
-    """What is wrong with the usage of days, and with the audit trail where the facts beside it were deleted."""
-    damaged, wrong = [], []
+def _damaged_beside(connection: sqlite3.Connection, cut: int) -> Iterator[str]:
+    """What is damaged of the usage of days, and of the audit trail where the facts beside it were deleted."""
     for day, body in connection.execute("SELECT day, CAST(body AS BLOB) FROM usage"):
         try:
             decompress(body)
         except zlib_error:
-            damaged.append(iso(day * 86_400_000)[:10])
-    if damaged:
-        wrong.append(f"the usage of {', '.join(damaged[:5])} is damaged ({len(damaged)} days)")
-    audited = f"{journal_file.ROWS} WHERE seq <= ? AND kind = 'audited' ORDER BY seq"
-    rows = connection.execute(audited, (cut,))
-    if bad := [seq for seq, body, total in rows if crc32(body, seq & 0xFFFFFFFF) != total]:
-        wrong.append(f"{len(bad)} facts of the audit trail are damaged, from {bad[0]} on")
-    return wrong
+            yield f"the usage of {iso(day * 86_400_000)[:10]} is damaged"
+    rows = connection.execute(f"{journal_file.ROWS} WHERE seq <= ? AND kind = 'audited' ORDER BY seq", (cut,))
+    for seq, fact in journal_file.decoded(rows, None):
+        if fact is DAMAGED:
+            yield f"fact {seq} of the audit trail is damaged"
 
 
 # ---- backup ----------------------------------------------------------------------------------------------------------
@@ -162,6 +154,7 @@ def _copy(path: Path, to: Path) -> None:
     _clear(to)
     os.close(os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     with closing(connect(path, readonly=True)) as connection:
+        journal_file.refuse_other_format(connection, path)
         connection.execute("VACUUM INTO ?", (str(to),))
 
 
@@ -199,7 +192,8 @@ def backup(path: Path, to: Path) -> Checked:
     finally:
         with suppress(OSError):
             _clear(part)
-    return msgspec.structs.replace(checked, path=str(to))
+    checked.path = str(to)
+    return checked
 
 
 # ---- restore ---------------------------------------------------------------------------------------------------------

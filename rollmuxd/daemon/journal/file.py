@@ -18,7 +18,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple, final
@@ -113,6 +113,15 @@ def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
     return connection
 
 
+@contextmanager
+def refusals(path: Path) -> Iterator[None]:
+    """Raise what the system or SQLite says within of a journal, or its directory, as a JournalError."""
+    try:
+        yield
+    except (OSError, sqlite3.Error, ValueError) as error:
+        raise error_of(error, path) from error
+
+
 def is_full(error: Exception) -> bool:
     """Whether there is no room on the disk."""
     if isinstance(error, OSError):
@@ -155,38 +164,26 @@ def prepare(path: Path) -> Millis:
     Raises:
         JournalRefused: it is of another format; or one was used here, and what is there now is not one.
     """
-    for suffix in ("-wal", "-shm"):
-        with suppress(FileNotFoundError):
-            os.close(os.open(f"{path}{suffix}", os.O_RDWR))  # as in _refuse_lost
-    if mark_of(path).exists():
-        _refuse_lost(path)
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):  # unlike SQLite, the system names a file that is closed to this user
+            os.close(os.open(f"{path}{suffix}", os.O_RDWR))
+    found = path.stat().st_size if path.exists() else 0
+    if found:  # looked at before anything opens it to write, so that what is left of a journal stays as it is
+        with closing(connect(path, readonly=True)) as connection:
+            found = connection.execute("PRAGMA user_version").fetchone()[0]
+    if not found and mark_of(path).exists():  # a new one in its place would know of no job that holds GPUs
+        raise JournalRefused(
+            f"state directory {path.parent}: its journal.sqlite3 is gone, empty, or no journal, and which GPUs are "
+            "held was in the one before; restore a backup (rollmuxd journal restore FILE), or remove the directory to "
+            "begin with nothing, once no job holds a GPU"
+        )
     # API keys' hashes are in it. SQLite gives its other files the mode of this one.
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     with closing(connect(path)) as connection:
-        if connection.execute("PRAGMA user_version").fetchone()[0]:
-            refuse_other_format(connection, path)
-        else:
+        if not found:
             connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
+        refuse_other_format(connection, path)
         return _begin(connection, path)
-
-
-def _refuse_lost(path: Path) -> None:
-    """Raise JournalRefused if what is in the place of the journal is not one.
-
-    A new one in its place would know of no job that holds GPUs. It is looked at before anything opens it to write, so
-    that what is left of it stays as it is.
-    """
-    with suppress(FileNotFoundError):
-        os.close(os.open(path, os.O_RDWR))  # unlike SQLite, the system names a file that is closed to this user
-        if path.stat().st_size:
-            with closing(connect(path, readonly=True)) as connection:
-                if connection.execute("PRAGMA user_version").fetchone()[0]:
-                    return
-    raise JournalRefused(
-        f"state directory {path.parent}: its journal.sqlite3 is gone, empty, or no journal, and which GPUs are held "
-        "was in the one before; restore a backup (rollmuxd journal restore FILE), or remove the directory to begin "
-        "with nothing, once no job holds a GPU"
-    )
 
 
 def refuse_other_format(connection: sqlite3.Connection, path: Path) -> None:
@@ -247,6 +244,16 @@ class Lost(NamedTuple):
     why: Cause | None
 
 
+def lost_of(connection: sqlite3.Connection) -> Lost:
+    """What the journal says of it. Raises ValueError."""
+    return msgspec.json.decode(get_meta(connection, "lost", "[0,null]"), type=Lost)
+
+
+def left_alone_of(connection: sqlite3.Connection) -> dict[str, str]:
+    """Optical switches that an operator leaves alone, and why. Raises ValueError."""
+    return msgspec.json.decode(get_meta(connection, "left_alone", "{}"), type=dict[str, str])
+
+
 class Mark(NamedTuple):
     """How far a journal had come: its id, the number of its last fact, and its incarnation.
 
@@ -304,31 +311,26 @@ def begin_incarnation(connection: sqlite3.Connection, before: int, why: Cause | 
     """
     now = mark_now(connection)
     number = max(int(time.time()), now.incarnation + 1, before + 1)
-    connection.execute("BEGIN IMMEDIATE")
-    set_meta(connection, "incarnation", str(number))
-    if why is not None:
-        set_meta(connection, "lost", msgspec.json.encode(Lost(number, why)).decode())
-    connection.execute("COMMIT")
+    lost = msgspec.json.encode(lost_of(connection) if why is None else Lost(number, why)).decode()
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('incarnation', ?), ('lost', ?)", (str(number), lost))
     return now._replace(incarnation=number)
 
 
 def _begin(connection: sqlite3.Connection, path: Path) -> Millis:
-    """Begin a new incarnation, and find out whether the journal has lost its end. Writes the mark.
+    """Begin a new incarnation, and find out whether the journal has lost its end.
 
-    Should that break off, it can be done again: the mark is written last, and until then says what it said. The answer
-    is for how long no daemon used the journal: the age of the mark, by the kernel's clock alone. A start does not
-    change the mark's time, since it may come to nothing.
+    Should that break off, it can be done again: a mark that tells of a loss is written last. One that does not is left
+    to the first commit, since a start may come to nothing. The answer is for how long no daemon used the journal, by
+    the age of the mark; 0 where every run is lost.
     """
     mark = read_mark(path)
     if (why := why_lost(mark_now(connection), mark)) is not None:
         log.error("journal_lost_its_end", path=str(path), reason=sentence(why), result="all runs are lost")
     begun = begin_incarnation(connection, 0 if mark is None else mark.incarnation, why)
-    used = mark_of(path).stat() if mark is not None else None
-    files.write(mark_of(path), begun.line())
-    if used is None:
+    if mark is None or why is not None:
+        files.write(mark_of(path), begun.line())
         return 0
-    os.utime(mark_of(path), ns=(used.st_atime_ns, used.st_mtime_ns))
-    return max(0, time.time_ns() - used.st_mtime_ns) // 1_000_000
+    return max(0, time.time_ns() - mark_of(path).stat().st_mtime_ns) // 1_000_000
 
 
 # ---- snapshots and facts ---------------------------------------------------------------------------------------------

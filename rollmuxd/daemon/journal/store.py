@@ -25,7 +25,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from contextvars import Context
 from importlib import import_module
 from itertools import groupby, islice
@@ -41,7 +41,7 @@ from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import Millis
 from rollmuxd.daemon.access.keys import ApiKey, Role
 from rollmuxd.daemon.journal import file
-from rollmuxd.daemon.journal.file import JournalFailed, JournalRefused, Lost, Mark, Unreadable
+from rollmuxd.daemon.journal.file import JournalFailed, JournalRefused, Mark, Unreadable
 
 T = TypeVar("T")
 R = TypeVar("R", bound=tuple[Any, ...])
@@ -61,8 +61,8 @@ _ROWS_A_STATEMENT: Final = 4_000
 #: file systems on which SQLite's WAL does not work (its index is memory shared between processes of one machine)
 REMOTE_FILESYSTEMS: Final = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "fuse.sshfs", "fuse.rclone")
 
-#: number, time, name, and body twice: as text for the file, and as bytes for the checksum
-_Row: TypeAlias = tuple[int, int, str, str, bytes]
+#: number, time, name, body and checksum
+_Row: TypeAlias = tuple[int, int, str, str, int]
 
 
 class Past(NamedTuple):
@@ -108,9 +108,9 @@ class Journal:
         self._reserve = path.with_name("reserve")
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._failed: JournalFailed | None = None
-        #: commits that have failed
-        self._failures = 0
         self._writer = file.connect(path)
+        #: stays open: where a disk can be written no longer, the log cannot be opened any more, and can still be read
+        self._reader = file.connect(path, readonly=True)
         #: ``_last``: the number of the last durable fact; the writer thread's
         self.id, self._last, self.incarnation = file.mark_now(self._writer)
         #: the time of the last fact when the journal was opened; 0: there is none
@@ -119,11 +119,10 @@ class Journal:
         ).fetchone()[0]
         self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
         self._reader_thread = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
-        self._reader: sqlite3.Connection | None = None
         #: why facts are lost, and of which incarnation on that is known
-        self.lost = json.decode(file.get_meta(self._writer, "lost", "[0,null]"), type=Lost)
+        self.lost = file.lost_of(self._writer)
         #: optical switches that an operator leaves alone, and why, when the journal was opened
-        self.left_alone: dict[str, str] = json.decode(file.get_meta(self._writer, "left_alone", "{}"))
+        self.left_alone = file.left_alone_of(self._writer)
         #: for how long no daemon used the journal before this one, to :data:`~rollmuxd.daemon.writer.LOOK_AFTER_S`
         self.away_ms = away_ms
         self._mark = os.open(file.mark_of(path), os.O_WRONLY)
@@ -131,8 +130,7 @@ class Journal:
         self.first = file.cut_of(self._writer) + 1
         #: the reserve is spent: what makes more work has to be refused
         self.tight = False
-        if not self._make_reserve():
-            self._is_tight()
+        self._make_reserve()
         self._thread.start()
 
     @classmethod
@@ -144,28 +142,20 @@ class Journal:
                 used here and is gone.
             JournalFailed: another daemon uses the directory, or it cannot be used just now.
         """
-        lock, path = -1, state_dir / "journal.sqlite3"
-        try:
+        path = state_dir / "journal.sqlite3"
+        with file.refusals(path), ExitStack() as unless_open:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             if (mode := state_dir.stat().st_mode & 0o777) & 0o077:
                 cure = f"chmod 700 {state_dir}"
                 log.warning("state_directory_open_to_others", path=str(state_dir), mode=f"{mode:04o}", cure=cure)
             refuse_remote(state_dir, Path("/proc/self/mountinfo").read_text())
             lock = file.lock(state_dir)
-            try:
-                return cls(path, lock, file.prepare(path))
-            except (sqlite3.OperationalError, OSError) as error:
-                if not file.is_full(error) or not path.with_name("reserve").exists():
-                    raise
-                # A daemon that comes back to a full disk has slots to release, too.
-                path.with_name("reserve").unlink()
-                return cls(path, lock, file.prepare(path))
-        except BaseException as error:
-            if lock >= 0:
-                os.close(lock)
-            if isinstance(error, OSError | sqlite3.Error | ValueError):
-                raise file.error_of(error, path) from error
-            raise
+            unless_open.callback(os.close, lock)
+            # A daemon that comes back to a full disk has slots to release, too. It is made again below.
+            path.with_name("reserve").unlink(missing_ok=True)
+            journal = cls(path, lock, file.prepare(path))
+            unless_open.pop_all()
+            return journal
 
     @property
     def last_seq(self) -> int:
@@ -188,19 +178,21 @@ class Journal:
         rows = []
         for seq, fact in facts:
             body = core_facts.encode(fact)
-            rows.append((seq, fact.at, core_facts.name(fact), body.decode(), body))
+            rows.append((seq, fact.at, core_facts.name(fact), body.decode(), crc32(body, seq & 0xFFFFFFFF)))
         return self._put(rows, None, then)
 
     def snapshot(self, seq: int, body: bytes) -> "asyncio.Future[None]":
         """Keep the state as it is after fact ``seq``, so that a restart needs to replay only what comes after."""
-        return asyncio.ensure_future(self._keep(seq, body, self._failures))
+        return asyncio.ensure_future(self._keep(seq, body, self._writer))
 
-    async def _keep(self, seq: int, body: bytes, failures: int) -> None:
+    async def _keep(self, seq: int, body: bytes, writer: sqlite3.Connection) -> None:
         # Beside the writer's thread: a large one (10,000 jobs: tens of megabytes) would hold each commit up for most of
         # a second.
         packed = await asyncio.get_running_loop().run_in_executor(None, file.packed, body)
 
         def write(connection: sqlite3.Connection) -> None:
+            if connection is not writer:
+                return  # a commit failed meanwhile, and the state's facts may not have been written
             file.keep_state(connection, seq, packed)
             connection.execute(
                 "DELETE FROM snapshots WHERE day IS NULL AND seq NOT IN"
@@ -208,8 +200,7 @@ class Journal:
                 (SNAPSHOTS_KEPT,),
             )
 
-        if self._failures == failures:  # else its facts may not have been written
-            await self.operate(write)
+        await self.operate(write)
 
     async def add_key(self, key: ApiKey) -> None:
         """Keep an API key. Raises ValueError when there is one of that id."""
@@ -244,7 +235,7 @@ class Journal:
         """Keep why an operator leaves an optical switch alone; an empty reason: it is left alone no longer."""
 
         def write(connection: sqlite3.Connection) -> None:
-            noted = json.decode(file.get_meta(connection, "left_alone", "{}")) | {switch: reason}
+            noted = file.left_alone_of(connection) | {switch: reason}
             noted = {name: why for name, why in noted.items() if why}
             file.set_meta(connection, "left_alone", json.encode(noted).decode())
 
@@ -299,16 +290,19 @@ class Journal:
     async def make_reserve(self) -> None:
         """Reserve space again, if it was spent and there is room."""
         if self.tight:
-            self.tight = not await self._in_reader(self._make_reserve)
+            await self._in_reader(self._make_reserve)
 
     async def close(self) -> None:
         """Fold the log into the database, and release the state directory. May be called twice."""
+
+        def stop() -> None:
+            self._reader.close()
+            self._queue.put(None)
+            self._thread.join()
+
         if self._thread.is_alive():
             # The writer goes last: then it is alone with the file, and removes the log and its index.
-            with suppress(JournalFailed):
-                await self._ask(sqlite3.Connection.close)
-            self._queue.put(None)
-            await self._in_reader(self._thread.join)
+            await self._in_reader(stop)
             self._reader_thread.shutdown()
             os.close(self._mark)
             os.close(self._lock)
@@ -363,19 +357,13 @@ class Journal:
             JournalRefused: (while running through the facts) a fact is damaged or unknown; says which.
             JournalFailed: nothing can be read just now.
         """
-        try:
-            with closing(file.connect(self.path, readonly=True)) as connection:
-                seq, body = file.state_of(connection, self.path, self._last)
-        except sqlite3.Error as error:
-            raise file.error_of(error, self.path) from error
+        with file.refusals(self.path), closing(file.connect(self.path, readonly=True)) as connection:
+            seq, body = file.state_of(connection, self.path, self._last)
         return Past(seq, body, self._facts_after(seq))
 
     def _facts_after(self, last: int) -> Generator[tuple[int, Fact]]:
-        try:
-            with closing(file.connect(self.path, readonly=True)) as connection:
-                yield from file.facts_after(connection, last, self.path)
-        except sqlite3.Error as error:
-            raise file.error_of(error, self.path) from error
+        with file.refusals(self.path), closing(file.connect(self.path, readonly=True)) as connection:
+            yield from file.facts_after(connection, last, self.path)
 
     async def _in_reader(self, do: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._reader_thread, do)
@@ -384,12 +372,8 @@ class Journal:
         """Run something that reads, beside the writer."""
 
         def ask() -> T:
-            try:
-                if self._reader is None:
-                    self._reader = file.connect(self.path, readonly=True)
+            with file.refusals(self.path):
                 return query(self._reader)
-            except sqlite3.Error as error:
-                raise JournalFailed(f"{self.path} cannot be read: {error}") from error
 
         return await self._in_reader(ask)
 
@@ -419,8 +403,6 @@ class Journal:
             for _, part in groupby(writes, lambda write: write.operation == self._reopen):
                 together = list(part)
                 self._wake(together, self._commit(together))
-        with suppress(sqlite3.Error):
-            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._writer.close()
 
     def _commit(self, writes: Sequence[_Write]) -> list[Any] | JournalFailed:
@@ -439,7 +421,6 @@ class Journal:
             with suppress(sqlite3.Error):
                 self._roll_back()
             self._failed = JournalFailed(f"{self.path}: {error}")
-            self._failures += 1
             return self._failed
 
     def _transaction(self, writes: Sequence[_Write]) -> list[Any]:
@@ -447,18 +428,18 @@ class Journal:
             return [self._reopen(self._writer)]
         connection = self._writer
         rows = [row for write in writes for row in write.rows]
-        if len(rows) <= _ROWS_A_STATEMENT and all(write.operation is None for write in writes):
+        if rows and len(rows) <= _ROWS_A_STATEMENT and all(write.operation is None for write in writes):
             # A statement outside of a transaction is one by itself. So this thread takes the interpreter's lock, which
             # the loop wants too, once, and not for each of begin, insert and commit.
-            self._move_on(_insert(connection, self._last, rows))
-            return [None] * len(writes)
-        connection.execute("BEGIN IMMEDIATE")
-        last = self._last
-        for start in range(0, len(rows), _ROWS_A_STATEMENT):
-            last = _insert(connection, last, rows[start : start + _ROWS_A_STATEMENT])
-        results = [None if write.operation is None else write.operation(connection) for write in writes]
-        connection.execute("COMMIT")
-        self._move_on(last)
+            _insert(connection, rows)
+            results: list[Any] = [None] * len(writes)
+        else:
+            connection.execute("BEGIN IMMEDIATE")
+            for start in range(0, len(rows), _ROWS_A_STATEMENT):
+                _insert(connection, rows[start : start + _ROWS_A_STATEMENT])
+            results = [None if write.operation is None else write.operation(connection) for write in writes]
+            connection.execute("COMMIT")
+        self._move_on(rows[-1][0] if rows else self._last)
         return results
 
     def _move_on(self, last: int) -> None:
@@ -499,20 +480,15 @@ class Journal:
 
     # ---- the reserve -------------------------------------------------------------------------------------------------
 
-    def _make_reserve(self) -> bool:
-        with suppress(OSError):
-            if self._reserve.stat().st_size >= RESERVE_BYTES:
-                return True
+    def _make_reserve(self) -> None:
+        """Reserve space, if there is room; :attr:`tight` says whether there was none."""
         try:
-            reserve = os.open(self._reserve, os.O_CREAT | os.O_WRONLY, 0o600)
-            try:
-                os.posix_fallocate(reserve, 0, RESERVE_BYTES)
-            finally:
-                os.close(reserve)
+            with os.fdopen(os.open(self._reserve, os.O_CREAT | os.O_WRONLY, 0o600), "wb") as reserve:
+                os.posix_fallocate(reserve.fileno(), 0, RESERVE_BYTES)
+            self.tight = False
         except OSError:
             self._reserve.unlink(missing_ok=True)
-            return False
-        return True
+            self._is_tight()
 
     def spend_reserve(self) -> bool:
         """Free the reserve's space for a commit that needs it; False: there is none. It is made again as always."""
@@ -557,14 +533,7 @@ def refuse_remote(directory: Path, mountinfo: str) -> None:
             )
 
 
-def _insert(connection: sqlite3.Connection, last: int, rows: Sequence[_Row]) -> int:
-    """Write facts behind the last one; the number of the last one then."""
-    if not rows:
-        return last
-    values: list[object] = []
-    for seq, at, kind, body, raw in rows:
-        values += (seq, at, kind, body, crc32(raw, seq & 0xFFFFFFFF))
-        last = seq
+def _insert(connection: sqlite3.Connection, rows: Sequence[_Row]) -> None:
     places = ",".join(["(?,?,?,?,?)"] * len(rows))
+    values = [value for row in rows for value in row]
     connection.execute(f"INSERT INTO facts (seq, at, kind, body, sum) VALUES {places}", values)  # noqa: S608  # question marks only
-    return last
