@@ -198,7 +198,13 @@ class Beater:
         self._failed(beat.began, f"{status} {detail}".strip())
 
     def _failed(self, now: float, why: str) -> None:
-        self._unwell(now, why)
+        self._failures += 1
+        if self._failures == 1:
+            self._failing_since = now
+        # The first failure is silent: a daemon that is restarted is back before the second.
+        if self._failures >= 2 and (self._said is None or now - self._said >= SAY_EVERY_S):
+            self._said = now
+            self._say(down=why, seconds=now - self._failing_since)
         every = float(self._now["heartbeat_s"])
         pause = min(every, FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 16))
         # Clients of one daemon must not come back in step; `random` would cost a megabyte for this.
@@ -213,15 +219,6 @@ class Beater:
         if directives != self._last_directives:
             self._last_directives = directives
             self._say(directives=directives)
-
-    def _unwell(self, now: float, why: str) -> None:
-        self._failures += 1
-        if self._failures == 1:
-            self._failing_since = now
-        # The first failure is silent: a daemon that is restarted is back before the second.
-        if self._failures >= 2 and (self._said is None or now - self._said >= SAY_EVERY_S):
-            self._said = now
-            self._say(down=why, seconds=now - self._failing_since)
 
     def _body(self) -> dict[str, Any]:
         return {name: self._now.get(name) or 0 for name in ("done", "total")} | {"slot": self._now.get("slot")}

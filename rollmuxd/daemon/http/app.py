@@ -31,21 +31,13 @@ from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
 
 #: In the order in which a request is matched: the calls that every iteration of every job makes come first.
-ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    *slots.routes.endpoints,
-    *sessions.routes.endpoints,
-    *channel.routes.endpoints,
-    *jobs.routes.endpoints,
-    *logs.routes.endpoints,
-    *health.routes.endpoints,
-    *facts.routes.endpoints,
-    *overview.routes.endpoints,
-    *inventory.routes.endpoints,
-    *fabric.routes.endpoints,
-    *report.routes.endpoints,
-    *plan.routes.endpoints,
-    *keys.routes.endpoints,
-    *web.routes.endpoints,
+ENDPOINTS: Final[tuple[Endpoint, ...]] = tuple(
+    endpoint
+    for noun in (
+        *(slots, sessions, channel, jobs, logs, health, facts),
+        *(overview, inventory, fabric, report, plan, keys, web),
+    )
+    for endpoint in noun.routes.endpoints
 )
 
 
@@ -66,8 +58,8 @@ def make_app(services: Services, metrics: Metrics | None = None) -> ASGIApp:
         heartbeat_s=settings.lease.heartbeat_s,
         openapi=_description,
         origin_check=OriginCheck(settings),
-        rates=Account(1 / per_s, per_s * limits.calls_burst_s - 1) if per_s else None,
         calls_per_s=per_s,
+        rates=Account(1 / per_s, per_s * limits.calls_burst_s - 1) if per_s else None,
     )
     return routing.router(shared, list(ENDPOINTS))
 

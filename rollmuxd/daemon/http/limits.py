@@ -107,16 +107,6 @@ class Bytes:
             self._held[owner] = left
 
 
-def coming_bodies() -> Bytes:
-    """Of bodies that have arrived in part and not to their end."""
-    return Bytes(BODIES, "bodies in calls that are not complete", "complete those calls first")
-
-
-def unread_answers() -> Bytes:
-    """Of long answers that the caller has not taken."""
-    return Bytes(ANSWERS, "answers that were not taken", "read those answers first")
-
-
 # ---- turns -----------------------------------------------------------------------------------------------------------
 
 
@@ -235,41 +225,32 @@ def metered(work: Coroutine[Any, Any, T], charge: Callable[[float], None]) -> Ge
             step = partial(work.send, None)
 
 
-class _Line:
-    """The calls of one owner: the first one has its turn."""
-
-    def __init__(self) -> None:
-        self.length = 0
-        self.first = anyio.Lock()
-
-
 class Lines:
     """One call of each owner at a time has its turn; ``most`` of an owner's may have it or wait for it."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what = most, what
-        self._lines: dict[str, _Line] = {}
+        self._turns: dict[str, anyio.Lock] = {}
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
         """Wait for the turn of a call. Raises Refusal where too many of the owner's calls wait already."""
-        line = self._lines.setdefault(owner, _Line())
-        if line.length >= self._most:
+        mine = self._turns.setdefault(owner, anyio.Lock())
+        there = mine.statistics()
+        if (number := there.locked + there.tasks_waiting) >= self._most:
             raise Refusal(
                 problems.TOO_FAST,
-                f"{line.length} {self._what} of owner {owner} are being made or wait, which is the limit; try again "
+                f"{number} {self._what} of owner {owner} are being made or wait, which is the limit; try again "
                 "when one of them is answered",
                 data={"limit": self._most},
                 headers=(("retry-after", "2"),),
             )
-        line.length += 1
         try:
-            async with line.first:
+            async with mine:
                 yield
         finally:
-            line.length -= 1
-            if not line.length:
-                del self._lines[owner]
+            if not mine.locked():
+                self._turns.pop(owner, None)
 
 
 class Questions(Lines):

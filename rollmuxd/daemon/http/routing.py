@@ -56,8 +56,6 @@ from rollmuxd.daemon.http.limits import (
     Lines,
     Paces,
     Questions,
-    coming_bodies,
-    unread_answers,
 )
 from rollmuxd.daemon.http.origin_check import OriginCheck
 from rollmuxd.daemon.http.problems import Refusal, problem_of
@@ -67,6 +65,7 @@ from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.writer import Unavailable
 from rollmuxd.wire.answers import Page
+from rollmuxd.wire.requests import Request
 
 T = TypeVar("T")
 Handler: TypeAlias = Callable[..., Awaitable[Any]]
@@ -92,10 +91,6 @@ class Query(Struct, frozen=True, forbid_unknown_fields=True):
 
     What may be left out has the type ``| UnsetType``, not ``| None``: msgspec takes a query's word ``null`` for None.
     """
-
-
-class Nothing(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of calls that take none: nothing, or ``{}``."""
 
 
 class Plain(Struct, frozen=True):
@@ -169,9 +164,15 @@ class Shared:
     #: pages that are made now
     pages: Lines = field(default_factory=lambda: Lines(PAGES, "pages"))
     #: bodies that have arrived in part
-    bodies: Bytes = field(default_factory=coming_bodies)
+    bodies: Bytes = field(
+        default_factory=lambda: Bytes(
+            limits.BODIES, "bodies in calls that are not complete", "complete those calls first"
+        )
+    )
     #: long answers that were not taken yet
-    unread: Bytes = field(default_factory=unread_answers)
+    unread: Bytes = field(
+        default_factory=lambda: Bytes(limits.ANSWERS, "answers that were not taken", "read those answers first")
+    )
     #: calls that wait for facts now, by owner; a heartbeat that is held back is one of them
     facts_waiting: dict[str, int] = field(default_factory=dict)
     #: requests that calls attend now, by (job, request id): the last call to go detaches the slot
@@ -716,7 +717,8 @@ def _request_id(scope: Scope) -> str:
     return f"{_THIS_DAEMON}{next(_numbers):08x}"
 
 
-_NO_BODY = msgspec.json.Decoder(Nothing)
+#: the body of calls that take none: nothing, or ``{}``
+_NO_BODY = msgspec.json.Decoder(Request)
 
 
 def _decode_body(decoder: msgspec.json.Decoder[Any], raw: bytes, *, optional: bool) -> Any:
