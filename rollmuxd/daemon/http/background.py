@@ -28,7 +28,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon import question
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
-from rollmuxd.daemon.http.routing import Call, ClientGone, Parked
+from rollmuxd.daemon.http.routing import Call
 from rollmuxd.daemon.question import Copy, Question
 
 T = TypeVar("T")
@@ -52,17 +52,14 @@ async def ask(call: Call, look: Callable[[Scheduler, Millis], Question[T]]) -> T
         Refusal: too many questions of the owner wait, or the answer took too much time or memory.
         ClientGone: the caller has hung up.
     """
-    answers: list[bytes] = []
     questions, owner = call.shared.questions, call.caller.owner
 
-    async def work() -> None:
+    async def work() -> bytes:
         async with questions.turn(owner):
             asked = await call.read(look)
-            answers.append(await _answered(asked, partial(questions.account.charge, owner)))
+            return await _answered(asked, partial(questions.account.charge, owner))
 
-    if await call.park(work, math.inf) is Parked.GONE:
-        raise ClientGone
-    return cast("T", msgspec.Raw(answers[0]))
+    return cast("T", msgspec.Raw(await call.park(work, math.inf) or b""))
 
 
 def _processor_s() -> float:

@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, get_type_hints
 from urllib.parse import parse_qsl
@@ -124,14 +123,6 @@ def page_of(keys: Iterable[str], limit: int, after: str | UnsetType) -> tuple[li
 
 class ClientGone(Exception):
     """The client has hung up: there is no caller to answer."""
-
-
-class Parked(Enum):
-    """How a long poll ended."""
-
-    DONE = "done"
-    TIMED_OUT = "timed out"
-    GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,16 +391,17 @@ class Call:
             if not waiting[owner]:
                 del waiting[owner]
 
-    async def park(self, until: Callable[[], Awaitable[object]], seconds: float) -> Parked:
-        """Run ``until`` for at most so long, and no longer than the client stays."""
+    async def park(self, until: Callable[[], Awaitable[T]], seconds: float) -> T | None:
+        """Wait for ``until``; None: it took longer than that. Raises ClientGone when the client hangs up."""
         # A task of asyncio's: a task group costs a parked call four turns of the loop on its way out.
         client = asyncio.get_running_loop().create_task(self.disconnected())
         try:
             with anyio.move_on_after(seconds) as scope:
                 client.add_done_callback(lambda _: scope.cancel())
-                await until()
-                return Parked.DONE
-            return Parked.GONE if client.done() else Parked.TIMED_OUT
+                return await until()
+            if client.done():
+                raise ClientGone
+            return None
         finally:
             client.cancel()
 

@@ -9,7 +9,7 @@ from rollmuxd.core.model import Job, SessionStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import Caller, find_job
 from rollmuxd.daemon.http.routes._query import BODY, WaitS
-from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Query, Routes
+from rollmuxd.daemon.http.routing import Call, Query, Routes
 from rollmuxd.spi.residency import RankResult
 from rollmuxd.wire.answers import ChannelOrder, ChannelView
 from rollmuxd.wire.requests import RankBody, ResultBody
@@ -31,24 +31,20 @@ class OrdersQuery(Query, frozen=True):
 async def next_order(call: Call, job: str, query: OrdersQuery) -> ChannelView:
     """The next thing for a rank to do, if one comes in time. Asked again until its result was acknowledged."""
     mine = await _line(call, job, query.session)
-    order: ChannelOrder | None = None
-
-    async def until_told() -> None:
-        nonlocal order
-        told = await call.services.hub.next_order(mine.id, query.session, query.rank, query.wait_s)
-        if told is not None:
-            order = ChannelOrder(
-                order=told.order,
-                kind=str(told.kind),
-                pool=told.pool,
-                node=told.node,
-                gpus=list(told.gpus),
-                warm=told.warm,
-                source=told.source,
-            )
-
-    if await call.park(until_told, query.wait_s + 5) is Parked.GONE:
-        raise ClientGone
+    told = await call.park(
+        lambda: call.services.hub.next_order(mine.id, query.session, query.rank, query.wait_s), query.wait_s + 5
+    )
+    if told is None:
+        return ChannelView()
+    order = ChannelOrder(
+        order=told.order,
+        kind=str(told.kind),
+        pool=told.pool,
+        node=told.node,
+        gpus=list(told.gpus),
+        warm=told.warm,
+        source=told.source,
+    )
     return ChannelView(order=order)
 
 

@@ -17,7 +17,7 @@ from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import limits, problems
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import Id
-from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Query, Routes
+from rollmuxd.daemon.http.routing import Call, Query, Routes
 from rollmuxd.daemon.journal.file import Unreadable
 from rollmuxd.wire.answers import FactsPage, UnreadableFact
 
@@ -143,8 +143,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
             await take(wait_ms)
 
     with _one_of(call, query.wait_ms):
-        if await call.park(collect, query.wait_ms / 1000 + READ_S) is Parked.GONE:
-            raise ClientGone
+        await call.park(collect, query.wait_ms / 1000 + READ_S)
     return FactsPage(facts=found, last=last, first=journal.first, unreadable=unreadable)
 
 

@@ -15,7 +15,7 @@ from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.routes._query import BODY
-from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Routes
+from rollmuxd.daemon.http.routing import Call, Routes
 from rollmuxd.wire.answers import Directive, HeartbeatView, SessionView
 from rollmuxd.wire.requests import HeartbeatBody, SessionBody
 
@@ -74,18 +74,15 @@ async def _until_others(
     def look(scheduler: Scheduler, now: Millis) -> HeartbeatView:
         return _heard(call, call.visibility(scheduler), job, scheduler.directives(session, slot, now))
 
-    async def until_others() -> None:
-        nonlocal view
-        tag = view.tag
-        while view.tag == tag and not driver.draining.is_set():
+    async def until_others() -> HeartbeatView:
+        while (found := await call.read(look)).tag == view.tag and not driver.draining.is_set():
             await waiter.changed()
-            view = await call.read(look)
+        return found
 
     with driver.subscribe_group(job) as waiter, call.waiting():
-        view, before = await call.read(look), view
-        if view.tag == before.tag and await call.park(until_others, wait_s) is Parked.GONE:
-            raise ClientGone
-    return view
+        if (others := await call.park(until_others, wait_s)) is not None:
+            return others
+        return await call.read(look)
 
 
 @routes.post("/v1/jobs/{job}/sessions", status=201, also=(200,), problems=(*BODY, 404, 409))

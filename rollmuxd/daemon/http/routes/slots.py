@@ -1,7 +1,9 @@
 """Slots: asking for the turn, waiting for it, giving it back. The calls that every iteration of every job makes."""
 
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from typing import Final, Literal
 
 import anyio
@@ -30,8 +32,8 @@ from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import problems, views
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import BODY, Id, PageQuery
-from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Routes
-from rollmuxd.daemon.writer import Unavailable
+from rollmuxd.daemon.http.routing import Call, ClientGone, Routes
+from rollmuxd.daemon.writer import Unavailable, Waiter
 from rollmuxd.wire.answers import Page, ReleaseView, SlotView
 from rollmuxd.wire.requests import GrowBody, ReasonBody, ReleaseBody, ShrinkBody, SlotBody
 
@@ -86,23 +88,26 @@ async def detach(call: Call, slot: SlotId) -> None:
         await call.services.driver.submit(DetachSlot(slot=slot))
 
 
+async def _while(
+    call: Call, waiter: Waiter[str], holds: Callable[[Scheduler, Millis], bool], look_s: float = math.inf
+) -> None:
+    """Wait while that holds and the daemon is not stopped. It is looked at with each news, and so often besides."""
+    while not call.services.driver.draining.is_set() and await call.read(holds):
+        with anyio.move_on_after(look_s):
+            await waiter.changed()
+
+
 async def _granted(call: Call, slot: SlotId, wait_s: float) -> SlotView:
     """Wait until the slot runs, for at most so long."""
     driver = call.services.driver
 
-    async def waits() -> bool:
+    def waits(core: Scheduler, now: Millis) -> bool:
         # Only the status: why it waits takes some thought, and is worth it once, in the answer.
-        return await call.read(lambda core, now: core.state.slot(slot).status) in views.COMING
-
-    async def until_granted() -> None:
-        while not driver.draining.is_set():
-            await waiter.changed()
-            if not await waits():
-                return
+        return core.state.slot(slot).status in views.COMING
 
     with driver.subscribe(slot) as waiter:
-        if await waits() and wait_s > 0 and await call.park(until_granted, wait_s) is Parked.GONE:
-            raise ClientGone
+        if await call.read(waits) and wait_s > 0:
+            await call.park(partial(_while, call, waiter, waits), wait_s)
     view = await _show(call, slot)
     status = SlotStatus(view.status)
     if wait_s > 0 and status in views.COMING and driver.draining.is_set():
@@ -140,17 +145,12 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
         given = ReleaseSlot(slot=slot, fence=fence, seen=seen, next=following, measured=body.measured)
         answer = await call.submit(given, slot, _status_of)
         if job.spec.park is Park.AT_RELEASE:
-
-            async def until_parked() -> None:
-                while not driver.draining.is_set() and await call.read(
-                    lambda core, _: _parks(core.state, slot, job.id)
-                ):
-                    with anyio.move_on_after(PARK_LOOK_S):
-                        await waiter.changed()
-
-            if await call.park(until_parked, PARK_BOUND_S) is Parked.GONE:
+            parks = partial(_while, call, waiter, lambda core, _: _parks(core.state, slot, job.id), PARK_LOOK_S)
+            try:
+                await call.park(parks, PARK_BOUND_S)
+            except ClientGone:
                 await _leave(call, answer.next_slot)
-                raise ClientGone
+                raise
 
     def look(core: Scheduler, now: Millis) -> ReleaseView:
         ended = core.state.slots.get(slot)
@@ -260,15 +260,9 @@ async def grow_slot(call: Call, slot: str, body: GrowBody) -> SlotView:
         loading = (OrderKind.LOAD, OrderStatus.ISSUED)
         return any(it is not None and it.slot == slot and (it.kind, it.status) == loading for it in orders)
 
-    async def until_loaded() -> None:
-        while await call.read(loads) and not driver.draining.is_set():
-            with anyio.move_on_after(LOAD_LOOK_S):
-                await waiter.changed()
-
     with driver.subscribe(slot) as waiter:
         await call.submit(GrowSlot(slot=slot, fence=views.fence_of(body.fence)), slot, _status_of)
-        if await call.park(until_loaded, PARK_BOUND_S) is Parked.GONE:
-            raise ClientGone
+        await call.park(partial(_while, call, waiter, loads, LOAD_LOOK_S), PARK_BOUND_S)
     if await call.read(loads):
         raise Refusal(problems.DRAINING, "the daemon is being stopped or restarted; the load continues: ask again")
     if job.status is JobStatus.QUARANTINED:
