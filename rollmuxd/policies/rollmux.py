@@ -752,7 +752,7 @@ def free_nodes(
     before = {name for nodes in job.last_pins.values() for name in nodes}
     free: dict[PoolName, list[Node]] = {want.pool: [] for want in wants}
     for node in state.nodes.values():
-        if _free(node):
+        if node.group is None and _usable(node):
             for pool in node.pools:
                 if pool in free:
                     free[pool].append(node)

@@ -49,6 +49,9 @@ class Course(Struct):
 
     job: SimJob
     outcome: JobOutcome
+    #: what an iteration takes alone, and the node-time of each pool that it keeps busy
+    solo_ms: Millis
+    busy_node_ms: dict[PoolName, float]
     pace_ms: Millis = 0
     #: iterations and busy time are counted up to here
     since: Millis = 0
@@ -178,7 +181,7 @@ class _Fluid:
             if isinstance(fact, f.JobRegistered) and job is not None:
                 made = JobOutcome(job.name, job.kind, job.spec.slo, job.arrives_ms)
                 self.outcome.jobs.append(made)
-                self.courses[fact.job] = Course(job, made, since=fact.at)
+                self.courses[fact.job] = Course(job, made, job.solo_ms, busy_node_ms(job), since=fact.at)
             elif isinstance(fact, f.JobPlaced):
                 course = self.courses[fact.job]
                 course.outcome.placed_ms, course.outcome.admission = fact.at, fact.admission
@@ -219,7 +222,7 @@ class _Fluid:
         state, worst = self.core.state, 1.0
         for name, pace in self.policy_under_test.paces(self.policy, state, group).items():
             course = self.courses[name]
-            slow, slo = pace / course.job.solo_ms, course.job.spec.slo
+            slow, slo = pace / course.solo_ms, course.job.spec.slo
             if slo is not None and slow > slo * (1 + 1e-6):
                 worst = max(worst, slow)
             if course.pace_ms == pace:
@@ -247,8 +250,8 @@ class _Fluid:
         outcome = course.outcome
         outcome.iterations += share
         outcome.elapsed_ms += passed
-        outcome.solo_ms += share * course.job.solo_ms
-        for pool, node_ms in busy_node_ms(course.job).items():
+        outcome.solo_ms += share * course.solo_ms
+        for pool, node_ms in course.busy_node_ms.items():
             self.meter.pools[pool].busy_node_ms += share * node_ms
 
 

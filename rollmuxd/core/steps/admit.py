@@ -1,6 +1,7 @@
 """Admission: what a registration must be, and which waiting jobs fit now."""
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
 from typing import Final, TypeAlias
@@ -338,8 +339,8 @@ def _check_wants(spec: JobSpec, state: State) -> None:
             pools = sorted({pool for node in state.nodes.values() for pool in node.pools})
             there_are = f"the pools are {', '.join(pools)}" if pools else "the daemon has no hosts: `rollmuxd init`"
             raise Impossible(f"there is no pool {want.pool!r}; {there_are}")
-        gpus = sum(len(node.gpus) for node in there)
-        if want.gpus > gpus or want.nodes > len(there):
+        if want.nodes > len(there) or (want.gpus and want.gpus > sum(len(node.gpus) for node in there)):
+            gpus = sum(len(node.gpus) for node in there)
             needed = f"{want.gpus} GPUs" if want.gpus else f"{want.nodes} nodes"
             nodes = "1 node" if len(there) == 1 else f"{len(there)} nodes"
             raise Impossible(
@@ -351,8 +352,8 @@ def _check_wants(spec: JobSpec, state: State) -> None:
             if name not in state.nodes or want.pool not in state.nodes[name].pools:
                 raise Impossible(f"there is no node {name!r} in pool {want.pool}")
         ram = spec.ram_mb_of(want.pool)
-        most = max((state.hosts[node.host].ram_mb for node in there), default=0)
-        if ram > most:
+        if all(state.hosts[node.host].ram_mb < ram for node in there):
+            most = max(state.hosts[node.host].ram_mb for node in there)
             raise Impossible(
                 f"its {want.pool} state parks {ram / 1000:g} GB on a host, and the largest budget is {most / 1000:g} GB"
             )
@@ -366,10 +367,11 @@ def _check_wants(spec: JobSpec, state: State) -> None:
 
 def _check_together(spec: JobSpec, state: State) -> None:
     """Pools may share nodes: together they must have as many as are wanted, each node once unless colocated."""
+    nodes = Counter([node.pools for node in state.nodes.values()])
     if spec.colocate:
         pools = [want.pool for want in spec.wants]
         most = max(want.nodes for want in spec.wants)
-        there = sum(all(pool in node.pools for pool in pools) for node in state.nodes.values())
+        there = sum(count for serves, count in nodes.items() if all(pool in serves for pool in pools))
         if there < most:
             raise Impossible(f"colocate: {there} nodes are in all of {', '.join(pools)}, and {most} are wanted")
         return
@@ -377,7 +379,7 @@ def _check_together(spec: JobSpec, state: State) -> None:
         for wants in combinations(spec.wants, count):
             pools = [want.pool for want in wants]
             needed = sum(want.nodes for want in wants)
-            there = sum(any(pool in node.pools for pool in pools) for node in state.nodes.values())
+            there = sum(number for serves, number in nodes.items() if any(pool in serves for pool in pools))
             if there < needed:
                 raise Impossible(
                     f"{' and '.join(pools)} need {needed} different nodes, and there are {there}; "
