@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Final, Protocol
 
 from rollmuxd.cli.common import Failed
 from rollmuxd_demo.children import Children, environment, tail
@@ -48,18 +48,6 @@ class Reached(Protocol):
         """The tables of the run whose files are in ``folder``; its witness writes ``witness.jsonl`` there."""
 
 
-def reach(backend: str, folder: Path, children: Children) -> Reached:
-    """The demo's host. Raises Failed where it cannot be made."""
-    match backend:
-        case "ssh":
-            return Ssh(folder / "ssh", children)
-        case "ray":
-            return Ray(folder / "ray", children)
-        case "slurm":
-            return Slurm(folder / "slurm", children)
-    return Mock()
-
-
 class Mock:
     """A host without hardware."""
 
@@ -83,28 +71,63 @@ memory = {json.dumps(str(folder / "memory.json"))}
 {NODES}"""
 
 
-class Elsewhere(ABC):
-    """A host behind something of the demo's own, that runs for as long as the demo does."""
+@dataclass(frozen=True)
+class Server:
+    """What serves a host to a backend. It says in JSON how that is reached, which fills in the texts."""
 
-    #: the backend, the program that serves it, what has to be installed for it, and how
-    name: str
+    #: the program, what has to be installed for it, and how
     program: str
     packages: tuple[str, ...]
     remedy: str
+    #: where the host is
     where: str
-    longer = 1.0
+    #: lines of ``[backends.NAME]``, by what the server calls it
+    options: Mapping[str, str]
+    longer: float = 1.0
+
+
+SERVED: Final[Mapping[str, Server]] = {
+    "ssh": Server(
+        "ssh_servers.py",
+        ("asyncssh",),
+        "it comes with the extra ssh: pip install 'rollmuxd[ssh]'",
+        "the host is reached by ssh, at {where[box]}",
+        {"config": "config"},  # as a user's own ssh would find it
+    ),
+    "ray": Server(
+        "ray_nodes.py",
+        ("ray",),
+        "pip install ray",
+        "the host is a node of a Ray cluster, whose head is at {address}",
+        {"address": "address"},
+    ),
+    "slurm": Server(
+        "slurm_cluster.py",
+        (),
+        "",
+        "the host is a node of allocation {allocation} of a Slurm cluster, {config}",
+        {"allocation": "allocation", "config": "conf"},
+        longer=3.0,  # each look, and each command of a driver, is a step
+    ),
+}
+
+
+class Elsewhere:
+    """A host behind something of the demo's own, that runs for as long as the demo does."""
+
     rollmuxd: Sequence[str] = (str(SERVERS / "made_up_mock.py"),)
 
-    def __init__(self, folder: Path, children: Children) -> None:
-        program = SERVERS / self.program
+    def __init__(self, name: str, folder: Path, children: Children) -> None:
+        of = SERVED[name]
+        program = SERVERS / of.program
         if not program.is_file():
             raise Failed(
-                f"there is no {program}: the demo over {self.name} starts a server from the project's tests; run it in "
+                f"there is no {program}: the demo over {name} starts a server from the project's tests; run it in "
                 "a checkout, or in the unpacked source archive, after `make setup`"
             )
-        missing = [package for package in self.packages if find_spec(package) is None]
+        missing = [package for package in of.packages if find_spec(package) is None]
         if missing:
-            raise Failed(f"the demo over {self.name} needs {' and '.join(missing)}; {self.remedy}")
+            raise Failed(f"the demo over {name} needs {' and '.join(missing)}; {of.remedy}")
 
         folder.mkdir(parents=True)
         log = folder / "servers.log"
@@ -119,16 +142,10 @@ class Elsewhere(ABC):
         with server.stdout:
             said = server.stdout.readline()
         if not said:
-            raise Failed(f"what the demo reaches by {self.name} has not started: {tail(log, 1) or 'it said nothing'}")
-        self.told(json.loads(said))
-
-    @abstractmethod
-    def told(self, what: dict[str, Any]) -> None:
-        """What the server has said of itself."""
-
-    @abstractmethod
-    def options(self) -> str:
-        """The lines of ``[backends.NAME]``."""
+            raise Failed(f"what the demo reaches by {name} has not started: {tail(log, 1) or 'it said nothing'}")
+        told = json.loads(said)
+        self.name, self.where, self.longer = name, of.where.format(**told), of.longer
+        self._options = "\n".join(f"{option} = {json.dumps(told[key])}" for key, option in of.options.items())
 
     def tables(self, folder: Path) -> str:
         """Its GPUs are in a file of the host, as the backend and the driver know it."""
@@ -144,7 +161,7 @@ ram_gb = 16
 options = {{made_up_gpus = {json.dumps(str(gpus))}}}
 {NODES}
 [backends.{self.name}]
-{self.options()}
+{self._options}
 python = {json.dumps(sys.executable)}
 
 [residency.mock]
@@ -154,50 +171,6 @@ python = {json.dumps(sys.executable)}
 """
 
 
-class Ssh(Elsewhere):
-    """A host behind a server."""
-
-    name, program, packages = "ssh", "ssh_servers.py", ("asyncssh",)
-    remedy = "it comes with the extra ssh: pip install 'rollmuxd[ssh]'"
-
-    def told(self, what: dict[str, Any]) -> None:
-        """Its ssh configuration, and where it is."""
-        self._config: str = what["config"]
-        self.where = f"the host is reached by ssh, at {what['where']['box']}"
-
-    def options(self) -> str:
-        """As a user's own ssh would find it."""
-        return f"config = {json.dumps(self._config)}"
-
-
-class Ray(Elsewhere):
-    """A node of a cluster."""
-
-    name, program, packages = "ray", "ray_nodes.py", ("ray",)
-    remedy = "pip install ray"
-
-    def told(self, what: dict[str, Any]) -> None:
-        """Where its head is."""
-        self._address: str = what["address"]
-        self.where = f"the host is a node of a Ray cluster, whose head is at {self._address}"
-
-    def options(self) -> str:
-        """The cluster's address; the node has the host's name."""
-        return f"address = {json.dumps(self._address)}"
-
-
-class Slurm(Elsewhere):
-    """A node of an allocation."""
-
-    name, program, packages = "slurm", "slurm_cluster.py", ()
-    remedy = ""
-    longer = 3.0  # each look, and each command of a driver, is a step
-
-    def told(self, what: dict[str, Any]) -> None:
-        """Its configuration, and the allocation."""
-        self._config, self._allocation = what["config"], what["allocation"]
-        self.where = f"the host is a node of allocation {self._allocation} of a Slurm cluster, {self._config}"
-
-    def options(self) -> str:
-        """The cluster and the allocation; the node has the host's name."""
-        return f"allocation = {json.dumps(self._allocation)}\nconf = {json.dumps(self._config)}"
+def reach(backend: str, folder: Path, children: Children) -> Reached:
+    """The demo's host. Raises Failed where it cannot be made."""
+    return Mock() if backend == "mock" else Elsewhere(backend, folder / backend, children)

@@ -497,29 +497,21 @@ def _unused(state: State, pool: PoolName) -> list[NodeId]:
     return [node.id for node in state.nodes.values() if node.group is None and pool in node.pools]
 
 
-class AnyGroup(InScheduleOrder):
-    """A random group or a new one."""
+class Drawing(InScheduleOrder):
+    """A heuristic, which draws from the seed, the job and its run."""
 
-    name = "random"
-    summary = "a random group or a new one, random rollout nodes in it; no look at SLOs"
-
-    def policy(self, seed: int) -> Policy:
-        """Draws from the seed, the job and its run."""
-        return AtRandom(seed)
-
-
-class IdlestGroup(InScheduleOrder):
-    """The idlest group or a new one."""
-
-    name = "most-idle"
-    summary = "the idlest group or, by the same coin, a new one, the idlest rollout nodes in it; no look at SLOs"
+    def __init__(self, made: type[Heuristic], summary: str) -> None:
+        self.name, self.summary, self._made = made.name, summary, made
 
     def policy(self, seed: int) -> Policy:
-        """Draws from the seed, the job and its run."""
-        return MostIdle(seed)
+        """A new one for each run."""
+        return self._made(seed)
 
 
+_ANY: Final = "a random group or a new one, random rollout nodes in it; no look at SLOs"
+_IDLEST: Final = "the idlest group or, by the same coin, a new one, the idlest rollout nodes in it; no look at SLOs"
 #: what ``rollmuxd sim`` lists beside its own policies, in this order
 POLICIES: Final[dict[str, PolicyUnderTest | Bound]] = {
-    known.name: known for known in (Artifact(), Colocated(), Gavel(), AnyGroup(), IdlestGroup(), Optimal())
+    known.name: known
+    for known in (Artifact(), Colocated(), Gavel(), Drawing(AtRandom, _ANY), Drawing(MostIdle, _IDLEST), Optimal())
 }

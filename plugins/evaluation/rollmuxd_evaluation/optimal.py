@@ -28,6 +28,7 @@ from rollmuxd.core.ids import Millis, PoolName
 from rollmuxd.core.policy import Leg
 from rollmuxd.core.spec import StateSpec
 from rollmuxd.policies.schedule import certified, period_ms
+from rollmuxd.sim.fluid import busy_node_ms
 from rollmuxd.sim.outcome import JobOutcome, Outcome, PoolOutcome
 from rollmuxd.sim.policies import MAX_GROUP, Bound
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Workload, by_arrival
@@ -697,11 +698,8 @@ class _Course:
             course.outcome.iterations += share
             course.outcome.elapsed_ms += passed
             course.outcome.solo_ms += share * self.jobs[name].solo_ms
-            spec = self.jobs[name].spec
-            for phase in spec.phases:
-                for want in spec.wants:
-                    if want.pool in phase.pools:
-                        self.pools[want.pool].busy_node_ms += share * want.nodes * (phase.planned_ms or 0)
+            for pool, node_ms in busy_node_ms(self.jobs[name]).items():
+                self.pools[pool].busy_node_ms += share * node_ms
         self.now = to
 
     def follow(self, partition: Partition) -> None:
