@@ -52,7 +52,7 @@ class KeptConnection(ABC, Generic[Opened]):
         if self._joining is None or self._joining.done():
             # A task of its own, which all that wait for it share: none of them takes it along when it is cancelled.
             self._joining = asyncio.create_task(self._join())
-            self._joining.add_done_callback(_looked_at)
+            self._joining.add_done_callback(looked_at)
         return await asyncio.shield(self._joining)
 
     async def close(self) -> None:
@@ -87,7 +87,7 @@ class KeptConnection(ABC, Generic[Opened]):
         return ContactLost(self._why)
 
 
-def _looked_at(task: "asyncio.Task[Any]") -> None:
+def looked_at(task: "asyncio.Task[Any]") -> None:
     """Take its error: no call may be left to wait for it."""
     if not task.cancelled():
         task.exception()

@@ -18,11 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rollmuxd_backend_local.agent import frames, onnode
+from rollmuxd_backend_local.agent.reached import Said
+from rollmuxd_backend_local.kept_connection import looked_at
 from rollmuxd_backend_ray.connection import FOLDER
 from rollmuxd_backend_ray.nodes import NotThere, pick
 
@@ -89,7 +92,7 @@ class Nodes:
         making = self._actors.get(node)
         if making is None or (making.done() and (making.cancelled() or making.exception() is not None)):
             making = self._actors[node] = asyncio.create_task(self._make(node))
-            making.add_done_callback(_looked_at)
+            making.add_done_callback(looked_at)
         try:
             # Shared by all that wait for it; none of them takes it along.
             actor = await asyncio.wait_for(asyncio.shield(making), reach_s)
@@ -155,7 +158,7 @@ class Service:
 
     async def _answer(self, ask: frames.Ask) -> None:
         try:
-            said = await asyncio.wait_for(self._do(ask), ask.limit_s or None)
+            said: Said = await asyncio.wait_for(self._do(ask), ask.limit_s or None)
         except TimeoutError:
             said = frames.Failed("lost", f"the node did not answer within {ask.limit_s:g} s")
         except (Lost, NotThere) as error:
@@ -166,43 +169,27 @@ class Service:
             frames.write(self._writer, frames.Answer(ask.number, said))
             await self._writer.drain()
 
-    async def _do(self, ask: frames.Ask) -> frames.Ran | frames.Data | frames.Seen | frames.Failed:
-        node, wish = ask.node, ask.wish
-
-        async def told(method: str, *arguments: Any) -> Any:
-            how, value = await self._nodes.call(node, ask.reach_s, method, *arguments)
-            return value if how == "said" else frames.Failed(how, str(value))
-
-        match wish:
-            case frames.Look():
-                seen = await self._nodes.look(node)
-                return frames.Seen(seen["NodeID"], seen["NodeName"], seen["NodeManagerAddress"], seen["Resources"])
-            case frames.Run():
-                call = self._of(str(ask.number))
-                try:
-                    said = await told("run", call, list(wish.argv), wish.env, wish.stdin, wish.timeout_s)
-                except asyncio.CancelledError:
-                    self._nodes.tell(node, "end", call)
-                    raise
-                return said if isinstance(said, frames.Failed) else frames.Ran(*said)
-            case frames.Connect():
-                self._streams[wish.stream] = node
-                try:
-                    said = await told("connect", self._of(wish.stream), wish.address, wish.port, ask.reach_s)
-                except asyncio.CancelledError:
-                    self._nodes.tell(node, "close", self._of(wish.stream))
-                    raise
-                return said if isinstance(said, frames.Failed) else frames.Data()
-            case frames.Receive():
-                said = await told("receive", self._of(wish.stream), wish.max_bytes)
-                return said if isinstance(said, frames.Failed) else frames.Data(said)
-            case frames.Send():
-                said = await told("send", self._of(wish.stream), wish.data)
-                return said if isinstance(said, frames.Failed) else frames.Data()
-            case frames.Close():
-                self._streams.pop(wish.stream, None)
-                await self._nodes.call(node, ask.reach_s, "close", self._of(wish.stream))
-                return frames.Data()
+    async def _do(self, ask: frames.Ask) -> Said:
+        node, wish, call = ask.node, ask.wish, self._of(str(ask.number))
+        if isinstance(wish, frames.Look):
+            seen = await self._nodes.look(node)
+            return frames.Seen(seen["NodeID"], seen["NodeName"], seen["NodeManagerAddress"], seen["Resources"])
+        told: dict[str, Any] = msgspec.to_builtins(wish)
+        if isinstance(wish, frames.Close):
+            self._streams.pop(wish.stream, None)
+        elif isinstance(wish, frames.Connect):
+            self._streams[wish.stream] = node
+        if "stream" in told:
+            told["stream"] = self._of(told["stream"])
+        try:
+            said = await self._nodes.call(node, ask.reach_s, "do", call, told, ask.reach_s)
+        except asyncio.CancelledError:
+            if isinstance(wish, frames.Run):
+                self._nodes.tell(node, "end", call)
+            elif isinstance(wish, frames.Connect):
+                self._nodes.tell(node, "close", told["stream"])
+            raise
+        return msgspec.convert(said, Said)  # type: ignore[no-any-return]  # a union
 
     def _of(self, name: str) -> str:
         return f"{self._name}-{name}"
@@ -239,12 +226,6 @@ def main(arguments: Sequence[str]) -> None:
     except Exception as error:
         sys.exit(_first_line(error))
     asyncio.run(serve(socket))
-
-
-def _looked_at(task: "asyncio.Task[Any]") -> None:
-    """Take its error: no call may be left to wait for it."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _first_line(error: BaseException) -> str:

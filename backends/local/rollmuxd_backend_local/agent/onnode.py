@@ -6,6 +6,7 @@ Standard library only, and sent there with everything that it names: nothing but
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import selectors
@@ -25,7 +26,7 @@ _ENDED_KEPT = 1_000
 
 
 class OnNode:
-    """What is done there. Answers are pairs: how it went, and what there is to say."""
+    """What is done there. Answers of all but ``do`` are pairs: how it went, and what there is to say."""
 
     def __init__(self) -> None:
         # Threads and not asyncio's processes: which loop an actor has, is for what else is installed there to say.
@@ -38,6 +39,30 @@ class OnNode:
     async def hello(self) -> int:
         """That it is there: its process."""
         return os.getpid()
+
+    async def do(self, call: str, wish: dict[str, Any], reach_s: float) -> dict[str, Any]:
+        """What :mod:`rollmuxd_backend_local.agent.frames` calls a wish, and its answer, both as JSON has them."""
+        do = wish["do"]
+        if do == "Run":
+            stdin = base64.b64decode(wish["stdin"])
+            how, value = await self.run(call, wish["argv"], wish["env"], stdin, wish["timeout_s"])
+            if how == "said":
+                code, out, err = value
+                return {"type": "Ran", "exit_code": code, "stdout": _text(out), "stderr": _text(err)}
+        elif do == "Connect":
+            how, value = await self.connect(wish["stream"], wish["address"], wish["port"], reach_s)
+        elif do == "Receive":
+            how, value = await self.receive(wish["stream"], wish["max_bytes"])
+        elif do == "Send":
+            how, value = await self.send(wish["stream"], base64.b64decode(wish["data"]))
+        elif do == "Close":
+            await self.close(wish["stream"])
+            how, value = "said", b""
+        else:
+            how, value = "not_done", f"this process cannot {do}"
+        if how == "said":
+            return {"type": "Data", "data": _text(value)}
+        return {"type": "Failed", "how": how, "why": str(value)}
 
     async def run(
         self, call: str, argv: list[str], env: dict[str, str], stdin: bytes, timeout_s: float
@@ -220,6 +245,10 @@ class Command:
                 raise TimeoutError
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.05)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _give(stdin: Any, rest: memoryview) -> memoryview:

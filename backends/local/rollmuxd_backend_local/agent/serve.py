@@ -7,7 +7,6 @@ message is its length (4 bytes) and JSON, which may be compressed, as in :mod:`r
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import signal
@@ -106,7 +105,7 @@ class Service:
 
     async def _answer(self, number: int, wish: dict[str, Any], reach_s: float) -> None:
         try:
-            said = await self._do(number, wish, reach_s)
+            said = await self._node.do(str(number), wish, reach_s)
         except Exception as error:
             said = {"type": "Failed", "how": "lost", "why": f"{type(error).__name__}: {error}"}
         finally:
@@ -119,30 +118,3 @@ class Service:
             await self._writer.drain()
         except OSError:
             pass  # the daemon is gone, which the other direction says as well
-
-    async def _do(self, number: int, wish: dict[str, Any], reach_s: float) -> dict[str, Any]:
-        do = wish["do"]
-        if do == "Run":
-            stdin = base64.b64decode(wish["stdin"])
-            how, value = await self._node.run(str(number), wish["argv"], wish["env"], stdin, wish["timeout_s"])
-            if how == "said":
-                code, out, err = value
-                return {"type": "Ran", "exit_code": code, "stdout": _text(out), "stderr": _text(err)}
-        elif do == "Connect":
-            how, value = await self._node.connect(wish["stream"], wish["address"], wish["port"], reach_s)
-        elif do == "Receive":
-            how, value = await self._node.receive(wish["stream"], wish["max_bytes"])
-        elif do == "Send":
-            how, value = await self._node.send(wish["stream"], base64.b64decode(wish["data"]))
-        elif do == "Close":
-            await self._node.close(wish["stream"])
-            how, value = "said", b""
-        else:
-            how, value = "not_done", f"this process cannot {do}"
-        if how == "said":
-            return {"type": "Data", "data": _text(value)}
-        return {"type": "Failed", "how": how, "why": str(value)}
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
