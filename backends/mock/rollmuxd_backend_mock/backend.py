@@ -15,7 +15,7 @@ from rollmuxd_backend_local import options as option_tables
 from rollmuxd_backend_local.backend import OnThisMachine, apart
 from rollmuxd_backend_local.onhost import ask
 from rollmuxd_backend_mock import processes
-from rollmuxd_backend_mock.machine import Hardware, Machine, Violation
+from rollmuxd_backend_mock.machine import Hardware, Machine
 from rollmuxd_backend_mock.options import MockOptions, with_memory
 from rollmuxd_backend_mock.witness import Witness
 
@@ -26,7 +26,6 @@ class Memory(Struct):
     hosts: dict[str, Hardware] = field(default_factory=dict)
     #: what marks the processes that were started on them
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
-    violations: list[str] = field(default_factory=list)
 
 
 class _Store:
@@ -65,14 +64,11 @@ class MockBackend(OnThisMachine[HostOptions]):
     """Mock hosts: see :class:`~rollmuxd_backend_mock.options.MockOptions` for what can be said of each.
 
     Their processes are real ones of this machine.
-    ``violations`` has a sentence for each promise that was broken before this witness, those from before a restart
-    included where the hosts have a memory.
     """
 
-    def __init__(self, hosts: Mapping[str, MockHost], stores: Sequence[_Store], witnesses: Sequence[Witness]) -> None:
+    def __init__(self, hosts: Mapping[str, MockHost], witnesses: Sequence[Witness]) -> None:
         super().__init__({host: mock.machine.options.of_processes() for host, mock in hosts.items()}, "")
         self.hosts = hosts
-        self._stores = stores
         self._witnesses = witnesses
 
     @classmethod
@@ -91,18 +87,7 @@ class MockBackend(OnThisMachine[HostOptions]):
             store = _once(stores, host.id, "memory", said.memory, _open_store)
             witness = _once(witnesses, host.id, "record", said.record, Witness)
             made[host.id] = _make(host, said, store, witness)
-        return cls(made, tuple(stores.values()), tuple(witnesses.values()))
-
-    @property
-    def violations(self) -> tuple[str, ...]:
-        """What must never have happened, and has."""
-        return tuple(sentence for store in self._stores for sentence in store.memory.violations)
-
-    @property
-    def events(self) -> tuple[dict[str, Any], ...]:
-        """The witness's latest lines, of all hosts, in order of time."""
-        lines = [line for witness in self._witnesses for line in witness.events]
-        return tuple(sorted(lines, key=lambda line: float(line["mono"])))
+        return cls(made, tuple(witnesses.values()))
 
     async def inventory(self, host: str) -> Inventory:
         """All GPUs of the host, whether the configuration names them or not."""
@@ -151,20 +136,8 @@ def _make(host: HostConfig, said: MockOptions, store: _Store, witness: Witness) 
     known = store.memory.hosts.get(host.id)
     hardware = known if known is not None else Hardware(boot_id=said.boot_id or uuid.uuid4().hex)
     store.memory.hosts[host.id] = hardware
-
-    def violated(violation: Violation) -> None:
-        store.memory.violations.append(violation.sentence)
-        store.save()
-
-    machine = Machine(
-        host,
-        said,
-        hardware,
-        witness,
-        changed=store.save,
-        violated=violated,
-        alive=processes.alive if said.watch_pids else _trust,
-    )
+    alive = processes.alive if said.watch_pids else _trust
+    machine = Machine(host, said, hardware, witness, changed=store.save, alive=alive)
     real = processes.machine_boot_id()
     if said.boot_id and said.boot_id != hardware.boot_id:
         machine.reboot(said.boot_id)

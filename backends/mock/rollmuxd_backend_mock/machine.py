@@ -7,7 +7,7 @@ process (pid 0) stay.
 
     NotDone
       Late             a later order about the same state was carried out, perhaps another daemon's
-      Violation        what no scheduler may let happen; written down, and kept in ``MockBackend.violations``
+      Violation        what no scheduler may let happen; written down
         DoubleHold     a job's bytes come onto a GPU where another's are, beyond the residual memory it agreed to
         RamOverfull    parked states need more RAM than the host has
 """
@@ -130,7 +130,6 @@ class Machine:
         witness: Witness,
         *,
         changed: Callable[[], None],
-        violated: Callable[[Violation], None],
         alive: Callable[[int, str], bool],
     ) -> None:
         self.id = host.id
@@ -141,7 +140,6 @@ class Machine:
         self.ram_mb = options.ram_mb(host)
         self.gpus = tuple(dict.fromkeys((*host.gpus, *(f"{host.id}/gpu{i}" for i in range(options.gpus)))))
         self._changed = changed
-        self._violated = violated
         self._alive = alive
 
     # ---- looking ----------------------------------------------------------------------------------------------------
@@ -402,7 +400,6 @@ class Machine:
             order=order.order,
         )
         log.critical("%s", violation)
-        self._violated(violation)
         return violation
 
 

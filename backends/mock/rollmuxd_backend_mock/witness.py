@@ -16,21 +16,16 @@ from now on) and ``order``:
 import json
 import os
 import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
-
-#: Lines kept in memory for tests that look at them without a file.
-_KEPT: Final = 10_000
+from typing import Any
 
 
 class Witness:
-    """Writes events to a file, if there is one, and remembers the last of them."""
+    """Writes events to a file, if there is one."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.events: deque[dict[str, Any]] = deque(maxlen=_KEPT)
         self._file: int | None = None
         if path is not None:
             self._file = _open(path)
@@ -46,7 +41,6 @@ class Witness:
             self._keep({**at, "gpu": gpu, "mb": mb, **fields})
 
     def _keep(self, line: dict[str, Any]) -> None:
-        self.events.append(line)
         if self.path is not None:
             if self._file is None:  # something happened after close, and is still to be told
                 self._file = _open(self.path)

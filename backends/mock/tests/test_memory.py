@@ -5,6 +5,7 @@ import os
 import pwd
 import subprocess
 import sys
+from pathlib import Path
 
 import anyio
 import msgspec
@@ -39,6 +40,10 @@ def order(backend, kind, *, id="o1", pid=0, started="", job="a"):
         order=id, kind=kind, job=f"j-{job}", run=1, owner="t", name=job, pool="rollout", node="h/n", host="h",
         gpus=GPUS, state=state, ranks=1, warm=False, pid=pid, started=started, backend=backend,
     )  # fmt: skip
+
+
+def events(said):
+    return [json.loads(line)["event"] for line in Path(said["record"]).read_text().splitlines()]
 
 
 async def used(backend):
@@ -160,12 +165,13 @@ async def test_two_hosts_may_share_a_memory_and_one_that_is_away_is_kept(tmp_pat
 
 @pytest.mark.asyncio
 async def test_violations_are_remembered(tmp_path):
-    memory = str(tmp_path / "hardware.json")
-    backend = await open_mock(memory=memory)
+    said = {"memory": str(tmp_path / "hardware.json"), "record": str(tmp_path / "witness.jsonl")}
+    backend = await open_mock(**said)
     await MockResidency().load(order(backend, LOAD))
     with pytest.raises(NotDone):
         await MockResidency().load(order(backend, LOAD, job="b"))
-    assert len((await open_mock(memory=memory)).violations) == 1
+    await open_mock(**said)
+    assert events(said).count("violation") == 1
 
 
 @pytest.mark.asyncio
@@ -181,13 +187,14 @@ async def test_a_damaged_memory_is_an_error_with_the_remedy(tmp_path):
 
 @pytest.mark.asyncio
 async def test_another_boot_id_means_that_everything_is_gone(tmp_path):
-    memory = str(tmp_path / "hardware.json")
-    backend = await open_mock(memory=memory, boot_id="one")
+    said = {"memory": str(tmp_path / "hardware.json"), "record": str(tmp_path / "witness.jsonl")}
+    backend = await open_mock(boot_id="one", **said)
     await MockResidency().load(order(backend, LOAD))
-    again = await open_mock(memory=memory, boot_id="two")
+    before = len(events(said))
+    again = await open_mock(boot_id="two", **said)
     assert (await again.observe("h")).boot_id == "two"
     assert await used(again) == [0, 0]
-    assert [line["event"] for line in again.events] == ["boot"]
+    assert events(said)[before:] == ["boot"]
 
 
 @pytest.mark.asyncio
@@ -209,8 +216,8 @@ async def test_a_restart_in_mid_load_is_not_done():
 @pytest.mark.asyncio
 @pytest.mark.parametrize("waited_for", [True, False], ids=["gone", "zombie"])
 async def test_bytes_go_with_their_process(process, waited_for, tmp_path):
-    memory = str(tmp_path / "hardware.json")
-    backend = await open_mock(memory=memory)
+    said = {"memory": str(tmp_path / "hardware.json"), "record": str(tmp_path / "witness.jsonl")}
+    backend = await open_mock(**said)
     started = start_time(process.pid) or ""
     await MockResidency().load(order(backend, LOAD, pid=process.pid, started=started))
     assert await used(backend) == [40_000, 40_000]
@@ -222,8 +229,8 @@ async def test_bytes_go_with_their_process(process, waited_for, tmp_path):
             while alive(process.pid, started):
                 await anyio.sleep(0.001)
     assert await used(backend) == [0, 0]
-    assert [line["event"] for line in backend.events][-4:] == ["dead", "dead", "clean", "clean"]
-    assert await used(await open_mock(memory=memory, watch_pids=False)) == [0, 0]
+    assert events(said)[-4:] == ["dead", "dead", "clean", "clean"]
+    assert await used(await open_mock(watch_pids=False, **said)) == [0, 0]
 
 
 @pytest.mark.asyncio
@@ -252,15 +259,16 @@ async def test_bytes_of_an_unknown_process_stay():
 
 
 @pytest.mark.asyncio
-async def test_nothing_is_loaded_into_a_dead_process(process):
-    backend = await open_mock()
+async def test_nothing_is_loaded_into_a_dead_process(process, tmp_path):
+    said = {"record": str(tmp_path / "witness.jsonl")}
+    backend = await open_mock(**said)
     started = start_time(process.pid) or ""
     process.kill()
     process.wait()
     with pytest.raises(NotDone, match="has died"):
         await MockResidency().load(order(backend, LOAD, pid=process.pid, started=started))
     assert await used(backend) == [0, 0]
-    assert backend.events == (), "not for a moment"
+    assert events(said) == [], "not for a moment"
     await MockResidency().load(order(await open_mock(watch_pids=False), LOAD, pid=process.pid, started=started))
 
 

@@ -20,6 +20,11 @@ GPUS = ("h/gpu0", "h/gpu1")
 LOAD, PARK, DISCARD = OrderKind.LOAD, OrderKind.PARK, OrderKind.DISCARD
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path):
+    World.record = tmp_path / "witness.jsonl"
+
+
 class World:
     """One mock host, and orders told to it in short."""
 
@@ -28,7 +33,17 @@ class World:
 
     @classmethod
     async def open(cls, **options):
-        return cls(await MockBackend.open([HostConfig(id="h", gpus=GPUS, options=options)], {}))
+        said = {"record": str(cls.record), **options}
+        return cls(await MockBackend.open([HostConfig(id="h", gpus=GPUS, options=said)], {}))
+
+    @property
+    def lines(self):
+        """Written while it happens, not at the end: nothing was closed yet."""
+        return [json.loads(line) for line in self.record.read_text().splitlines()]
+
+    @property
+    def violations(self):
+        return [line for line in self.lines if line["event"] == "violation"]
 
     def order(self, kind, job, *, gpus=GPUS, gpu_mb=40_000, residual_mb=2_000, ram_mb=80_000, **more):
         self.count += 1
@@ -52,7 +67,7 @@ class World:
         return tuple(gpu.used_mb for gpu in (await self.backend.observe("h")).gpus)
 
     def story(self, gpu="h/gpu0"):
-        return [(line["event"], line.get("name", ""), line["mb"]) for line in self.backend.events if line["gpu"] == gpu]
+        return [(line["event"], line.get("name", ""), line["mb"]) for line in self.lines if line["gpu"] == gpu]
 
 
 @pytest.mark.asyncio
@@ -64,7 +79,7 @@ async def test_a_second_jobs_bytes_on_a_loaded_gpu_are_a_double_hold():
     assert isinstance(caught.value, NotDone)
     assert str(caught.value).startswith("VIOLATION, THE SCHEDULER IS BROKEN: double hold of h/gpu0")
     assert (caught.value.gpu, caught.value.holder, caught.value.intruder) == ("h/gpu0", "j-a", "j-b")
-    assert len(world.backend.violations) == 1
+    assert len(world.violations) == 1
     assert await world.used() == (40_000, 40_000), "nothing of the second one was put there"
 
 
@@ -77,7 +92,7 @@ async def test_the_left_overs_of_parked_states_are_no_double_hold():
     assert await world.used() == (6_000, 6_000)
     await world.load("a")
     assert await world.used() == (44_000, 44_000)
-    assert world.backend.violations == ()
+    assert world.violations == []
 
 
 @pytest.mark.asyncio
@@ -135,7 +150,7 @@ async def test_two_states_of_one_job_may_meet_for_as_long_as_memory_lasts():
     assert await world.used() == (80_000, 80_000)
     with pytest.raises(NotDone, match=r"out of memory on h/gpu0: 1 MB are needed, 0 of 80000 MB are free"):
         await world.load("a", pool="sync", gpu_mb=1)
-    assert world.backend.violations == ()
+    assert world.violations == []
 
 
 @pytest.mark.asyncio
@@ -156,7 +171,7 @@ async def test_a_stranger_in_the_way_is_out_of_memory_and_no_violation():
     assert await world.used() == (0, 50_000), "a load that fails leaves nothing behind"
     world.backend.faults.vacate("h/gpu1")
     await world.load("a")
-    assert world.backend.violations == ()
+    assert world.violations == []
 
 
 @pytest.mark.asyncio
@@ -169,7 +184,7 @@ async def test_more_parked_than_the_host_has_ram_is_a_violation():
         await world.park("b")
     await world.discard("a")
     await world.park("b")
-    assert len(world.backend.violations) == 1
+    assert len(world.violations) == 1
 
 
 @pytest.mark.asyncio
@@ -185,8 +200,8 @@ async def test_ram_is_held_from_the_first_park_until_it_is_discarded():
 
 @pytest.mark.asyncio
 async def test_it_writes_down_who_was_where_and_in_which_order(tmp_path):
-    record = tmp_path / "deep" / "witness.jsonl"
-    world = await World.open(copy_gbps=1e6, record=str(record))
+    World.record = tmp_path / "deep" / "witness.jsonl"
+    world = await World.open(copy_gbps=1e6)
     await world.load("a", run=3)
     await world.park("a", run=3)
     await world.load("b")
@@ -199,9 +214,7 @@ async def test_it_writes_down_who_was_where_and_in_which_order(tmp_path):
         ("clean", "", 2_000),
     ]  # fmt: skip
     assert world.story() == told
-    # Written while it happens, not at the end: nothing was closed yet.
-    lines = [json.loads(line) for line in record.read_text().splitlines()]
-    assert lines == list(world.backend.events)
+    lines = world.lines
     first = lines[0]
     assert {key: first[key] for key in ("host", "gpu", "job", "name", "run", "pool", "mb", "order")} == {
         "host": "h", "gpu": "h/gpu0", "job": "j-a", "name": "a", "run": 3, "pool": "rollout", "mb": 40_000,
@@ -234,7 +247,7 @@ async def test_a_shrunk_tails_bytes_go_gpu_by_gpu():
     assert await world.used() == (40_000, 0)
     assert [event for event, _, _ in world.story("h/gpu1")] == ["load", "loaded", "given_back", "clean"]
     await world.load("b", gpus=GPUS[1:], node="h/n1")
-    assert world.backend.violations == ()
+    assert world.violations == []
 
 
 @pytest.mark.asyncio
