@@ -100,12 +100,11 @@ def pytest_runtest_logfinish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each second worker begins with its share of the slow tests, the others have theirs in the middle.
+    """Each worker begins with its share of the slow tests.
 
-    So none of these runs alone at the end, and what waits for others runs beside what computes. Each worker gets an
-    equal run of consecutive tests, and steals from the end of another's. Tests of one module stay together, because
-    they share fixtures. A share has its largest module first and then the smallest, which have the longest tests: what
-    is stolen is left then, and neither of these is torn apart.
+    So none of these runs alone at the end. Each worker gets an equal run of consecutive tests, and steals from the end
+    of another's. Tests of one module stay together, because they share fixtures. A share has its largest module first
+    and then the smallest, which have the longest tests.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     modules: dict[str, list[pytest.Item]] = {}
@@ -120,7 +119,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     total = len(items)
     for left, share in zip(range(workers, 0, -1), shares, strict=True):
         mine = [*islice(others, max(0, total // left - len(share)))]
-        before = len(mine) // 2 if left % 2 else 0
-        share[:] = [*mine[:before], *share, *mine[before:]]
+        share += mine
         total -= len(share)
     items[:] = [*(item for share in shares for item in share), *others]
