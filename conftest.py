@@ -91,6 +91,18 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+    """Keep it away while what a module shares is made: that imports torch and TRL, a quarter of which it would take."""
+    if fixturedef.scope != "module":
+        return (yield)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_runtest_logfinish() -> None:
     """Keep it from what a test has imported, too: TRL has all garbage collected in each run, a third of a second."""
     if len(sys.modules) > frozen["modules"] + 200:

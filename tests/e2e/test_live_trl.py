@@ -25,6 +25,8 @@ SHARED = Path(__file__).parents[1] / "shared"
 STARTER = Path(__file__).with_name("workloads") / "trl_runs.py"
 FSDP = STARTER.with_name("trl_fsdp.py")
 STEPS, SAVE_EVERY = 8, 4
+#: what takes long of what the starter imports
+IMPORTED = ("torch._dynamo", "transformers", "datasets", "trl.trainer.grpo_trainer", "accelerate.commands.launch")
 #: by job: what it trains
 THREE = {"trl-high": dict(task="high"), "trl-same": dict(task="same"), "trl-other": dict(task="high", seed=2)}
 #: longer than this no collective may take: who waited for a turn in one would end the process group
@@ -59,13 +61,13 @@ class Starter:
 
     def __init__(self, home):
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "XDG_"))}
-        self.environment = {**kept, "HOME": str(home), "PYTHONPATH": f"{EXAMPLES}:{SHARED}", "PYTHONWARNINGS": "ignore"}
-        self._process = subprocess.Popen(
+        self._process = forked.Popen(
             [sys.executable, str(STARTER)],
-            env=self.environment,
+            env={**kept, "HOME": str(home), "PYTHONPATH": f"{EXAMPLES}:{SHARED}"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            imported=IMPORTED,
         )
 
     def __call__(self, **what):

@@ -10,8 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from patience import PATIENCE_S
+from ray_cluster import IMPORTED_BY_VERL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 if any(importlib.util.find_spec(needed) is None for needed in ("torch", "ray", "tensordict", "verl")):
@@ -68,13 +70,14 @@ class Runs:
         self.logs, self.pids = [], []
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("ROLLMUX_", "XDG_"))}
         hooked = {"VERL_USE_EXTERNAL_MODULES": "rollmuxd_hook_verl", "ROLLMUX_URL": url, "ROLLMUX_REQUIRED": "1"}
-        self._all = subprocess.Popen(
+        self._all = forked.Popen(
             [sys.executable, "-c", MANY],
             cwd=folder,
             env={**kept, "HOME": str(folder), "PYTHONPATH": str(PROGRAM.parent), **hooked},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            imported=IMPORTED_BY_VERL,
         )
 
     def start(self, name, seed, *more, stays=False):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
+from ray_cluster import IMPORTED_BY_VERL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 NEEDED = ("torch", "ray", "tensordict", "verl", "transfer_queue", "zmq")
@@ -25,8 +26,6 @@ name = "{name}"
 train = {{gpus = 1}}
 phases = {{sync = "train", rollout = "train", train = "train"}}
 """
-#: what takes long of what verl imports, besides
-IMPORTED = ("torch", "tensordict", "transformers", "datasets", "pandas", "peft", "accelerate", "hydra", "zmq")
 #: the trainer's own means to be parked, which a run on GPUs needs
 PARKING = (
     "+rollmux.parking=True",
@@ -46,7 +45,7 @@ class Runs:
         verl = {"VERL_USE_EXTERNAL_MODULES": "rollmuxd_hook_verl", "PYTHONPATH": str(PROGRAM.parent)}
         more = ("--seed", str(seed), "--steps", str(STEPS), "--out", self.folder / name, *PARKING)
         self.started[name] = self.live.run_on_ray(
-            name, JOB.format(name=name), PROGRAM, *more, imported=IMPORTED, ROLLMUX_REQUIRED="1", **verl
+            name, JOB.format(name=name), PROGRAM, *more, imported=IMPORTED_BY_VERL, ROLLMUX_REQUIRED="1", **verl
         )
 
     def wait(self, name):

@@ -382,6 +382,7 @@ def _main() -> None:
         line, given = line.dup(), line
         given.close()
         os.open(os.devnull, os.O_RDONLY)
+    gc.disable()  # it would look through all that was imported a hundred times: a quarter of what torch and TRL take
     for name in (*IMPORTED, *sys.argv[2:]):
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
@@ -395,6 +396,7 @@ def _main() -> None:
         assert len(os.listdir("/proc/self/task")) == 1, "a copy would lack the threads of what was imported"
     gc.collect()
     gc.freeze()
+    gc.enable()
     code = 0
     try:
         _become(_serve(line), path)

@@ -15,6 +15,8 @@ from patience import PATIENCE_S
 
 #: what takes long of what Ray imports, and nothing of Ray's: it reads variables as it is imported
 IMPORTED_BY_RAY = ("google.protobuf.internal.builder", "jsonschema", "requests", "aiohttp", "fastapi")
+#: the same of verl
+IMPORTED_BY_VERL = ("torch", "tensordict", "transformers", "datasets", "pandas", "peft", "accelerate", "hydra", "zmq")
 
 
 class ClusterProcess:

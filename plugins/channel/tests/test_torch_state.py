@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 
+import forked
 import pytest
 from patience import PATIENCE_S
 
@@ -537,10 +538,11 @@ def test_what_a_workload_imports_brings_nothing_of_the_daemon():
 
 
 SHARDED = """
-import os, sys, torch, torch.distributed as dist
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-import torch._dynamo  # which torch imports later: here it is done once for both ranks
 from rollmuxd_channel.torch_state import TorchState
 
 def sharded(model, how):
@@ -591,7 +593,9 @@ if pid:
 def test_shards_of_fsdp_are_parked_also_after_a_forward_alone_and_train_on_as_if_nothing_had_been(tmp_path):
     if not torch.distributed.is_available():
         pytest.skip("this torch was built without torch.distributed")
-    command = [sys.executable, "-W", "ignore", "-c", SHARDED, tmp_path / "store"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    # (torch imports _dynamo later: here it is done once for both ranks)
+    imported = ("torch.distributed.tensor", "torch._dynamo")
+    command = [sys.executable, "-c", SHARDED, str(tmp_path / "store")]
+    ran = forked.run(command, capture_output=True, text=True, timeout=PATIENCE_S, imported=imported)
     said = [f"rank {rank} {how}: True" for rank in (0, 1) for how in ("blocks", "flat", "root")]
     assert sorted(ran.stdout.splitlines()) == said, ran.stderr

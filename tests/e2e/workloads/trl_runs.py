@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from typing import Any
 
 import forked
@@ -93,8 +94,8 @@ def launched(words: list[str]) -> None:
 
 def rollmuxd(words: list[str], python: str) -> None:
     """The command line, as a user types it. What it starts by ``python`` begins with what is imported here."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}  # (heeded already)
-    asked = {"argv": ["-m", "rollmuxd", *words], "cwd": os.getcwd(), "env": env, "session": False, "stand_in": python}
+    asked = {"argv": ["-m", "rollmuxd", *words], "cwd": os.getcwd(), "env": dict(os.environ), "session": False}
+    asked["stand_in"] = python
     forked._become(asked, sys.path[:])
 
 
@@ -119,6 +120,7 @@ def start(asked: dict[str, Any]) -> int:
 
 
 def main() -> None:
+    warnings.simplefilter("ignore")
     # A fork that looks for garbage writes to each page of what was imported: two seconds of processor time, for each.
     gc.freeze()
     for line in sys.stdin:
