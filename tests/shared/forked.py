@@ -62,6 +62,8 @@ try:
     fds = b"".join(fd.to_bytes(4, sys.byteorder) for fd in range(3))
     asked = marshal.dumps((words, here, dict(os.environ)))
     line.sendmsg([asked], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fds)])
+    for number in {signals!r}:  # before the copy can say that it is there
+        _signal.signal(number, lambda number, frame: line.send(b"%d" % number))
     copied = line.recv(64)
 except OSError:
     copied = b""
@@ -70,8 +72,6 @@ if not copied:
     os.execv(words[0], words)
 with open("/proc/self/comm", "wb") as name:
     name.write(copied)
-for number in {signals!r}:
-    _signal.signal(number, lambda number, frame: line.send(b"%d" % number))
 os.closerange(0, 3)
 status = int(line.recv(64) or -9)
 if status < 0:
