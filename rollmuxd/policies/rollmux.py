@@ -331,7 +331,7 @@ class RollMux:
         whole = self._whole(state, job, group)
         if whole is None:
             return
-        if job.spec.colocate and whole:
+        if job.spec.colocate and (whole or not named):
             yield from self._colocated(state, job, group, whole)
             return
         if any(set(named[pool]) != set(whole[pool]) for pool in named if pool in whole):
@@ -358,13 +358,16 @@ class RollMux:
     def _colocated(
         self, state: State, job: Job, group: Group, whole: dict[PoolName, tuple[NodeId, ...]]
     ) -> Iterator[Candidate]:
-        """A job whose pools share nodes takes its parts out of the whole pool's nodes."""
-        parts = self._parts(job)
-        nodes = next(iter(whole.values()))
-        if all(
-            enough(state, want, nodes) and all(want.pool in state.nodes[name].pools for name in nodes) for want in parts
-        ):
-            yield Candidate(group, {**whole, **{want.pool: nodes for want in parts}}, "packing", 0.0)
+        """A job whose pools share nodes takes the whole pool's. Where none is used whole, as few as it needs."""
+        sizes = range(1, len(group.nodes) + 1)
+        ways = [*whole.values()][:1] or (some for size in sizes for some in combinations(group.nodes, size))
+        width = 0
+        for nodes in ways:
+            if width and len(nodes) > width:
+                return
+            if all(enough(state, want, nodes) for want in job.spec.wants):
+                width = len(nodes)
+                yield Candidate(group, {want.pool: nodes for want in job.spec.wants}, "packing", 0.0)
 
     def _isolated(self, state: State, job: Job) -> Candidate | None:
         """Free nodes of its own, those it sat on before first, then the cheapest."""
@@ -691,16 +694,17 @@ def _slo_miss(state: State, shape: Shape, summary: Summary, group: Group, period
     return Miss(Reason("member_slo", text, data))
 
 
-def _usable(node: Node) -> bool:
+def usable(node: Node) -> bool:
+    """Whether a node can be given to a job at all."""
     return node.status is NodeStatus.UP and not node.drain
 
 
 def _serves(node: Node, pool: PoolName) -> bool:
-    return _usable(node) and pool in node.pools
+    return usable(node) and pool in node.pools
 
 
 def _free(node: Node) -> bool:
-    return node.group is None and _usable(node)
+    return node.group is None and usable(node)
 
 
 def enough(state: State, want: Want, nodes: Sequence[NodeId]) -> bool:
@@ -752,7 +756,7 @@ def free_nodes(
     before = {name for nodes in job.last_pins.values() for name in nodes}
     free: dict[PoolName, list[Node]] = {want.pool: [] for want in wants}
     for node in state.nodes.values():
-        if node.group is None and _usable(node):
+        if node.group is None and usable(node):
             for pool in node.pools:
                 if pool in free:
                     free[pool].append(node)
@@ -760,7 +764,7 @@ def free_nodes(
     used = {name for names in pins.values() for name in names}
     ram_taken: dict[HostId, int] = {}
     for want in sorted(wants, key=lambda want: len(free[want.pool])):
-        ordered = sorted(free[want.pool], key=lambda node: (node.id not in before, _node_price(node)))
+        ordered = sorted(free[want.pool], key=lambda node: (node.id not in before, price_of(node)))
         names: list[NodeId] = []
         gpus = 0
         for node in ordered:
@@ -802,19 +806,20 @@ def _named_nodes(state: State, job: Job, group: Group | None) -> dict[PoolName, 
     for names in pins.values():
         for name in names:
             node = state.nodes.get(name)
-            if node is None or not _usable(node) or node.group not in (None, group.id if group else None):
+            if node is None or not usable(node) or node.group not in (None, group.id if group else None):
                 return None
     return pins
 
 
-def _node_price(node: Node) -> float:
+def price_of(node: Node) -> float:
+    """Per hour."""
     return node.price_per_gpu_hour * len(node.gpus)
 
 
 def price_of_pins(state: State, pins: dict[PoolName, tuple[NodeId, ...]]) -> float:
     """Per hour, of the nodes among the pins that no job uses yet."""
     names = dict.fromkeys(name for nodes in pins.values() for name in nodes)
-    return sum(_node_price(state.nodes[name]) for name in names if state.nodes[name].group is None)
+    return sum(price_of(state.nodes[name]) for name in names if state.nodes[name].group is None)
 
 
 def _s(ms: Millis) -> str:

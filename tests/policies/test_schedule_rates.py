@@ -289,7 +289,7 @@ def test_a_further_node_is_taken_where_the_seated_leave_too_little_of_the_fewest
     needs = [
         JobDemand(name, it, it.round_ms, None, worth=4.0) for name, it in (("a", short), ("b", short), ("c", long))
     ]
-    seated = {at: {"rollout": (at,), "train": (0,)} for at in (0, 1)}
+    seated = {name: {"rollout": (name,), "train": ("t",)} for name in "ab"}
     plan = Planner({**ROOMS, "rollout": PoolCapacity(0.05, 1.0)}, rounds=1).fit(needs, seated)
     assert plan is not None
     assert (plan.nodes["rollout"], plan.seats[2]["rollout"], plan.period_ms) == (3, (2,), 738)
@@ -358,7 +358,7 @@ def test_jobs_that_cannot_share_on_any_nodes_cannot_beside_jobs_that_are_seated(
     for plan in drawn_plans(widest, 150):
         for joins in (drawn_need(chance, 9, widest=widest), replace(drawn_need(chance, 9), limit_ms=None)):
             needs = (*plan.needs, joins)
-            made = planner.fit(needs, dict(enumerate(plan.seats)))
+            made = planner.fit(needs, {need.job: seats for need, seats in zip(plan.needs, plan.seats, strict=True)})
             found[value_of(planner, needs) is not None, made is not None] += 1
     assert found[False, True] < found[True, True] / 5  # entries are shortest to a few per cent, bounds are exact
     assert found[True, True] > found[True, False]  # hardly anything else is in the way

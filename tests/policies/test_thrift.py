@@ -29,7 +29,6 @@ from rollmuxd.policies.thrift.catalogue import Planner
 from rollmuxd.policies.thrift.improve import Search, Step
 from rollmuxd.policies.thrift.model import JobDemand, PoolCapacity, Profile
 from rollmuxd.policies.thrift.policy import Thrift
-from rollmuxd.policies.thrift.snapshot import Inventory
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 TURNS = 30
@@ -461,18 +460,17 @@ def test_a_group_that_lets_in_who_is_promised_nothing_may_still_let_in_no_promis
 
 
 def test_pools_are_looked_at_anew_when_a_node_is_another_one_or_a_host_has_other_ram() -> None:
-    state = Cluster(2, 1, Thrift(steady=True)).core.state
-    known = Inventory.of(state, None)
-    assert Inventory.of(state, known) is known
+    policy = Thrift(objective="cost")
+    state = Cluster(2, 1, policy).core.state
+    known = policy._planner(state)
     state.nodes["r1"].group = "g1"
-    assert Inventory.of(state, known) is known  # whoever is there
+    assert policy._planner(state) is known  # whoever is there
     state.hosts["r0"].ram_mb += 1_000
-    assert Inventory.of(state, known).pools["rollout"].ram_mb == 2_001_000
-    known = Inventory.of(state, None)
+    assert policy._planner(state).rooms["rollout"].ram_mb == 2_001_000
     state.nodes["r0"] = replace(state.nodes["r0"], price_per_gpu_hour=2.0)
-    assert Inventory.of(state, known).pools["rollout"].worth == 12
+    assert policy._planner(state).rooms["rollout"].worth == 12
     del state.nodes["r1"]
-    assert Inventory.of(state, known).pools["rollout"].spare == 1
+    assert policy._planner(state).rooms["rollout"].count == 1
 
 
 def test_a_job_without_a_place_is_told_why() -> None:
@@ -660,7 +658,7 @@ def test_who_could_not_pay_for_the_wait_for_a_first_turn_comes_to_nobody_on_his_
     profile = Profile(((("rollout",), 100, 0), (("train",), 50, 0)), (("rollout", 1), ("train", 1)), 150)
     needs = {name: JobDemand(name, profile, 150, 300) for name in ("a", "b")}
     among = needs if pays else {"a": needs["a"]}
-    search = Search(planner, needs, {}, {}, among=among, max_group=5, ages={})
+    search = Search(planner, needs, {}, {}, {}, among, 5, {})
     mate, here = {"rollout": ("r0",), "train": ("t0",)}, {"rollout": ("r1",), "train": ("t0",)}
     there = {"rollout": ("r2",), "train": ("t0",)}
     assert search._joins({"g": {"b": here}, "new": {"a": mate}}, Step("b", "new", there)) == pays

@@ -16,8 +16,7 @@ from rollmuxd.core.model import Job, JobStatus
 from rollmuxd.core.policy import Move, Placed, Policy
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State
-from rollmuxd.policies.rollmux import RollMux
-from rollmuxd.policies.thrift.snapshot import usable
+from rollmuxd.policies.rollmux import RollMux, usable
 from rollmuxd.sim.policies import InScheduleOrder, that_moves
 from rollmuxd.sim.workload import SimJob
 

@@ -17,7 +17,6 @@ from operator import le, mul
 from typing import Final, TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from rollmuxd.core.ids import JobId, Millis, PoolName
 from rollmuxd.policies.schedule import Step, bounds_ms, pipelined
@@ -73,9 +72,9 @@ class Planner:
             self.rooms = rooms
             self._values.clear()
 
-    def alone_price(self, need: JobDemand) -> float:
-        """What the job would cost per hour alone, on nodes that are bought."""
-        return sum(width * self.rooms[pool].worth for pool, width in need.profile.widths)
+    def alone_price(self, profile: Profile) -> float:
+        """What such a job would cost per hour alone, on nodes that are bought."""
+        return sum(width * self.rooms[pool].worth for pool, width in profile.widths)
 
     def alone(self, need: JobDemand) -> Plan:
         """The job on nodes of its own: nothing is moved, and it waits for no other job."""
@@ -126,23 +125,25 @@ class Planner:
     def fit(
         self,
         needs: Sequence[JobDemand],
-        seated: Mapping[int, Assignment] | None = None,
-        rooms: Mapping[PoolName, PoolCapacity] | None = None,
+        seated: Mapping[JobId, Pins] | None = None,
+        spare: Mapping[PoolName, float] | None = None,
         below: float = inf,
     ) -> Plan | None:
         """The certified plan of least value in which the seated stay where they sit.
 
         Args:
             needs: the group's jobs.
-            seated: by place among ``needs``: numbers of their nodes, which are counted from 0 in each pool.
-            rooms: the pools, where they differ from the planner's.
+            seated: the nodes of those.
+            spare: how many further nodes may be taken, by pool; default: any number.
             below: plans of this value or more are of no use, and need not be found.
         """
         if len(needs) == 1 and not seated:
             return self.alone(needs[0])
         best: Plan | None = None
         profiles, limits, worth = _columns(needs)
-        seating = _Seating(profiles, seated or {}, rooms or self.rooms)
+        had, seats_of = numbered(seated or {})
+        places = {at: seats_of[need.job] for at, need in enumerate(needs) if need.job in seats_of}
+        seating = _Seating(profiles, places, self.rooms, spare)
         for least, rates, counts, price in sorted(self._choices(limits, worth, seating, below)):
             if least >= below - TIE:
                 break
@@ -155,11 +156,9 @@ class Planner:
             period, order = _certify(profiles, rates, seats, counts, low, turn)
             value = price - gain / (period or 1)
             if order and value < below - TIE:
-                below, mine = (
-                    value,
-                    [{pool: some[at] for pool, some in seats.items() if some[at]} for at in range(len(needs))],
-                )
-                best = Plan(tuple(needs), tuple(mine), dict(zip(self.rooms, counts, strict=True)), order, period, value)
+                below, nodes = value, dict(zip(self.rooms, counts, strict=True))
+                mine = ({pool: some[at] for pool, some in seats.items() if some[at]} for at in range(len(needs)))
+                best = Plan(tuple(needs), tuple(mine), nodes, order, period, value, had)
         return best
 
     def _choices(
@@ -178,12 +177,6 @@ class Planner:
                 least = max(low, *(area / (count or 1) for area, count in zip(areas, nodes, strict=True)))
                 if least <= turn and (value := price - gain / (least or 1)) < below - TIE:
                     yield value, rates, nodes, price
-
-    def fit_named(self, needs: Sequence[JobDemand], pins: Mapping[JobId, Pins], below: float = inf) -> Plan | None:
-        """A certified plan of jobs, each of which sits on given nodes, of a value below that."""
-        _, seats = numbered({need.job: pins[need.job] for need in needs})
-        rooms = {pool: replace(room, spare=0) for pool, room in self.rooms.items()}
-        return self.fit(needs, dict(enumerate(seats.values())), rooms, below)
 
     # ---- the catalogue -----------------------------------------------------------------------------------------------
 
@@ -243,8 +236,9 @@ class _Seating:
 
     Args:
         profiles: the jobs.
-        seated: by place: numbers of the nodes of those that sit somewhere.
-        rooms: what a node of each pool has, and how many further ones may be taken.
+        seated: by place: numbers of the nodes of those that sit somewhere, counted from 0 in each pool.
+        rooms: what a node of each pool has.
+        spare: how many further ones may be taken; default: any number.
     """
 
     def __init__(
@@ -252,6 +246,7 @@ class _Seating:
         profiles: Sequence[Profile],
         seated: Mapping[int, Assignment],
         rooms: Mapping[PoolName, PoolCapacity],
+        spare: Mapping[PoolName, float] | None = None,
     ) -> None:
         self.profiles, self.seated, self.rooms = profiles, seated, rooms
         self.wide = {pool: [dict(it.widths).get(pool, 0) for it in profiles] for pool in rooms}
@@ -268,6 +263,8 @@ class _Seating:
             for pool in rooms
         }
 
+        self.most = {pool: had + (inf if spare is None else spare.get(pool, 0)) for pool, had in self.had.items()}
+
     def least(self, pool: PoolName, rates: Sequence[int]) -> Millis:
         """What a rotation takes at least, with as many nodes of the pool as are of use."""
         area, nodes = sum(map(mul, rates, self.areas[pool])), max(1, self.had[pool], *self.wide[pool])
@@ -280,12 +277,12 @@ class _Seating:
         Of the dearest pool at most what the widest job has, and what there is: wider would be two groups.
         """
         each = []
-        for pool, room in self.rooms.items():
+        for pool, most in self.most.items():
             least = max(self.had[pool], *self.wide[pool])
-            if least > self.had[pool] + room.spare:
+            if least > most:
                 return []
-            most = least if pool == dearest else max(least, sum(self.wide[pool]))
-            each.append(range(least, int(min(most, self.had[pool] + room.spare)) + 1))
+            of_use = least if pool == dearest else max(least, sum(self.wide[pool]))
+            each.append(range(least, int(min(of_use, most)) + 1))
         return sorted(product(*each), key=sum)
 
     def fill(self, rates: Sequence[int], counts: Sequence[int]) -> tuple[Seats | None, Millis]:

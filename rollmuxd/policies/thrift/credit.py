@@ -55,11 +55,16 @@ class Standing(Struct, frozen=True):
         return max(0, int(self.spare_ms * pace_ms / (pace_ms - self.limit_ms)))
 
 
-def standing(job: Job, limit_ms: Millis, moves_ms: Millis, now: Millis | None = None) -> Standing:
-    """The job's standing. Its reserve is the way out, by a move that takes so long, and a first turn there."""
+def standing(
+    job: Job, limit_ms: Millis, moves_ms: Millis, now: Millis | None = None, *, lends: bool = True
+) -> Standing:
+    """The job's standing. Its reserve is the way out, by a move that takes so long, and a first turn there.
+
+    ``lends``: its credit may be spent.
+    """
     slo = job.spec.slo or 1.0
     spare = ahead_ms(job, slo, now) - int(slo * moves_ms) - limit_ms
-    return Standing(limit_ms, spare, min(SPEND_MS, max(NEW_MS, job.progress.elapsed_ms)))
+    return Standing(limit_ms, spare if lends else min(0, spare), min(SPEND_MS, max(NEW_MS, job.progress.elapsed_ms)))
 
 
 def progress_price(objective: str, alone: float, spare_ms: Millis | None) -> float:

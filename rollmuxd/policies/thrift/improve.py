@@ -12,11 +12,11 @@ from itertools import combinations
 from math import inf
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from rollmuxd.core.ids import GroupId, JobId, NodeId, PoolName
 from rollmuxd.policies.thrift.catalogue import Planner
-from rollmuxd.policies.thrift.model import JobDemand, Pins, Plan, numbered
+from rollmuxd.policies.thrift.model import JobDemand, Pins, Plan
+from rollmuxd.policies.thrift.snapshot import GroupSnapshot
 
 #: jobs that are partitioned together, at most
 UNION_JOBS = 12
@@ -26,18 +26,6 @@ LEAST_GAIN = 1e-6
 BEYOND = 2.0
 #: sets of jobs whose best partition is found between two yields
 PARTITIONS_A_STEP = 32
-
-
-class GroupOption(Struct, frozen=True):
-    """A group as it stands."""
-
-    group: GroupId
-    #: its jobs, and where each sits
-    seats: Mapping[JobId, Pins]
-    #: by the plan's measure (:class:`~rollmuxd.policies.thrift.model.Plan`)
-    value: float
-    #: changes when the group does
-    version: int = 0
 
 
 class Step(Struct, frozen=True):
@@ -57,33 +45,24 @@ class RegroupPlan(Struct, frozen=True):
     net: float
 
 
-class Search:
-    """Looks for a regrouping of some groups.
+class Search(Struct):
+    """Looks for a regrouping of some groups."""
 
-    Args:
-        planner: of sets of jobs.
-        needs: the jobs of all groups.
-        costs: of each job, what moving it costs, dollars; not there: it stays where it is.
-        free: nodes that are in no group, the cheapest first, by pool.
-        among: by which bound a job may be where newcomers come, or come itself; not there: it cannot pay for that.
-        max_group: jobs in a group at most.
-        ages: of the jobs, hours.
-    """
-
-    def __init__(
-        self,
-        planner: Planner,
-        needs: Mapping[JobId, JobDemand],
-        costs: Mapping[JobId, float],
-        free: Mapping[PoolName, Sequence[NodeId]],
-        *,
-        among: Mapping[JobId, JobDemand],
-        max_group: int,
-        ages: Mapping[JobId, float],
-    ) -> None:
-        self.planner, self.needs, self.costs, self.free = planner, needs, costs, free
-        self.among, self.max_group, self.ages = among, max_group, ages
-        self.rooms = {pool: replace(it, spare=len(free.get(pool, ()))) for pool, it in planner.rooms.items()}
+    planner: Planner
+    #: the jobs of all groups
+    needs: Mapping[JobId, JobDemand]
+    #: of the groups as they stand, by the plan's measure (:class:`~rollmuxd.policies.thrift.model.Plan`)
+    values: Mapping[GroupId, float]
+    #: of each job, what moving it costs, dollars; not there: it stays where it is
+    costs: Mapping[JobId, float]
+    #: nodes that are in no group, the cheapest first, by pool
+    free: Mapping[PoolName, Sequence[NodeId]]
+    #: by which bound a job may be where newcomers come, or come itself; not there: it cannot pay for that
+    among: Mapping[JobId, JobDemand]
+    #: jobs in a group at most
+    max_group: int
+    #: of the jobs, hours
+    ages: Mapping[JobId, float]
 
     def hours(self, jobs: Iterable[JobId]) -> float:
         """How long a better partition of these jobs is worth something, beyond the first end of one.
@@ -93,9 +72,9 @@ class Search:
         """
         return BEYOND / sum(1 / (self.ages[job] + 0.5) for job in jobs)
 
-    def regroup(self, options: Sequence[GroupOption]) -> Generator[None, None, RegroupPlan | None]:
+    def regroup(self, options: Sequence[GroupSnapshot]) -> Generator[None, None, RegroupPlan | None]:
         """The best regrouping of these groups, if it pays while it lasts."""
-        now = sum(option.value for option in options)
+        now = sum(self.values[option.group] for option in options)
         jobs = [job for option in options for job in option.seats]
         hours = self.hours(jobs)
         if len(jobs) > UNION_JOBS or not any(job in self.costs for job in jobs):
@@ -187,24 +166,22 @@ class Search:
     # ---- new groups --------------------------------------------------------------------------------------------------
 
     def _homes(
-        self, options: Sequence[GroupOption], parts: Sequence[Sequence[JobId]]
-    ) -> Iterator[tuple[Sequence[JobId], GroupOption | None]]:
+        self, options: Sequence[GroupSnapshot], parts: Sequence[Sequence[JobId]]
+    ) -> Iterator[tuple[Sequence[JobId], GroupSnapshot | None]]:
         """Each part, and the group where it is to be: that of most of its jobs, unless a part before has it."""
 
-        def staying(part: Sequence[JobId], option: GroupOption) -> int:
+        def staying(part: Sequence[JobId], option: GroupSnapshot) -> int:
             return sum(1 if job in self.costs else UNION_JOBS for job in part if job in option.seats)
 
         left = list(options)
         for part in sorted(parts, key=lambda part: -max(staying(part, option) for option in options)):
             option = max(left, key=lambda option: staying(part, option), default=None)
-            if option is not None and not staying(part, option):
-                option = None
-            if option is not None:
-                left.remove(option)
-            yield part, option
+            home = option if option is not None and staying(part, option) else None
+            left = [it for it in left if it is not home]
+            yield part, home
 
     def _seat(
-        self, part: Sequence[JobId], needs: Sequence[JobDemand], option: GroupOption | None, hours: float
+        self, part: Sequence[JobId], needs: Sequence[JobDemand], option: GroupSnapshot | None, hours: float
     ) -> Generator[None, None, tuple[Plan, dict[JobId, Pins]] | None]:
         """The best way to run a part where a group is, over the hours with moves: the plan, and which jobs stay."""
         here = {} if option is None else {job: option.seats[job] for job in part if job in option.seats}
@@ -213,6 +190,7 @@ class Search:
         least = yield from self.planner.value(needs)
         if least is None or any(job not in here for job in fixed):
             return None
+        spare = {pool: len(nodes) for pool, nodes in self.free.items()}
         best: tuple[float, Plan, dict[JobId, Pins]] | None = None
         for count in range(len(loose), -1, -1):
             for staying in combinations(loose, count):
@@ -220,9 +198,8 @@ class Search:
                 costs = sum(self.costs[job] for job in part if job not in stay)
                 if best is not None and costs + least * hours >= best[0]:
                     continue
-                seated = {part.index(job): mine for job, mine in numbered(stay)[1].items()}
                 below = inf if best is None else (best[0] - costs) / hours
-                plan = self.planner.fit(needs, seated, self.rooms, below)
+                plan = self.planner.fit(needs, stay, spare, below)
                 yield
                 if plan is not None:
                     best = (costs + plan.value * hours, plan, stay)
@@ -232,15 +209,15 @@ class Search:
 
     def _steps(
         self,
-        options: Sequence[GroupOption],
-        chosen: Sequence[tuple[GroupOption | None, Plan, dict[JobId, Pins]]],
+        options: Sequence[GroupSnapshot],
+        chosen: Sequence[tuple[GroupSnapshot | None, Plan, dict[JobId, Pins]]],
     ) -> Generator[None, None, list[Step]]:
         """Moves, each certified with the mover in both places; none: there is no such order."""
         taken: set[NodeId] = set()
         sit: dict[GroupId, dict[JobId, Pins]] = {option.group: dict(option.seats) for option in options}
         wanted: list[Step] = []
         for number, (option, plan, stay) in enumerate(chosen):
-            pins = plan.by_name(numbered(stay)[0], self.free, taken)
+            pins = plan.by_name(self.free, taken)
             if pins is None:
                 return []
             to = f"new{number}" if option is None else option.group
@@ -268,4 +245,4 @@ class Search:
         needs = self.needs if step.job in sit[step.to] else self.among  # a job that is here has turns already
         there[step.job] = step.pins
         known = [needs[job] for job in there if job in needs]
-        return len(known) == len(there) and self.planner.fit_named(known, there) is not None
+        return len(known) == len(there) and self.planner.fit(known, there, {}) is not None

@@ -51,15 +51,15 @@ class JobDemand(Struct, frozen=True, cache_hash=True):
 
 
 class PoolCapacity(Struct, frozen=True):
-    """A pool, as planning looks at it: what a node of it costs, has, and how many may be taken."""
+    """A pool, as planning looks at it: what a node of it costs and has."""
 
     #: per hour, as scarce as it is now; and as it would be if it were bought: by this progress is measured
     price: float
     worth: float
     ram_mb: float = inf
     gpu_mb: float = inf
-    #: nodes beyond those of the seated that may be taken
-    spare: float = inf
+    #: nodes that there are
+    count: int = 0
 
 
 class Plan(Struct, frozen=True):
@@ -75,14 +75,16 @@ class Plan(Struct, frozen=True):
     period_ms: Millis
     #: dollars per hour: what the nodes cost, less what the members' progress is worth. This is minimised
     value: float
+    #: the names of the first nodes of each pool: those that the seated have
+    had: dict[PoolName, list[NodeId]] = {}
 
     def by_name(
-        self, had: Mapping[PoolName, Sequence[NodeId]], free: Mapping[PoolName, Sequence[NodeId]], taken: set[NodeId]
+        self, free: Mapping[PoolName, Sequence[NodeId]], taken: set[NodeId]
     ) -> dict[JobId, dict[PoolName, tuple[NodeId, ...]]] | None:
         """Each job's nodes: those that are had, then free ones that are not ``taken``; None: there are not so many."""
         names: dict[PoolName, list[NodeId]] = {}
         for pool, count in self.nodes.items():
-            mine = names[pool] = [*had.get(pool, ())]
+            mine = names[pool] = [*self.had.get(pool, ())]
             mine += [node for node in free.get(pool, ()) if node not in taken][: max(0, count - len(mine))]
             if len(mine) < count:
                 return None

@@ -21,7 +21,7 @@ With ``throughput`` it goes where it disturbs least instead.
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from itertools import chain, combinations, islice
+from itertools import chain, islice
 from math import inf
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -32,7 +32,7 @@ from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import ahead_ms, credit_ms
 from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, PoolName
-from rollmuxd.core.model import Dispatch, Group, Job, JobStatus
+from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Node
 from rollmuxd.core.order import PROMISED_NOTHING
 from rollmuxd.core.policy import Binding, Move, Placed, Replan
 from rollmuxd.core.spec import Movable
@@ -44,27 +44,25 @@ from rollmuxd.policies.rollmux import (
     Promise,
     RollMux,
     Shape,
-    enough,
     free_nodes,
     limit_of,
     may_share,
+    price_of,
     price_of_pins,
     subsets,
+    usable,
 )
 from rollmuxd.policies.schedule import Bound, binding, first_turn_feasible
 from rollmuxd.policies.thrift.catalogue import ROUNDS, Planner
 from rollmuxd.policies.thrift.credit import FACTORS, TIE, Standing, progress_price, standing
-from rollmuxd.policies.thrift.improve import UNION_JOBS, GroupOption, RegroupPlan, Search, Step
-from rollmuxd.policies.thrift.model import JobDemand, Pins, Plan, numbered
+from rollmuxd.policies.thrift.improve import UNION_JOBS, RegroupPlan, Search, Step
+from rollmuxd.policies.thrift.model import JobDemand, Pins, Plan, PoolCapacity, numbered
 from rollmuxd.policies.thrift.snapshot import (
     GroupSnapshot,
-    Inventory,
     Known,
     free_by_pool,
-    pools_in_use,
-    price_of,
+    pools_of,
     profile_of,
-    usable,
     used_by,
     value_of,
 )
@@ -130,7 +128,8 @@ class Thrift(RollMux):
         self.objective, self.steady, self.rounds = objective, steady, rounds
         self._takes_ms = {Movable.WARM: round(warm_move_s * 1000), Movable.RELAUNCH: round(relaunch_s * 1000)}
         self._known_planner: tuple[Key, Planner] | None = None
-        self._inventory: Inventory | None = None
+        #: the pools, and the nodes and RAM that they were derived from
+        self._seen_pools: tuple[tuple[list[Node], list[int]], dict[PoolName, PoolCapacity]] | None = None
         self._sittings: dict[GroupId, GroupSnapshot | None] = {}
         #: unions, as they were when nothing was found there, and the hours over which it did not pay
         self._settled: dict[Key, float] = {}
@@ -142,8 +141,7 @@ class Thrift(RollMux):
     # ---- what a job asks of plans now --------------------------------------------------------------------------------
 
     def _standing(self, job: Job, limit_ms: Millis, now: Millis | None = None) -> Standing:
-        standing_now = standing(job, limit_ms, self._takes_ms.get(job.spec.movable, 0), now)
-        return replace(standing_now, spare_ms=min(0, standing_now.spare_ms)) if not self._lends(job) else standing_now
+        return standing(job, limit_ms, self._takes_ms.get(job.spec.movable, 0), now, lends=self._lends(job))
 
     def _lends(self, job: Job) -> bool:
         """Whether the job's credit may be spent: there has to be a way back to its promised pace."""
@@ -155,23 +153,19 @@ class Thrift(RollMux):
     ) -> JobDemand:
         """The job for planning, with the bound that it has now."""
         profile, solo, limit = known
-        need = JobDemand(job.id, profile, solo, None)
-        alone = planner.alone_price(need)
-        if not promised or limit is None:
-            return replace(need, worth=progress_price(self.objective, alone, None))
-        stands = self._standing(job, limit, now)
-        spare = stands.spare_ms if self._lends(job) else None
-        return replace(need, limit_ms=int(limit * stands.factor), worth=progress_price(self.objective, alone, spare))
+        spare = None
+        if promised and limit is not None:
+            stands = self._standing(job, limit, now)
+            limit, spare = int(limit * stands.factor), stands.spare_ms if self._lends(job) else None
+        worth = progress_price(self.objective, planner.alone_price(profile), spare)
+        return JobDemand(job.id, profile, solo, limit if promised else None, worth)
 
     def _needs(
         self, state: State, planner: Planner, sitting: GroupSnapshot, now: Millis | None = None
     ) -> tuple[JobDemand, ...]:
         """A group's members for planning."""
-        jobs = map(state.jobs.__getitem__, sitting.jobs)
-        return tuple(
-            self._need(planner, job, known, promised=job.promised, now=now)
-            for job, known in zip(jobs, sitting.profiles, strict=True)
-        )
+        jobs = map(state.jobs.__getitem__, sitting.known)
+        return tuple(self._need(planner, it, sitting.known[it.id], promised=it.promised, now=now) for it in jobs)
 
     def bound_ms(self, job: Job) -> Millis | None:
         """What an iteration of the job may take now: its limit, or any plan's pace while it has credit to spare."""
@@ -204,20 +198,20 @@ class Thrift(RollMux):
         best: tuple[float, Placed] | None = None
         free, most, owner = free_by_pool(state), self.max_nodes.get(job.owner), state.owners.get(job.owner)
         left = len(state.nodes) if not most else max(0, most - len(owner.nodes if owner is not None else ()))
-        rooms = {pool: replace(it, spare=min(left, len(free.get(pool, ())))) for pool, it in planner.rooms.items()}
+        spare = {pool: min(left, len(nodes)) for pool, nodes in free.items()}
         for group, sitting in islice(self._likely(state, planner, job, need), GROUPS_TRIED):
             needs = (*self._needs(state, planner, sitting), need)
             was = value_of(planner, sitting, needs[:-1])
             below = inf if best is None else was + best[0]
             ways = filter(None, (needs, self._yielding(needs)))
-            plans = (planner.fit(asked, dict(enumerate(sitting.seats)), rooms, below) for asked in ways)
+            plans = (planner.fit(asked, sitting.seats, spare, below) for asked in ways)
             plan = next((it for it in plans if it is not None), None)
-            pins = {} if plan is None else (plan.by_name(sitting.names, free, set()) or {}).get(job.id, {})
+            pins = {} if plan is None else (plan.by_name(free, set()) or {}).get(job.id, {})
             if plan is None or not pins or not self._holds(state, job, group, pins):
                 continue
             if plan.needs != needs:  # where jobs yield: what a rotation takes if they do not
                 whole = [replace(it, limit_ms=None) for it in needs]
-                plan = planner.fit_named(whole, {**sitting.pinned, job.id: pins})
+                plan = planner.fit(whole, {**sitting.seats, job.id: pins}, {})
             plan = plan and self._borne(state, group, sitting, job, replace(plan, needs=needs), pins)
             if plan is None:
                 continue
@@ -263,8 +257,8 @@ class Thrift(RollMux):
     def _likely(
         self, state: State, planner: Planner, job: Job, need: JobDemand
     ) -> Iterator[tuple[Group, GroupSnapshot]]:
-        """Groups that could take the job, the fullest first: what they have left is wasted soonest."""
-        found: list[tuple[float, float, int, Group, GroupSnapshot]] = []
+        """Groups that could take the job: those first that it would fill best."""
+        found: list[tuple[float, int, Group, GroupSnapshot]] = []
         mine, widths, dearest = used_by([(need.profile, need.limit_ms)]), dict(need.profile.widths), planner.dearest
         pools = [(pool, room.worth, mine.get(pool, 0.0)) for pool, room in planner.rooms.items()]
         for group in state.groups.values():
@@ -273,16 +267,15 @@ class Thrift(RollMux):
             sitting = self._snapshot(state, group)
             if sitting is None:
                 continue
-            over = left = 0.0
+            off = 0.0
             for pool, price, more in pools:
                 has, uses = sitting.room.get(pool, NOTHING)
                 uses += more
                 if pool == dearest and uses > max(has, widths.get(pool, 0)) + 1e-9:
                     break
-                over += max(0.0, uses - has) * price
-                left += max(0.0, has - uses) * price
+                off += abs(uses - has) * price
             else:
-                found.append((over, left, len(found), group, sitting))
+                found.append((off, len(found), group, sitting))
         for *_, group, sitting in sorted(found):
             settled = may_share(state, job, group) and self._has_settled(state, group)
             if settled and not self._short_of_credit(state, group):
@@ -314,7 +307,7 @@ class Thrift(RollMux):
         if self.dispatch is Dispatch.CREDIT:
             return plan  # its order is not followed
         jobs = [job if it.job == job.id else state.jobs[it.job] for it in plan.needs]
-        seats = {**sitting.pinned, job.id: pins}
+        seats = {**sitting.seats, job.id: pins}
         legs = [Shape(it, ()).legs(dict(seats[it.id])) for it in jobs]
         loads = self._takes_ms.get(job.spec.movable, 0) if job.pins and job.pins != pins else 0
         bounds = {}
@@ -355,22 +348,6 @@ class Thrift(RollMux):
             dispatch=self.dispatch,
         )
 
-    def _packings(self, state: State, job: Job, group: Group) -> Iterator[Candidate]:
-        """A job with all its pools on the same nodes (no plan can say that) shares as few of the group's as it
-        needs.
-        """
-        wants = job.spec.wants
-        if not job.spec.colocate or any(want.named for want in wants):
-            yield from super()._packings(state, job, group)
-            return
-        there = [name for name in group.nodes if {want.pool for want in wants} <= {*state.nodes[name].pools}]
-        for count in range(1, len(there) + 1):
-            some = [nodes for nodes in combinations(there, count) if all(enough(state, w, nodes) for w in wants)]
-            for nodes in some:
-                yield Candidate(group, {want.pool: nodes for want in wants}, "packing", 0.0)
-            if some:
-                return
-
     # ---- with other times ----------------------------------------------------------------------------------------
 
     def replan(self, state: State, group: GroupId) -> Replan:
@@ -381,7 +358,7 @@ class Thrift(RollMux):
         sitting, planner = self._look(state, known), self._planner(state)
         if sitting is None:
             return stands
-        plan = planner.fit_named(self._needs(state, planner, sitting), sitting.pinned)
+        plan = planner.fit(self._needs(state, planner, sitting), sitting.seats, {})
         return stands if plan is None else Replan(plan.period_ms, schedule=_turns(plan, state.jobs))
 
     def binding(self, state: State, group: GroupId) -> Binding | None:
@@ -403,42 +380,42 @@ class Thrift(RollMux):
 
     def _look(self, state: State, group: Group) -> GroupSnapshot | None:
         jobs = tuple(dict.fromkeys(turn.job for turn in group.schedule if not turn.once))
-        known = [profile_of(state.jobs[name]) for name in jobs]
-        profiles = tuple(it for it in known if it is not None)
-        pinned: dict[JobId, Pins] = {name: state.pins_in(state.jobs[name], group.id) for name in jobs}
-        names, seats = numbered(pinned)
+        known = {name: it for name in jobs if (it := profile_of(state.jobs[name])) is not None}
+        seats: dict[JobId, Pins] = {name: state.pins_in(state.jobs[name], group.id) for name in jobs}
+        names, _ = numbered(seats)
         summary = self._summary(state, group)
-        if not jobs or len(profiles) < len(jobs) or any(name not in summary.rates for name in jobs):
+        if not jobs or len(known) < len(jobs) or any(name not in summary.rates for name in jobs):
             return None  # times are not known, or it was measured since, and is not judged yet
         if len({n for some in names.values() for n in some}) < sum(len(some) for some in names.values()):
             return None  # a node that serves two pools is two nodes to a plan
-        used = used_by((it[0], it[2]) for name, it in zip(jobs, profiles, strict=True) if state.jobs[name].promised)
+        used = used_by((it[0], it[2]) for name, it in known.items() if state.jobs[name].promised)
         return GroupSnapshot(
+            group=group.id,
             version=group.version,
-            jobs=jobs,
-            profiles=profiles,
-            pinned=pinned,
-            names={pool: tuple(some) for pool, some in names.items()},
-            seats=tuple(seats.values()),
+            known=known,
+            seats=seats,
             rates=(1,) if len(jobs) == 1 else tuple(summary.rates[name] for name in jobs),
-            period_ms=profiles[0][1] if len(jobs) == 1 else self._period_ms(summary.legs),
+            period_ms=known[jobs[0]][1] if len(jobs) == 1 else self._period_ms(summary.legs),
             room={pool: (len(some), used.get(pool, 0.0)) for pool, some in names.items()},
         )
 
     def _planner(self, state: State, *, scarce: bool | None = None) -> Planner:
         """A planner for the pools as they are: as scarce as they look, or as is said, where nodes are owned."""
-        self._inventory = inventory = Inventory.of(state, self._inventory)
+        seen = [*state.nodes.values()], [host.ram_mb for host in state.hosts.values()]
+        if self._seen_pools is None or self._seen_pools[0] != seen:  # a node's own traits never change
+            self._seen_pools = seen, pools_of(state)
+        pools = self._seen_pools[1]
         owned = self.objective == "throughput"
         free = free_by_pool(state) if owned and scarce is None else {}
         rooms = {}
-        for name, pool in inventory.pools.items():
+        for name, pool in pools.items():
             counts = 1.0
             if owned:
-                left = 0 if scarce else pool.spare if scarce is False else len(free.get(name, ()))
-                counts = next(counts for share, counts in SCARCITY if left >= share * pool.spare)
-            rooms[name] = replace(pool, price=pool.worth * counts, spare=inf)
+                left = 0 if scarce else pool.count if scarce is False else len(free.get(name, ()))
+                counts = next(counts for share, counts in SCARCITY if left >= share * pool.count)
+            rooms[name] = replace(pool, price=pool.worth * counts)
         # of pools that cost the same the one that has fewer nodes
-        dearest = max(rooms, key=lambda pool: (rooms[pool].worth, -inventory.pools[pool].spare, pool), default="")
+        dearest = max(rooms, key=lambda pool: (rooms[pool].worth, -pools[pool].count, pool), default="")
         key = (dearest, *((pool, room.worth, room.ram_mb, room.gpu_mb) for pool, room in rooms.items()))
         if self._known_planner is None or self._known_planner[0] != key:
             self._known_planner = key, Planner(rooms, rounds=self.rounds, dearest=dearest)
@@ -467,39 +444,39 @@ class Thrift(RollMux):
             yield move
         self._ahead = None  # asked on: it is not to be
         free = free_by_pool(state)
-        if self.objective == "throughput" and not state.waiting and len(free) < len({*pools_in_use(state)}):
+        in_use = {pool for node in state.nodes.values() if node.group is not None for pool in node.pools}
+        if self.objective == "throughput" and not state.waiting and len(free) < len(in_use):
             return  # no job needs what could be freed, and there is nowhere to spread
         planner = self._planner(state, scarce=bool(state.waiting))
         options, search = yield from self._options(state, planner, free, now)
         in_place = self.dispatch is Dispatch.SCHEDULE and self.objective != "throughput"  # there 1 % slower
         for option in options if in_place else ():
             yield self._reordered(state, search, option)
-        refused: set[Key] = set()
-        while len(refused) < REFUSED:
-            best = yield from self._best(search, options, refused)
+        for _ in range(REFUSED):
+            best = yield from self._best(search, options)
             if best is None:
                 return
-            scheme, key = best
+            scheme, key, hours = best
             self._ahead = scheme, _placed(state)
             if (move := self._go_on(state, now)) is not None:
                 yield move
             self._ahead = None
-            refused.add(key)  # asked on: it is not to be, and another one may
+            self._settled[key] = hours  # asked on: it is not to be, and another one may
 
-    def _reordered(self, state: State, search: Search, option: GroupOption) -> Move | None:
+    def _reordered(self, state: State, search: Search, option: GroupSnapshot) -> Move | None:
         """A group's jobs where they sit, in a schedule that pays for the rotation which they may lose by it."""
         group, mine, planner = state.groups[option.group], [search.needs[it] for it in option.seats], search.planner
-        sitting, key = self._snapshot(state, group), (option.group, option.version, *mine)
-        if sitting is None or len(mine) < 2 or key in self._settled or not self._has_settled(state, group):
+        key, was = (option.group, option.version, *mine), search.values[option.group]
+        if len(mine) < 2 or key in self._settled or not self._has_settled(state, group):
             return None
-        plan, job = planner.fit_named(mine, option.seats, option.value), state.jobs[sitting.jobs[-1]]
+        plan, job = planner.fit(mine, option.seats, {}, was), state.jobs[mine[-1].job]
         if plan is None:
             self._settled[key] = inf
             return None
         price = sum(planner.rooms[pool].price * count for pool, count in plan.nodes.items())
-        saves, costs = option.value - plan.value, price * plan.period_ms / HOUR_MS
+        saves, costs = was - plan.value, price * plan.period_ms / HOUR_MS
         pays = saves * search.hours(option.seats) > costs
-        borne = self._borne(state, group, sitting, job, plan, job.pins) if pays else None
+        borne = self._borne(state, group, option, job, plan, job.pins) if pays else None
         if borne is None:
             return None
         why = Cause("order_saves", {"saves": saves, "costs": costs})
@@ -522,16 +499,16 @@ class Thrift(RollMux):
         sitting = self._snapshot(state, group) if group.dispatch is Dispatch.SCHEDULE else None
         if sitting is None or group.coming:
             return
-        for name, (_, _, limit), rate in zip(sitting.jobs, sitting.profiles, sitting.rates, strict=True):
+        for (name, (_, _, limit)), rate in zip(sitting.known.items(), sitting.rates, strict=True):
             job = state.jobs[name]
             if job.promised and limit is not None and job.move is None:
                 yield job, self._standing(job, limit, now), -(-sitting.period_ms // rate)
 
     def _best(
-        self, search: Search, options: Sequence[GroupOption], refused: set[Key]
-    ) -> Generator[None, None, tuple[RegroupPlan, Key] | None]:
-        """The regrouping that pays most, and has not been refused. What was looked at in vain is not for a while."""
-        best: tuple[RegroupPlan, Key] | None = None
+        self, search: Search, options: Sequence[GroupSnapshot]
+    ) -> Generator[None, None, tuple[RegroupPlan, Key, float] | None]:
+        """The regrouping that pays most, and over how many hours. What was looked at in vain is not for a while."""
+        best: tuple[RegroupPlan, Key, float] | None = None
         prices = [room.price for room in search.planner.rooms.values()]
         for looked, union in enumerate(self._unions(options)):
             if looked % UNIONS_A_STEP == UNIONS_A_STEP - 1:
@@ -540,31 +517,29 @@ class Thrift(RollMux):
             hours = search.hours(jobs)
             demands = ((search.needs[job], job in search.costs, search.among.get(job)) for job in jobs)
             key = (*prices, *((option.group, option.version) for option in union), *demands)
-            if key in refused or hours < self._settled.get(key, 0.0) * AGAIN:
+            if hours < self._settled.get(key, 0.0) * AGAIN:
                 continue
             found = yield from search.regroup(union)
             yield
             if found is None:
                 self._settled[key] = hours
             elif best is None or found.net > best[0].net:
-                best = found, key
+                best = found, key, hours
         if len(self._settled) > REMEMBERED:
             self._settled.clear()
         return best
 
-    def _unions(self, options: Sequence[GroupOption]) -> Iterator[tuple[GroupOption, ...]]:
-        """Groups to be looked at: each, each pair, and of few jobs each three; of many groups some, each with all.
+    def _unions(self, options: Sequence[GroupSnapshot]) -> Iterator[tuple[GroupSnapshot, ...]]:
+        """Groups to be looked at: each, each pair, and of few jobs all together; of many groups some, each with all.
 
         These are the ones that have changed; where none has, those that were looked at longest ago.
         """
-        if len(options) <= GROUPS_MATCHED:
-            few = {len(options)} if sum(len(option.seats) for option in options) <= UNION_JOBS else set()
-            for size in sorted({1, 2} | few - {0}):
-                yield from combinations(options, size)
-            return
+        if len(options) > 2 and sum(len(option.seats) for option in options) <= UNION_JOBS:
+            yield tuple(options)
         at = {group: number for number, group in enumerate(self._seen)}
         some = sorted(options, key=lambda it: at[it.group] if self._seen.get(it.group) == it.version else -1)
-        del some[GROUPS_CHANGED:]
+        if len(options) > GROUPS_MATCHED:
+            del some[GROUPS_CHANGED:]
         there = {option.group for option in options} - {option.group for option in some}
         self._seen = {group: version for group, version in self._seen.items() if group in there}
         self._seen |= {option.group: option.version for option in some}
@@ -575,11 +550,12 @@ class Thrift(RollMux):
 
     def _options(
         self, state: State, planner: Planner, free: Mapping[PoolName, Sequence[NodeId]], now: Millis
-    ) -> Generator[None, None, tuple[list[GroupOption], Search]]:
+    ) -> Generator[None, None, tuple[list[GroupSnapshot], Search]]:
         """The groups that a search looks at, and the search: with the jobs, and what moving them costs."""
         placed = [job for job in state.jobs.values() if job.pins]
         longest_ms = max((self._takes_ms.get(job.spec.movable, 0) for job in placed), default=0)
-        options: list[GroupOption] = []
+        options: list[GroupSnapshot] = []
+        values: dict[GroupId, float] = {}
         needs: dict[JobId, JobDemand] = {}
         costs: dict[JobId, float] = {}
         among: dict[JobId, JobDemand] = {}
@@ -589,21 +565,22 @@ class Thrift(RollMux):
             if group.dispatch is not self.dispatch or group.coming or not group.jobs:
                 continue
             sitting = self._snapshot(state, group)
-            if sitting is None or len(sitting.jobs) < len(group.jobs):
+            if sitting is None or len(sitting.known) < len(group.jobs):
                 continue
             if not may_share(state, state.jobs[group.jobs[0]], group) or self._short_of_credit(state, group):
                 continue
             mine, settled = self._needs(state, planner, sitting, now), self._has_settled(state, group)
-            for name, need in zip(sitting.jobs, mine, strict=True):
+            for name, need in zip(sitting.known, mine, strict=True):
                 job = state.jobs[name]
                 needs[name] = need
                 if self._affords(job, now):
-                    costs[name] = planner.alone_price(need) * self._takes_ms[job.spec.movable] / HOUR_MS
+                    costs[name] = planner.alone_price(need.profile) * self._takes_ms[job.spec.movable] / HOUR_MS
                 if settled and (joined := self._among(job, need, longest_ms, now)) is not None:
                     among[name] = joined
-            options.append(GroupOption(group.id, sitting.pinned, value_of(planner, sitting, mine), group.version))
+            options.append(sitting)
+            values[group.id] = value_of(planner, sitting, mine)
         ages = {name: (now - state.jobs[name].registered_at) / HOUR_MS for name in needs}
-        return options, Search(planner, needs, costs, free, among=among, max_group=self.max_group, ages=ages)
+        return options, Search(planner, needs, values, costs, free, among, self.max_group, ages)
 
     def _affords(self, job: Job, now: Millis) -> bool:
         """Whether the job may be moved, and its credit covers all that this may cost it."""
@@ -684,7 +661,7 @@ class Thrift(RollMux):
             if sitting is None:
                 return None
             there = [it for it in self._needs(state, planner, sitting) if it.job != job.id]
-            plan = planner.fit_named((*there, need), {**sitting.pinned, job.id: pins})
+            plan = planner.fit((*there, need), {**sitting.seats, job.id: pins}, {})
         if plan is None:
             return None
         return Move(

@@ -1,17 +1,16 @@
 """The state as planning looks at it: jobs, groups as they sit, and nodes that are free."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
-from operator import attrgetter
 from typing import TypeAlias
 
 from msgspec import Struct
 
 from rollmuxd.core.estimates import rollouts_rest_ms
-from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
-from rollmuxd.core.model import Job, Node, NodeStatus
+from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, PoolName
+from rollmuxd.core.model import Job
 from rollmuxd.core.state import State
-from rollmuxd.policies.rollmux import Shape
+from rollmuxd.policies.rollmux import Shape, price_of, usable
 from rollmuxd.policies.thrift.catalogue import Planner
 from rollmuxd.policies.thrift.model import JobDemand, Pins, PoolCapacity, Profile
 
@@ -22,49 +21,29 @@ Known: TypeAlias = tuple[Profile, Millis, Millis | None]
 class GroupSnapshot(Struct, frozen=True):
     """A group as planning looks at it, derived once per version."""
 
+    group: GroupId
     version: int
-    jobs: tuple[JobId, ...]
-    #: of each
-    profiles: tuple[Known, ...]
-    #: by job: its nodes by pool
-    pinned: dict[JobId, Pins]
-    #: the group's nodes by pool, and each job's by number
-    names: dict[PoolName, tuple[NodeId, ...]]
-    seats: tuple[dict[PoolName, tuple[int, ...]], ...]
-    #: iterations in a rotation, and the period
+    #: its jobs, and where each sits
+    known: dict[JobId, Known]
+    seats: dict[JobId, Pins]
+    #: of each, iterations in a rotation; and the period
     rates: tuple[int, ...]
     period_ms: Millis
     #: by pool: how many nodes it has, and what share of nodes its jobs need at least
     room: dict[PoolName, tuple[int, float]]
 
 
-class Inventory(Struct, frozen=True):
-    """The pools by name, and what they were derived from: a node's own traits never change, its host's RAM may."""
-
-    nodes: list[Node]
-    hosts_mb: list[int]
-    #: a node's price in the mean, what the best of its nodes have, and how many there are
-    pools: dict[PoolName, PoolCapacity]
-
-    @classmethod
-    def of(cls, state: State, known: "Inventory | None") -> "Inventory":
-        """That of the state: the one that is known, if it has the same nodes."""
-        nodes = list(state.nodes.values())
-        hosts_mb = list(map(attrgetter("ram_mb"), state.hosts.values()))
-        if known is not None and known.nodes == nodes and known.hosts_mb == hosts_mb:
-            return known
-        ram_mb = [state.hosts[node.host].ram_mb for node in nodes]
-        priced = any(node.price_per_gpu_hour for node in nodes)  # else each GPU is as dear as another
-        members: dict[PoolName, list[int]] = {}
-        for number, node in enumerate(nodes):
-            for pool in node.pools:
-                members.setdefault(pool, []).append(number)
-        pools = {}
-        for pool, mine in sorted(members.items()):
-            worth = sum(price_of(nodes[at]) if priced else len(nodes[at].gpus) for at in mine) / len(mine)
-            most_gpu_mb = max(nodes[at].gpu_mb or inf for at in mine)
-            pools[pool] = PoolCapacity(worth, worth, max(ram_mb[at] for at in mine), most_gpu_mb, len(mine))
-        return cls(nodes, hosts_mb, pools)
+def pools_of(state: State) -> dict[PoolName, PoolCapacity]:
+    """The pools by name: a node's price in the mean, what the best of its nodes have, and how many there are."""
+    nodes = state.nodes.values()
+    priced = any(node.price_per_gpu_hour for node in nodes)  # else each GPU is as dear as another
+    pools = {}
+    for pool in sorted({pool for node in nodes for pool in node.pools}):
+        mine = [node for node in nodes if pool in node.pools]
+        worth = sum(price_of(node) if priced else len(node.gpus) for node in mine) / len(mine)
+        ram_mb = max(state.hosts[node.host].ram_mb for node in mine)
+        pools[pool] = PoolCapacity(worth, worth, ram_mb, max(node.gpu_mb or inf for node in mine), len(mine))
+    return pools
 
 
 def profile_of(job: Job) -> Known | None:
@@ -102,20 +81,9 @@ def used_by(jobs: Iterable[tuple[Profile, Millis | None]]) -> dict[PoolName, flo
 
 def value_of(planner: Planner, sitting: GroupSnapshot, needs: Sequence[JobDemand]) -> float:
     """What a group as it stands is worth, by the plan's measure."""
-    price = sum(planner.rooms[pool].price * len(names) for pool, names in sitting.names.items())
+    price = sum(planner.rooms[pool].price * count for pool, (count, _) in sitting.room.items())
     done = sum(need.worth * need.solo_ms * rate for need, rate in zip(needs, sitting.rates, strict=True))
     return price - done / (sitting.period_ms or 1)
-
-
-def pools_in_use(state: State) -> Iterator[PoolName]:
-    """The pools that the nodes in groups are of."""
-    for node in state.nodes.values():
-        if node.group is not None:
-            yield from node.pools
-
-
-def usable(node: Node) -> bool:
-    return node.status is NodeStatus.UP and not node.drain
 
 
 def free_by_pool(state: State) -> dict[PoolName, list[NodeId]]:
@@ -125,7 +93,3 @@ def free_by_pool(state: State) -> dict[PoolName, list[NodeId]]:
         for pool in node.pools:
             free.setdefault(pool, []).append(node.id)
     return free
-
-
-def price_of(node: Node) -> float:
-    return node.price_per_gpu_hour * len(node.gpus)
