@@ -23,10 +23,10 @@ What would surprise:
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from itertools import islice
-from typing import Final, Generic, Self, TypeAlias, TypeVar
+from typing import Final, Self, TypeAlias, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -61,7 +61,6 @@ from rollmuxd.daemon.journal.file import JournalFailed, Unreadable
 from rollmuxd.daemon.journal.store import DISK_FULL, Journal, until_large
 
 T = TypeVar("T")
-K = TypeVar("K")
 #: how often the writer looks whether a full disk has room again
 LOOK_AFTER_S: Final = 10.0
 #: durable facts that are kept in memory, so that a follower reads the journal for older ones only
@@ -95,21 +94,22 @@ class Unavailable(Exception):
         self.why, self.retry_after_s = why, retry_after_s
 
 
-class Waiter(Generic[K]):
-    """A call that waits for news of something, by its keys. Leave it (``with``) when done."""
+class Waiter:
+    """A call that waits for news of something, by its topics. Leave it (``with``) when done."""
 
-    __slots__ = ("_draining", "_future", "_keys", "_news", "_waiters", "after")
+    __slots__ = ("_draining", "_news", "_topics", "_waiters", "after")
 
-    def __init__(self, waiters: "dict[K, dict[Waiter[K], None]]", keys: Collection[K], draining: anyio.Event) -> None:
+    def __init__(
+        self, waiters: "dict[Topic, dict[Waiter, None]]", topics: Collection[Topic], draining: anyio.Event
+    ) -> None:
         #: the number of the last fact before the first news; None: there was none
         self.after: int | None = None
         self._waiters = waiters
-        self._keys = keys
+        self._topics = topics
         self._draining = draining
-        self._news = False
-        self._future: asyncio.Future[None] | None = None
-        for key in keys:
-            waiters.setdefault(key, {})[self] = None
+        self._news = asyncio.Event()
+        for topic in topics:
+            waiters.setdefault(topic, {})[self] = None
 
     async def changed(self) -> None:
         """Return when something happened since the last time this returned, or since the waiter was made.
@@ -117,30 +117,24 @@ class Waiter(Generic[K]):
         Also returns when the daemon begins to drain (look at ``driver.draining``) and when the writer goes down (the
         next ``read`` says so). The caller bounds the wait.
         """
-        if not self._news and not self._draining.is_set():
-            self._future = asyncio.get_running_loop().create_future()
-            try:
-                await self._future
-            finally:
-                self._future = None
-        self._news = False
+        if not self._draining.is_set():
+            await self._news.wait()
+        self._news.clear()
 
     def wake(self, after: int) -> None:
         """There is news after this fact (the driver's to call)."""
         if self.after is None:
             self.after = after
-        self._news = True
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
+        self._news.set()
 
     def close(self) -> None:
         """Stop waiting. May be called twice."""
-        for key in self._keys:
-            waiters = self._waiters.get(key)
+        for topic in self._topics:
+            waiters = self._waiters.get(topic)
             if waiters is not None:
                 waiters.pop(self, None)
                 if not waiters:
-                    del self._waiters[key]
+                    del self._waiters[topic]
 
     def __enter__(self) -> Self:
         return self
@@ -215,11 +209,10 @@ class Driver:
         self._answers: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._effects: deque[tuple[int, tuple[Effect, ...]]] = deque()
         self._results: deque[Input] = deque()
-        self._waiters: dict[str, dict[Waiter[str], None]] = {}
-        self._followers: dict[Topic, dict[Waiter[Topic], None]] = {}
+        self._waiters: dict[Topic, dict[Waiter, None]] = {}
+        self._followers: dict[Topic, dict[Waiter, None]] = {}
         self._recent: deque[tuple[int, Fact]] = deque(maxlen=RECENT)
         self._timer: asyncio.Handle | None = None
-        self._timer_at = 0.0
         self._due: Millis = 0
         self._no_tick_before = 0.0  # by the loop's clock
 
@@ -242,13 +235,7 @@ class Driver:
         """
         if self._journal.tight and isinstance(given, GROWING) and not self._has_asked(given):
             raise Unavailable(DISK_FULL, retry_after_s=5)
-        try:
-            answer = self._decide(given, then).answer
-        except Rejected:
-            await self._durable(self._seq)
-            raise
-        await self._durable(self._seq)
-        return answer
+        return (await self._answered(lambda: self._decide(given, then))).answer
 
     def _has_asked(self, given: Input) -> bool:
         """Whether it is a request that waits already: turned away it would lose its place, and spare no room."""
@@ -261,12 +248,16 @@ class Driver:
     async def read(self, question: Callable[[Scheduler, Millis], T]) -> T:
         """Ask something of the scheduler, between two inputs. Answered when all that it can have seen is durable."""
         self._check_up()
+        return await self._answered(lambda: question(self.scheduler, self._clock.now()))
+
+    async def _answered(self, ask: Callable[[], T]) -> T:
+        """An answer, or a refusal, once all facts that it can have seen are durable."""
         try:
-            answer = question(self.scheduler, self._clock.now())
+            answer = ask()
         except Rejected:
-            await self._durable(self._seq)
+            await self._durable()
             raise
-        await self._durable(self._seq)
+        await self._durable()
         return answer
 
     def post(self, given: Input) -> None:
@@ -283,23 +274,24 @@ class Driver:
             # Recorded where it was found; the reporter has nothing to do with it.
             log.debug("report_dropped", report=type(given).__name__, reason=str(error))
 
-    def subscribe(self, slot: SlotId) -> Waiter[str]:
+    def subscribe(self, slot: SlotId) -> Waiter:
         """Be told of news of a slot and of its job. Subscribe first, then look, then wait: no news is missed."""
         known = self.scheduler.state.slots.get(slot)
-        keys = (slot,) if known is None else (slot, _job_key(known.job))
-        return Waiter(self._waiters, keys, self.draining)
+        return self._waiter(("slot", slot), ("job", None if known is None else known.job))
 
-    def subscribe_group(self, job: JobId) -> Waiter[str]:
+    def subscribe_group(self, job: JobId) -> Waiter:
         """Be told of news of a job, and of the jobs and nodes of its group: what decides what its slot is asked."""
         known = self.scheduler.state.jobs.get(job)
-        keys = (_job_key(job),) if known is None or known.group is None else (_job_key(job), _group_key(known.group))
-        return Waiter(self._waiters, keys, self.draining)
+        return self._waiter(("job", job), ("group", None if known is None else known.group))
+
+    def _waiter(self, *things: tuple[str, str | None]) -> Waiter:
+        return Waiter(self._waiters, [(kind, name) for kind, name in things if name is not None], self.draining)
 
     def attended(self, job: JobId) -> None:
         """A request of the job is waited for again. No fact says so, and others may make room for it."""
         known = self.scheduler.state.jobs.get(job)
         if known is not None and known.group is not None:
-            self._wake(_group_key(known.group), self.durable_seq)
+            self._wake(self._waiters, [("group", known.group)], self.durable_seq)
 
     async def facts_after(
         self, seq: int, wait_ms: Millis, limit: int, topics: Collection[Topic] = (EVERYTHING,)
@@ -364,7 +356,7 @@ class Driver:
                     await self._journal.make_reserve()
                 self._journal.touch()  # so the next daemon knows how long it was away
             if self._up:
-                await self._durable(self._seq)
+                await self._durable()
                 self._snapshot()
                 if self._snapshot_durable is not None:
                     await self._snapshot_durable
@@ -393,7 +385,7 @@ class Driver:
         results, self._results = self._results, deque()
         for given in results:  # should one of them crash, the others are kept again
             self.post(given)
-        await self._durable(self._seq)
+        await self._durable()
 
     async def _replay(self) -> State:
         """The state that the journal comes to. The loop turns meanwhile, and a stop ends it.
@@ -469,45 +461,36 @@ class Driver:
     def _decide(self, given: Input, then: Callable[[], Input] | None = None) -> Decision:
         """Handle one input, in this turn of the loop: from core to journal."""
         self._check_up()
-        now = self._clock.now()
-        if now > self._due + self._late_ms and not self.draining.is_set():  # while stopping there is no pulse
-            # Clients could not be heard meanwhile, so none counts as silent: first of all, every lease is renewed.
-            late_ms = now - self._due
-            self._due = now + self._pulse_ms
-            log.warning("loop_stalled", late_ms=late_ms)
-            self._take(self._handle(Stalled(late_ms=late_ms), now))
-        decision = self._handle(given, now)
-        if then is not None:
-            noted = self._handle(self._next(then), now)
-            decision = Decision(decision.facts + noted.facts, decision.effects + noted.effects, decision.answer)
-        self._take(decision)
+        now, decision = self._clock.now(), None
+        try:
+            if now > self._due + self._late_ms and not self.draining.is_set():  # while stopping there is no pulse
+                # Clients could not be heard meanwhile, so none counts as silent: first of all, every lease is renewed.
+                late_ms = now - self._due
+                self._due = now + self._pulse_ms
+                log.warning("loop_stalled", late_ms=late_ms)
+                self._take(self.scheduler.handle(Stalled(late_ms=late_ms), now))
+            decision = self.scheduler.handle(given, now)
+            if then is not None:
+                noted = self.scheduler.handle(then(), now)
+                decision = Decision(decision.facts + noted.facts, decision.effects + noted.effects, decision.answer)
+            self._take(decision)
+        except Exception as error:
+            if isinstance(error, Rejected) and decision is None:
+                raise
+            if isinstance(error, BrokenInvariant):
+                log.critical("broken_invariant", given=type(given).__name__, error=str(error), exc_info=True)
+                self._fatal = error
+                self._end(Unavailable("the daemon found a fault of its own, and stops", retry_after_s=5))
+            else:
+                # Half-handled, or not written down: as after a failed commit memory cannot be trusted, the journal can.
+                log.exception("input_crashed", given=type(given).__name__)
+                self._end(Unavailable(f"the daemon starts over after an error ({type(error).__name__})"))
+            raise
+        if isinstance(given, Tick):
+            pause_s = min(LONGEST_PAUSE_S, TICK_PAUSE * (self._clock.now() - now) / 1000)
+            self._no_tick_before = asyncio.get_running_loop().time() + pause_s
         self._arm(now)
         return decision
-
-    def _next(self, then: Callable[[], Input]) -> Input:
-        """The second input. Should there be none, the first was handled and is not journalled: start over."""
-        try:
-            return then()
-        except Exception as error:
-            log.exception("input_crashed", given="then")
-            self._end(Unavailable(f"the daemon starts over after an error ({type(error).__name__})"))
-            raise
-
-    def _handle(self, given: Input, now: Millis) -> Decision:
-        try:
-            return self.scheduler.handle(given, now)
-        except Rejected:
-            raise
-        except BrokenInvariant as error:
-            log.critical("broken_invariant", given=type(given).__name__, error=str(error), exc_info=True)
-            self._fatal = error
-            self._end(Unavailable("the daemon found a fault of its own, and stops", retry_after_s=5))
-            raise
-        except Exception as error:
-            # Half-handled: memory cannot be trusted, as after a failed commit; the journal can.
-            log.exception("input_crashed", given=type(given).__name__)
-            self._end(Unavailable(f"the daemon starts over after an error ({type(error).__name__})"))
-            raise
 
     def _take(self, decision: Decision) -> None:
         """Send a decision's facts to the journal; keep back its effects until they are durable."""
@@ -515,25 +498,18 @@ class Driver:
             facts = [(self._seq + number, fact) for number, fact in enumerate(decision.facts, 1)]
             self._seq = facts[-1][0]
             life = self._life
-            try:
-                self._journal.append(facts, lambda done: self._committed(life, facts, done))
-            except Exception as error:
-                # What cannot be written down has not happened, and memory has it: as after a failed commit.
-                log.exception("facts_not_written", facts=[type(fact).__name__ for _, fact in facts])
-                self._end(Unavailable(f"the daemon starts over after an error ({type(error).__name__})"))
-                raise
+            self._journal.append(facts, lambda done: self._committed(life, facts, done))
         if decision.effects:
             if self._seq <= self.durable_seq:
                 self._perform(decision.effects)
             else:
                 self._effects.append((self._seq, decision.effects))
 
-    async def _durable(self, seq: int) -> None:
-        if not self._up:
-            raise Unavailable(self._why_down)
-        if seq > self.durable_seq:
+    async def _durable(self) -> None:
+        self._check_up()
+        if self._seq > self.durable_seq:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._answers.append((seq, future))
+            self._answers.append((self._seq, future))
             await future
 
     # ---- one commit ------------------------------------------------------------------------------------------------
@@ -559,10 +535,10 @@ class Driver:
             if not future.done():
                 future.set_result(None)
         if self._followers:
-            state = self.scheduler.state
-            for topic in dict.fromkeys(topic for _, fact in facts for topic in self.belongs.topics(fact, state)):
-                for follower in self._followers.get(topic, ()):
-                    follower.wake(facts[0][0] - 1)
+            topics = dict.fromkeys(
+                topic for _, fact in facts for topic in self.belongs.topics(fact, self.scheduler.state)
+            )
+            self._wake(self._followers, topics, facts[0][0] - 1)
         # Later and not soon: a hand-over goes round the loop a dozen times, and need not wait for a log line.
         if not self._untold:
             asyncio.get_running_loop().call_later(SINKS_AFTER_S, self.tell_sinks)
@@ -580,20 +556,17 @@ class Driver:
             job: JobId | None = getattr(fact, "job", None) or (None if of is None else of.job)
             at = state.jobs.get(job or "") or state.nodes.get(getattr(fact, "node", ""))
             group: GroupId | None = getattr(fact, "group", None) or (None if at is None else at.group)
-            for key in (slot, job and _job_key(job), group and _group_key(group)):
-                self._wake(key, before)
+            self._wake(self._waiters, (("slot", slot or ""), ("job", job or ""), ("group", group or "")), before)
 
-    def _wake(self, key: str | None, before: int) -> None:
-        for waiter in self._waiters.get(key or "", ()):
-            waiter.wake(before)
+    @staticmethod
+    def _wake(waiters: "dict[Topic, dict[Waiter, None]]", topics: Iterable[Topic], before: int) -> None:
+        for topic in topics:
+            for waiter in waiters.get(topic, ()):
+                waiter.wake(before)
 
     def _wake_all(self) -> None:
-        for of_slots in self._waiters.values():
-            for waiter in of_slots:
-                waiter.wake(self.durable_seq)
-        for of_facts in self._followers.values():
-            for follower in of_facts:
-                follower.wake(self.durable_seq)
+        for waiters in (self._waiters, self._followers):
+            self._wake(waiters, waiters, self.durable_seq)
 
     def tell_sinks(self) -> None:
         """Give the sinks the facts that they do not have yet: soon after a commit, and whenever a call reads them."""
@@ -625,38 +598,12 @@ class Driver:
             self._timer.cancel()
         self._due = due
         loop = asyncio.get_running_loop()
-        self._timer_at = max(loop.time() + max(1, due - now) / 1000, self._no_tick_before)
-        self._timer = loop.call_at(self._timer_at, self._on_time)
+        self._timer = loop.call_at(max(loop.time() + max(1, due - now) / 1000, self._no_tick_before), self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None
-        if not self._up or self.draining.is_set():
-            return  # while stopping, no client can renew a lease, so none may run out; the next start renews them all
-        began = self._clock.now()
-        try:
-            self._decide(Tick())
-        except Rejected:
-            log.exception("tick_refused")
-        except Exception:
-            return  # the writer has ended, which is on record
-        self._pause_ticks(min(LONGEST_PAUSE_S, TICK_PAUSE * (self._clock.now() - began) / 1000))
-
-    def _pause_ticks(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._no_tick_before = loop.time() + seconds
-        # uvloop's handle of what is due at once does not know when that is
-        if self._timer is not None and self._timer_at < self._no_tick_before:
-            self._timer.cancel()
-            self._timer_at = self._no_tick_before
-            self._timer = loop.call_at(self._timer_at, self._on_time)
-
-
-def _job_key(job: JobId) -> str:
-    return f"job {job}"
-
-
-def _group_key(group: GroupId) -> str:
-    return f"group {group}"
+        if not self.draining.is_set():  # while stopping, no client can renew a lease: the next start renews them all
+            self.post(Tick())
 
 
 def _tell(sink: Sink, facts: Sequence[Numbered]) -> None:

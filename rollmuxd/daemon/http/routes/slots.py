@@ -89,7 +89,7 @@ async def detach(call: Call, slot: SlotId) -> None:
 
 
 async def _while(
-    call: Call, waiter: Waiter[str], holds: Callable[[Scheduler, Millis], bool], look_s: float = math.inf
+    call: Call, waiter: Waiter, holds: Callable[[Scheduler, Millis], bool], look_s: float = math.inf
 ) -> None:
     """Wait while that holds and the daemon is not stopped. It is looked at with each news, and so often besides."""
     while not call.services.driver.draining.is_set() and await call.read(holds):
