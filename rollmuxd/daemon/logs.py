@@ -51,13 +51,8 @@ def set_up(level: str = "info", format: Literal["console", "json"] = "console", 
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    if format == "json":
-        last: list[Processor] = [structlog.processors.format_exc_info, _as_json]
-    else:
-        # Not as rich would have it: that shows variables, and where a call breaks the caller's API key is in one.
-        plain = structlog.dev.plain_traceback
-        pretty = structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=20, exception_formatter=plain)
-        last = [pretty if out.isatty() else _as_text(pretty)]
+    # Not as rich would have it: that shows variables, and where a call breaks the caller's API key is in one.
+    last: list[Processor] = [structlog.processors.format_exc_info, _as_json if format == "json" else _as_text]
     # Our own lines go straight to the stream: the way round by the standard library costs four times as much.
     structlog.configure(
         processors=[*shared, *last],
@@ -136,10 +131,6 @@ class Unfailing:
         with suppress(OSError, ValueError):
             self._stream.flush()
 
-    def isatty(self) -> bool:
-        """Whether a person reads along."""
-        return self._stream.isatty()
-
 
 def event_of(fact: Fact, state: State) -> tuple[str, dict[str, Any]]:
     """A fact as a log event: its name, and what it says, with the job and slot that it is about.
@@ -192,20 +183,15 @@ def _plain(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-def _as_text(pretty: structlog.dev.ConsoleRenderer) -> Processor:
-    """The same line without colours, for half the price: each hand-over of GPUs is ten of them."""
-
-    def render(logger: Any, method: str, event: EventDict) -> str:
-        if not _RARE.isdisjoint(event):
-            return pretty(logger, method, event)
-        at, level, name = event.pop("timestamp"), event.pop("level"), event.pop("event")
-        said = " ".join([f"{key}={_shown(event[key])}" for key in sorted(event)])
-        return f"{at} [{level:<9}] {name!s:<20} {said}".rstrip(" ")
-
-    return render
+def _as_text(logger: Any, method: str, event: EventDict) -> str:
+    """A line for people; each hand-over of GPUs is ten of them. structlog's own costs twice as much."""
+    at, level, name = event.pop("timestamp"), event.pop("level"), event.pop("event")
+    exception = event.pop("exception", "")
+    said = " ".join([f"{key}={_shown(event[key])}" for key in sorted(event)])
+    line = f"{at} [{level:<9}] {name!s:<20} {said}".rstrip(" ")
+    return f"{line}\n{exception}" if exception else line
 
 
-_RARE: Final = frozenset({"exc_info", "exception", "stack", "logger", "logger_name"})
 # Control characters too: what a client sends must not reach the terminal of the log's reader.
 _QUOTED: Final = re.compile("[\\x00-\\x20\\x7f-\\x9f=\"']")
 
