@@ -23,8 +23,8 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -52,7 +52,7 @@ from rollmuxd.daemon.hosts.observer import Observer, fill_in
 from rollmuxd.daemon.hosts.plugin_calls import said
 from rollmuxd.daemon.http.app import make_app
 from rollmuxd.daemon.http.listener import HANDSHAKE_S, Listener, Places
-from rollmuxd.daemon.http.peer import ConnectionLimits, PeerHttpToolsProtocol, hang_up_slow, limited
+from rollmuxd.daemon.http.peer import ConnectionLimits, hang_up_slow, limited
 from rollmuxd.daemon.journal.file import JournalError, JournalFailed
 from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.metrics import Metrics
@@ -133,17 +133,19 @@ async def serve(
         BrokenInvariant: it has stopped because of a fault of its own; the journal has not seen it.
     """
     async with AsyncExitStack() as stack:
-        journal = open_journal(settings.daemon.state_dir)
+        with refused("", JournalError):
+            journal = Journal.open(settings.daemon.state_dir)
         stack.push_async_callback(_shielded, journal.close)
         if not accept_clock:
             check_clock(journal.last_at)
-        tls = tls_of(settings)
+        with refused(f"{settings.source}: ", NoTls):
+            tls = open_tls(settings)
         environment.inherit(settings.daemon.inherit)
         sockets = stack.enter_context(listening(settings))
         hub = ChannelHub()
-        drivers = await stack.enter_async_context(open_drivers(settings, hub))
-        backends = await stack.enter_async_context(open_backends(settings))
-        controllers = await stack.enter_async_context(open_fabrics(settings))
+        drivers = await open_drivers(settings, hub, stack)
+        backends = await open_backends(settings, stack)
+        controllers = await open_fabrics(settings, stack)
         policy = make_policy(settings)
         config = settings.to_core_config(
             {name: driver.traits for name, driver in drivers.items()}, launch_hosts(settings, backends)
@@ -151,6 +153,7 @@ async def serve(
         clock = SystemClock()
         metrics = Metrics()
         tracing = spans.from_environment()
+        spans_too = () if tracing is None else (tracing.spans,)
         if tracing is not None:
             stack.push_async_callback(_shielded, partial(anyio.to_thread.run_sync, tracing.close))
 
@@ -160,12 +163,8 @@ async def serve(
         today = LiveUsage(journal, settled, settings.journal.keep_days)
 
         def begun(state: State) -> None:
-            metrics.begin(state)
-            hub.begin(state)
-            actuator.begin(state)
-            circuits.begin(state)
-            if tracing is not None:
-                tracing.spans.begin(state)
+            for part in (metrics, hub, actuator, circuits, *spans_too):
+                part.begin(state)
 
         # The driver hands effects to the actuator, the actuator reports to the driver.
         actuator = Actuator(
@@ -196,7 +195,7 @@ async def serve(
                 metrics.sink,
                 observer.on_facts,
                 circuits.on_facts,
-                *(() if tracing is None else (tracing.spans.sink,)),
+                *(part.sink for part in spans_too),
             ),
             prompt=(hub.on_facts, actuator.on_facts),
             begun=begun,
@@ -297,14 +296,15 @@ async def _until_exit(settings: Settings, accept_clock: bool) -> NoReturn:
 def may_pass(error: BaseException | None) -> bool:
     """Whether what keeps a daemon from starting may pass by itself: then the start is to be tried again."""
     while error is not None:
-        if isinstance(error, JournalFailed | Unavailable):
-            return True
-        if isinstance(error, OSError) and error.errno in _PASSING:
-            return True
-        if isinstance(error, socket.gaierror):  # a wrong name looks like a name server that is down
+        # A wrong name looks like a name server that is down.
+        if isinstance(error, JournalFailed | Unavailable | socket.gaierror) or _is_passing(error):
             return True
         error = error.__cause__
     return False
+
+
+def _is_passing(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in _PASSING
 
 
 def raise_open_files() -> None:
@@ -318,12 +318,13 @@ def raise_open_files() -> None:
 # ---- what it is made of ----------------------------------------------------------------------------------------------
 
 
-def open_journal(state_dir: Path) -> Journal:
-    """The journal. Raises CannotStart."""
+@contextmanager
+def refused(where: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise CannotStart where one of these errors comes from within; it says where, and what the error says."""
     try:
-        return Journal.open(state_dir)
-    except JournalError as error:
-        raise CannotStart(str(error)) from error
+        yield
+    except kinds as error:
+        raise CannotStart(f"{where}{error}") from error
 
 
 def check_clock(last_at: Millis) -> None:
@@ -338,80 +339,60 @@ def check_clock(last_at: Millis) -> None:
         )
 
 
-def tls_of(settings: Settings) -> Tls | None:
-    """The certificate, where the TCP port has one. Raises CannotStart."""
-    try:
-        return open_tls(settings)
-    except NoTls as error:
-        raise CannotStart(f"{settings.source}: {error}") from error
-
-
-@asynccontextmanager
-async def open_drivers(settings: Settings, hub: ChannelHub) -> AsyncIterator[Mapping[str, Residency]]:
+async def open_drivers(settings: Settings, hub: ChannelHub, stack: AsyncExitStack) -> Mapping[str, Residency]:
     """All residency drivers that are installed: any job may name any of them. One that is broken hides none."""
-    async with AsyncExitStack() as stack:
-        drivers: dict[str, Residency] = {}
-        for name, plugin in discovery.installed("residency").items():
-            try:
+    drivers: dict[str, Residency] = {}
+    for name, plugin in discovery.installed("residency").items():
+        try:
+            with refused(f"{settings.source}: residency.{name}: ", ValueError):
                 driver: Residency = await plugin.use().open(hub, settings.residency.get(name, {}))
-            except ValueError as error:
-                raise CannotStart(f"{settings.source}: residency.{name}: {error}") from error
-            except PluginError as error:
-                log.warning("driver_left_out", driver=name, reason=str(error))
-                continue
-            stack.push_async_callback(_shielded, driver.close)
-            drivers[name] = driver
-        if unknown := sorted(set(settings.residency) - set(drivers)):
-            raise CannotStart(
-                f'{settings.source}: residency.{unknown[0]}: residency driver "{unknown[0]}" is not installed '
-                f"(installed: {', '.join(drivers) or 'none'})"
-            )
-        yield drivers
+        except PluginError as error:
+            log.warning("driver_left_out", driver=name, reason=str(error))
+            continue
+        stack.push_async_callback(_shielded, driver.close)
+        drivers[name] = driver
+    if unknown := sorted(set(settings.residency) - set(drivers)):
+        raise CannotStart(
+            f'{settings.source}: residency.{unknown[0]}: residency driver "{unknown[0]}" is not installed '
+            f"(installed: {', '.join(drivers) or 'none'})"
+        )
+    return drivers
 
 
-@asynccontextmanager
-async def open_backends(settings: Settings) -> AsyncIterator[Mapping[str, Backend]]:
+async def open_backends(settings: Settings, stack: AsyncExitStack) -> Mapping[str, Backend]:
     """The backends that hosts name. Raises CannotStart where one is missing or refuses its options."""
-    async with AsyncExitStack() as stack:
-        backends: dict[str, Backend] = {}
-        for name in dict.fromkeys(host.backend for host in settings.hosts):
-            options = settings.backends.get(name, {})
-            try:
-                kind = discovery.find_backend(name)
-                if getattr(kind, "keeps_files", False):
-                    options = {"state_dir": str(_folder_of_backend(settings, name)), **options}
-                backend = await kind.open(settings.host_configs(name), options)
-            except PluginError as error:
-                raise CannotStart(f"{settings.source}: hosts: {error}") from error
-            except ValueError as error:
-                raise CannotStart(f"{settings.source}: [backends.{name}] or [hosts.options]: {error}") from error
-            stack.push_async_callback(_shielded, backend.close)
-            backends[name] = backend
-        yield backends
+    backends: dict[str, Backend] = {}
+    for name in dict.fromkeys(host.backend for host in settings.hosts):
+        options = settings.backends.get(name, {})
+        where = f"{settings.source}: [backends.{name}] or [hosts.options]: "
+        with refused(f"{settings.source}: hosts: ", PluginError), refused(where, ValueError):
+            kind = discovery.find_backend(name)
+            if getattr(kind, "keeps_files", False):
+                options = {"state_dir": str(_folder_of_backend(settings, name)), **options}
+            backend = await kind.open(settings.host_configs(name), options)
+        stack.push_async_callback(_shielded, backend.close)
+        backends[name] = backend
+    return backends
 
 
-@asynccontextmanager
-async def open_fabrics(settings: Settings) -> AsyncIterator[dict[str, tuple[str, FabricController, Wired]]]:
+async def open_fabrics(settings: Settings, stack: AsyncExitStack) -> dict[str, tuple[str, FabricController, Wired]]:
     """Optical switches by name. One that is away is asked for its ports later, and holds up no start for long.
 
     Raises CannotStart where a driver is missing or refuses its options, or a cable ends at a port that cannot be used.
     """
-    async with AsyncExitStack() as stack:
-        found: dict[str, tuple[str, FabricController, Wired]] = {}
-        for number, switch in enumerate(settings.fabric):
-            try:
-                controller = await discovery.find_fabric(switch.driver).open(switch.options)
-            except (PluginError, ValueError) as error:
-                raise CannotStart(f"{settings.source}: fabric[{number}] ({switch.name}): {error}") from error
-            stack.push_async_callback(_shielded, controller.close)
-            try:
-                await ports_of(f"fabric[{number}]", controller, switch.ports, PORTS_S)
-            except Misconfigured as error:
-                raise CannotStart(f"{settings.source}: {error}") from error
-            except Exception as error:
-                log.warning("fabric_away", fabric=switch.name, reason=said(error))
-            found[switch.name] = (switch.driver, controller, switch.ports)
-        yield found
+    found: dict[str, tuple[str, FabricController, Wired]] = {}
+    for number, switch in enumerate(settings.fabric):
+        with refused(f"{settings.source}: fabric[{number}] ({switch.name}): ", PluginError, ValueError):
+            controller = await discovery.find_fabric(switch.driver).open(switch.options)
+        stack.push_async_callback(_shielded, controller.close)
+        try:
+            await ports_of(f"fabric[{number}]", controller, switch.ports, PORTS_S)
+        except Misconfigured as error:
+            raise CannotStart(f"{settings.source}: {error}") from error
+        except Exception as error:
+            log.warning("fabric_away", fabric=switch.name, reason=said(error))
+        found[switch.name] = (switch.driver, controller, switch.ports)
+    return found
 
 
 def launch_hosts(settings: Settings, backends: Mapping[str, Backend]) -> tuple[str, ...]:
@@ -436,12 +417,9 @@ def make_policy(settings: Settings) -> Any:
     if settings.daemon.mode == "observe":
         return Watch()
     name = settings.daemon.policy
-    try:
+    where = f"{settings.source}: policy.{name}: "
+    with refused(f"{settings.source}: daemon.policy: ", PluginError), refused(where, TypeError, ValueError):
         return discovery.find_policy(name)(**settings.policy_options())
-    except PluginError as error:
-        raise CannotStart(f"{settings.source}: daemon.policy: {error}") from error
-    except (TypeError, ValueError) as error:
-        raise CannotStart(f"{settings.source}: policy.{name}: {error}") from error
 
 
 def touching_no_process(perform: Callable[[Sequence[Effect]], None], effects: Sequence[Effect]) -> None:
@@ -458,25 +436,15 @@ def one_of_the_group_failed() -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        errors = list(_leaves(group))
-        for kind in (BrokenInvariant, JournalError, Unavailable):
-            found = next((error for error in errors if isinstance(error, kind)), None)
+        for condition in (BrokenInvariant, JournalError, Unavailable, _is_passing):
+            found: BaseException | None = group.subgroup(condition)
+            while isinstance(found, BaseExceptionGroup):
+                found = found.exceptions[0]
             if isinstance(found, BrokenInvariant):
                 raise found from None
             if found is not None:
                 raise CannotStart(str(found)) from found
-        full = next((error for error in errors if isinstance(error, OSError) and error.errno in _PASSING), None)
-        if full is not None:
-            raise CannotStart(str(full)) from full
         raise
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
 
 
 async def _shielded(close: Callable[[], Any]) -> None:
@@ -600,36 +568,20 @@ def _answers(path: Path) -> bool:
     return True
 
 
-def announce(
-    settings: Settings,
-    sockets: Sequence[socket.socket],
-    tls: Tls | None = None,
-) -> Ready:
-    """Say where the daemon listens: in the log, in ``daemon.json``, and to the service manager."""
-    ready = publish(settings, sockets, tls)
-    if not settings.hosts:
-        log.warning("no_hosts", reason=without_hosts(settings), remedy="every job will be refused; add [[hosts]]")
-    secured = {} if tls is None else {"certificate": str(tls.certificate)}
-    log.info("ready", url=ready.url, socket=ready.socket, pid=ready.pid, hosts=len(settings.hosts), **secured)
-    return ready
-
-
-def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | None) -> Ready:
-    """Write ``daemon.json``: where the daemon is to be found, by which certificate."""
+def announce(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | None = None) -> Ready:
+    """Say where the daemon is to be found, and by which certificate: in ``daemon.json``, and in the log."""
     url = None
     for bound in sockets:
         if bound.family != socket.AF_UNIX:
             host, port = bound.getsockname()[:2]
             scheme = "http" if tls is None else "https"
             url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-    ready = Ready(
-        pid=os.getpid(),
-        started=_own_start(),
-        url=url,
-        socket=str(settings.daemon.socket_path),
-        certificate=None if tls is None else str(tls.certificate),
-    )
+    secured = {} if tls is None else {"certificate": str(tls.certificate)}
+    ready = Ready(os.getpid(), _own_start(), url, str(settings.daemon.socket_path), **secured)
     files.write(settings.daemon.state_dir / "daemon.json", msgspec.json.encode(ready) + b"\n")
+    if not settings.hosts:
+        log.warning("no_hosts", reason=without_hosts(settings), remedy="every job will be refused; add [[hosts]]")
+    log.info("ready", url=ready.url, socket=ready.socket, pid=ready.pid, hosts=len(settings.hosts), **secured)
     return ready
 
 
@@ -679,30 +631,25 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
 class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, tls: Tls | None) -> None:
         super().__init__(config)
-        self.listens = anyio.Event()
-        self._places = Places(limits.max_connections, limits.max_from_one)
-        self._local_places = Places(limits.max_local, limits.max_from_user)
-        self._handshake_s = min(HANDSHAKE_S, limits.read_s)
-        self._tls = None if tls is None else tls.context
+        self._limits, self._tls = limits, tls
+        self._anyone = Places(limits.max_connections, limits.max_from_one)
+        self._local = Places(limits.max_local, limits.max_from_user)
+        #: called when it takes connections
+        self.listens: Callable[[], None] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
+        listeners: list[Any] = self.servers
+        protocol: Any = self.config.http_protocol_class
+        make = partial(protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
         for bound in sockets or ():
             # An operator is to come in whatever happens at the port, and needs no TLS to get to the same machine.
-            local = bound.family == socket.AF_UNIX
-            places, tls = (self._local_places, None) if local else (self._places, self._tls)
-            listener = Listener(bound, self._make_protocol, places, tls, self._handshake_s)
+            places, tls = (self._anyone, self._tls) if bound.family != socket.AF_UNIX else (self._local, None)
+            context = None if tls is None else tls.context
+            listener = Listener(bound, make, places, context, min(HANDSHAKE_S, self._limits.read_s))
             listener.open(self.config.backlog)
-            listeners: list[Any] = self.servers
             listeners.append(listener)
-        self.listens.set()
-
-    def _make_protocol(self) -> PeerHttpToolsProtocol:
-        make: Any = self.config.http_protocol_class
-        protocol: PeerHttpToolsProtocol = make(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        return protocol
+        self.listens()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -747,15 +694,9 @@ class Server:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until :meth:`stop`. Started when it takes connections."""
-        served = False
+        served, self._server.listens = False, task_status.started
         try:
             async with anyio.create_task_group() as tasks:
-
-                async def started() -> None:
-                    await self._server.listens.wait()
-                    task_status.started()
-
-                tasks.start_soon(started)
                 tasks.start_soon(self._hang_up_slow)
                 await self._server.serve(sockets=self._sockets)
                 served = True
