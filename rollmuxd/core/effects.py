@@ -37,7 +37,7 @@ class Observe(Struct, frozen=True):
 class Launch(Struct, frozen=True):
     """Start a job's process (its particulars are in ``State.jobs``): once, however often this is sent.
 
-    Ends in one input: ``Launched`` or ``LaunchFailed``.
+    Ends in one input: ``Launched``.
     """
 
     job: JobId

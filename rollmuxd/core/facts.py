@@ -24,7 +24,7 @@ from rollmuxd.core.ids import (
     SessionId,
     SlotId,
 )
-from rollmuxd.core.model import Dispatch, HostSpec, JobStatus, NodeSpec, OrderKind, SlotStatus, StateStatus
+from rollmuxd.core.model import Dispatch, HostSpec, JobStatus, NodeSpec, OrderKind, PlannedTurn, SlotStatus, StateStatus
 from rollmuxd.core.spec import JobSpec
 
 
@@ -191,14 +191,6 @@ class JobRegistered(JobFact, frozen=True, tag="job_registered"):
     idempotency_key: str = ""
     #: it is a lost run's successor, started again for the so-manieth time
     relaunch: int = 0
-
-
-class PlannedTurn(Struct, frozen=True, array_like=True):
-    """A place in a schedule, as it was planned."""
-
-    job: JobId
-    phase: str
-    once: bool = False
 
 
 class JobPlaced(JobFact, frozen=True, tag="job_placed"):

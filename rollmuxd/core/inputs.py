@@ -51,17 +51,11 @@ class PauseJob(Input, frozen=True):
 
 
 class ResumeJob(Input, frozen=True):
-    """Let a paused job resume."""
+    """Let a paused job resume; or take a quarantined one back into the queue of waiting jobs."""
 
     job: JobId
     by: str
-
-
-class ReinstateJob(Input, frozen=True):
-    """Take a quarantined job back into the queue of waiting jobs."""
-
-    job: JobId
-    by: str
+    quarantined: bool = False
 
 
 class OpenSession(Input, frozen=True):
@@ -273,18 +267,12 @@ class OrderLostContact(Input, frozen=True):
 
 
 class Launched(Input, frozen=True):
-    """A backend has started a job's process."""
+    """A backend has started a job's process; or not, or that is unknown: what came of it is ended before the next."""
 
     launch: LaunchId
-    pid: int
+    pid: int = 0
     started: str = ""
-
-
-class LaunchFailed(Input, frozen=True):
-    """A job's process was not started, or that is unknown: what came of it is ended before the next."""
-
-    launch: LaunchId
-    error: Cause
+    error: Cause | None = None
 
 
 class Tick(Input, frozen=True):

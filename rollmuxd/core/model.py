@@ -237,6 +237,14 @@ class Owner(Struct):
     at: Millis = 0
 
 
+class PlannedTurn(Struct, frozen=True, array_like=True):
+    """A place in a schedule, as it was planned."""
+
+    job: JobId
+    phase: str
+    once: bool = False
+
+
 class ScheduledTurn(Struct):
     """A place for one (job, phase) in a schedule. ``rotation`` counts how often it was passed, served or skipped."""
 
@@ -428,7 +436,7 @@ class JobMove(Struct):
     promised: bool = False
     period_ms: Millis | None = None
     #: the group's schedule once it has moved, where it stays in its group; else its turns are in the other's schedule
-    schedule: list[ScheduledTurn] | None = None
+    schedule: tuple[PlannedTurn, ...] | None = None
     #: the nodes that it leaves because they are drained
     off: tuple[NodeId, ...] = ()
 

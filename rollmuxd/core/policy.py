@@ -13,9 +13,8 @@ from msgspec import Struct
 
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, PoolName
-from rollmuxd.core.model import Dispatch, Job, JobStatus
+from rollmuxd.core.model import Dispatch, Job, JobStatus, PlannedTurn
 from rollmuxd.core.state import State
 
 #: versions of groups that are only thought of, each used once: what a policy keeps of one is used for no real group

@@ -39,7 +39,6 @@ _HANDLERS: dict[type, Callable[[Context, Any], Answer]] = {
     i.EndJob: jobs.end,
     i.PauseJob: jobs.pause,
     i.ResumeJob: jobs.resume,
-    i.ReinstateJob: jobs.reinstate,
     i.OpenSession: jobs.open_session,
     i.CloseSession: jobs.close_session,
     i.GiveBack: slots.give_back,
@@ -62,7 +61,6 @@ _HANDLERS: dict[type, Callable[[Context, Any], Answer]] = {
     i.HostUnreachable: hosts.host_unreachable,
     **dict.fromkeys((i.OrderDone, i.OrderFailed, i.OrderNotBegun, i.OrderLostContact), orders.order_reported),
     i.Launched: jobs.launched,
-    i.LaunchFailed: jobs.launch_failed,
     i.Stalled: hosts.stalled,
 }
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import solo_ms
-from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.ids import GroupId, Millis
-from rollmuxd.core.model import Job, JobStatus
+from rollmuxd.core.model import Job, JobStatus, PlannedTurn
 from rollmuxd.core.policy import Move, Placed, Refusal, Replan, Verdict
 from rollmuxd.core.state import State
 

@@ -22,10 +22,9 @@ from msgspec.structs import replace
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import moves_ms, phase_ms, rollouts_rest_ms, solo_ms
-from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.feasible import check, ram_mb_on, short_of_memory, short_of_ram, short_of_time
 from rollmuxd.core.ids import GroupId, HostId, JobId, Millis, NodeId, PoolName
-from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Node, NodeStatus
+from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Node, NodeStatus, PlannedTurn
 from rollmuxd.core.order import PROMISED_NOTHING, gives_way
 from rollmuxd.core.policy import Leg, Move, Placed, Refusal, Replan, Verdict
 from rollmuxd.core.shares import over_its_nodes

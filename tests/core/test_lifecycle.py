@@ -16,7 +16,7 @@ from rollmuxd.core.causes import Cause, said
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import HostSpec, NodeSpec
-from rollmuxd.core.model import JobStatus, NodeStatus, OrderKind, OrderStatus, SlotStatus, StateStatus
+from rollmuxd.core.model import JobStatus, NodeStatus, OrderKind, OrderStatus, PlannedTurn, SlotStatus, StateStatus
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State, state_key
 
@@ -113,7 +113,7 @@ def a_world() -> State:
         f.NodeUp(0, "n"),
         f.JobRegistered(0, "j1", "team", "ann", 1, spec),
         f.JobPlaced(
-            0, "j1", "g1", {"rollout": ("n",)}, (f.PlannedTurn("j1", "rollout"),), JobStatus.ADMITTED, "isolated"
+            0, "j1", "g1", {"rollout": ("n",)}, (PlannedTurn("j1", "rollout"),), JobStatus.ADMITTED, "isolated"
         ),
         f.SessionOpened(0, "e1", "j1", 1),
         f.SlotQueued(0, "s1", "j1", 1, "e1", "rollout", "r1"),
@@ -296,7 +296,7 @@ def test_every_fact_survives_the_journal(kind: type[f.Fact]) -> None:
         f.NodeLeft: f.NodeLeft(1, "j1", "n"),
         f.GuardChanged: f.GuardChanged(1, "j1", True, -5),
         f.TimesDrifted: f.TimesDrifted(1, "j1", {"p": 15}, {"p": 10}, {"p": 8}),
-        f.GroupReplanned: f.GroupReplanned(1, "g1", "j1", 30, (f.PlannedTurn("j1", "p"),), ("j1",), said("x")),
+        f.GroupReplanned: f.GroupReplanned(1, "g1", "j1", 30, (PlannedTurn("j1", "p"),), ("j1",), said("x")),
         f.SlotQueued: f.SlotQueued(1, "s1", "j1", 1, "e1", "p", "r", True, True),
         f.LoanEnded: f.LoanEnded(1, "s1", "j1", "n", 8, 5, "wanted"),
         f.TurnAdded: f.TurnAdded(1, "g1", "j1", "p"),

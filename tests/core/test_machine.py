@@ -24,7 +24,7 @@ load after its session was lost (no scheduler could prevent that; ``on_loss = ki
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -47,9 +47,8 @@ from rollmuxd.core.apply import apply
 from rollmuxd.core.causes import Cause, said
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.errors import Rejected
-from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.ids import Fence, GroupId
-from rollmuxd.core.model import Dispatch, Job, JobStatus, OrderKind
+from rollmuxd.core.model import Dispatch, Job, JobStatus, OrderKind, PlannedTurn
 from rollmuxd.core.policy import Move, Placed, Replan
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, LaunchSpec, Movable, OnLoss, Park, PhaseSpec, StateSpec, Want
@@ -88,6 +87,10 @@ DRIVERS = {
     "again": DriverTraits(idempotent=True, copies=True),
     "neither": DriverTraits(),
 }
+
+
+def reinstate(job: str, by: str) -> i.Input:
+    return i.ResumeJob(job, by, quarantined=True)
 
 
 class ChaosPolicy(RollMux):
@@ -434,7 +437,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             if (told.job, told.run) == self._run_of(told.name):
                 self._begins(Process(told.name, told.job, told.run, told.key, told.spec, pid=told.pid))
         if report in ("failed", "lost"):
-            self.give(i.LaunchFailed(launch, said("no such program")))
+            self.give(i.Launched(launch, error=said("no such program")))
         elif told.pid:
             self.give(i.Launched(launch, told.pid, "then"))
         if report == "done":
@@ -675,8 +678,8 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
 
     # ---- operators -----------------------------------------------------------------------------------------------
 
-    @rule(name=NAMES, what=st.sampled_from([i.PauseJob, i.ResumeJob, i.ResumeJob, i.ReinstateJob, i.EndJob]))
-    def operate(self, name: str, what: type) -> None:
+    @rule(name=NAMES, what=st.sampled_from([i.PauseJob, i.ResumeJob, i.ResumeJob, reinstate, i.EndJob]))
+    def operate(self, name: str, what: Callable[[str, str], i.Input]) -> None:
         process = self.world.processes.get(name)
         if process is not None:
             self.give(what(process.job, "ops"))
@@ -719,8 +722,8 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             return None
         first, second = places[which % len(places)]
         group = state.groups.get(first.group or second.group or "")
-        turns = [f.PlannedTurn(v.job, v.phase, v.once) for v in group.schedule if v.job != job.id] if group else []
-        turns += [f.PlannedTurn(job.id, phase.name) for phase in job.spec.phases]
+        turns = [PlannedTurn(v.job, v.phase, v.once) for v in group.schedule if v.job != job.id] if group else []
+        turns += [PlannedTurn(job.id, phase.name) for phase in job.spec.phases]
         placed = Placed(
             None if group is None else group.id, {"rollout": (first.id,), "train": (second.id,)}, tuple(turns),
             "packing", JobStatus.ADMITTED, job.promised, None, 0.0, self.policy.dispatch,

@@ -33,7 +33,7 @@ from rollmuxd.core.config import Config, DriverTraits, OwnerLimits
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.estimates import phase_ms, slowdown
 from rollmuxd.core.ids import Fence
-from rollmuxd.core.model import Dispatch, JobStatus, OrderKind, OrderStatus
+from rollmuxd.core.model import Dispatch, JobStatus, OrderKind, OrderStatus, PlannedTurn
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import (
@@ -601,7 +601,7 @@ class Play:
         return i.Launched(launch, int(pid), "then")
 
     def in_launchfail(self, launch: str, *why: str) -> i.Input:
-        return i.LaunchFailed(launch, said(" ".join(why) or "no such program"))
+        return i.Launched(launch, error=said(" ".join(why) or "no such program"))
 
     def in_detach(self, slot: str) -> i.Input:
         return i.DetachSlot(self._slot(slot))
@@ -640,7 +640,7 @@ class Play:
         return i.ResumeJob(self._job(name), "ann")
 
     def in_reinstate(self, name: str) -> i.Input:
-        return i.ReinstateJob(self._job(name), "ann")
+        return i.ResumeJob(self._job(name), "ann", quarantined=True)
 
     def in_drain(self, node: str, *words: str) -> i.Input:
         return i.DrainNode(node, "ops", "evict" in words)
@@ -663,11 +663,11 @@ class Play:
         job = state.jobs[self._job(name)]
         pins = {word.partition(":")[0]: tuple(word.partition(":")[2].split(",")) for word in words if ":" in word}
         known = state.groups.get(group)
-        turns = [f.PlannedTurn(v.job, v.phase, v.once) for v in known.schedule if v.job != job.id] if known else []
-        turns += [f.PlannedTurn(job.id, phase.name) for phase in job.spec.phases]
+        turns = [PlannedTurn(v.job, v.phase, v.once) for v in known.schedule if v.job != job.id] if known else []
+        turns += [PlannedTurn(job.id, phase.name) for phase in job.spec.phases]
         given = next((word.removeprefix("schedule=") for word in words if word.startswith("schedule=")), "")
         if given:
-            turns = [f.PlannedTurn(self._job(v.split(".")[0]), v.split(".")[1]) for v in given.split(",")]
+            turns = [PlannedTurn(self._job(v.split(".")[0]), v.split(".")[1]) for v in given.split(",")]
         placed = Placed(
             None if group == "new" else group, pins, tuple(turns), "packing", JobStatus.ADMITTED,
             job.spec.slo is not None, 20_000, 0.0, self.dispatch,

@@ -15,7 +15,7 @@ from simkit import swarm
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply import apply
 from rollmuxd.core.inputs import HostSpec, NodeSpec
-from rollmuxd.core.model import JobStatus
+from rollmuxd.core.model import JobStatus, PlannedTurn
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.usage.ledger import DailyUsage, UsageLedger
@@ -153,7 +153,7 @@ def test_what_is_held_is_what_the_state_says_is_held():
 def test_a_group_of_which_nobody_held_anything_is_charged_to_those_who_sat_there():
     spec = JobSpec("a", (PhaseSpec("rollout", ("rollout",)),), (Want("rollout"),))
     ledger = UsageLedger()
-    schedule = tuple(f.PlannedTurn(job, "rollout") for job in ("j1", "j2"))
+    schedule = tuple(PlannedTurn(job, "rollout") for job in ("j1", "j2"))
     for fact in (
         f.HostAdded(0, HostSpec("h", "mock", 1000)),
         f.NodeAdded(0, NodeSpec("h/n", "h", ("h/gpu0",), ("rollout",), price_per_gpu_hour=3.0)),

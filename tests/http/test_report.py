@@ -15,7 +15,7 @@ import pytest
 from rollmuxd.core import facts as f
 from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import HostSpec, NodeSpec
-from rollmuxd.core.model import JobStatus, OrderKind
+from rollmuxd.core.model import JobStatus, OrderKind, PlannedTurn
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon.usage.ledger import UsageLedger, as_csv
 
@@ -31,7 +31,7 @@ PINS = {"rollout": ("h/gpu0-1",), "train": ("h/gpu2-5",)}
 
 
 def schedule(*jobs):
-    return tuple(f.PlannedTurn(job, phase) for job in jobs for phase in ("rollout", "train"))
+    return tuple(PlannedTurn(job, phase) for job in jobs for phase in ("rollout", "train"))
 
 
 def queued(at, slot, job, phase, *, iteration=False):

@@ -203,7 +203,7 @@ async def test_rts_165_a_fault_is_tried_again_where_that_does_no_harm_and_can_be
         await world.hold("a")
 
         world.backend.faults.remove(always)
-        await world.driver.submit(i.ReinstateJob(world.job("b").id, "ann"))
+        await world.driver.submit(i.ResumeJob(world.job("b").id, "ann", quarantined=True))
         await world.wait_for(lambda: world.job("b").status in {"probing", "admitted"})
         await world.ask("b")
 

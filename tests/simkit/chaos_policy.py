@@ -10,9 +10,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from rollmuxd.core.causes import said
-from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
-from rollmuxd.core.model import Job, JobStatus
+from rollmuxd.core.model import Job, JobStatus, PlannedTurn
 from rollmuxd.core.policy import Move, Placed, Policy
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State

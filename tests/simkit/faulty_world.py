@@ -476,7 +476,7 @@ class FaultyWorld(World):
             self.report(i.Launched(launch, pid=1, started=launch))
         else:
             self._count("launches failed")
-            self.report(i.LaunchFailed(launch, said("no such file")))
+            self.report(i.Launched(launch, error=said("no such file")))
 
     def _hangs(self, process: Process) -> None:
         """It falls silent; after a while it is killed, or wakes up and knows of nothing."""
@@ -638,7 +638,7 @@ class FaultyWorld(World):
             stuck = status is JobStatus.QUARANTINED or (status is JobStatus.WAITING and bool(job.pins))
             looks = self._looked(process.name, stuck and (process.alive or job.spec.launch is not None))
             if looks == 1 and job.status is JobStatus.QUARANTINED:
-                self.call(process, i.ReinstateJob(process.name, by="operator"))
+                self.call(process, i.ResumeJob(process.name, by="operator", quarantined=True))
             elif looks == 3:  # nothing helps while its process holds GPUs that the daemon does not know of
                 self._killed(process)
         for node in list(state.nodes.values()):

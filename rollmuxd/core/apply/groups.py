@@ -1,9 +1,10 @@
 """Groups and their schedules."""
 
+from collections.abc import Iterable
+
 from rollmuxd.core import facts as f
-from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.ids import GroupId, JobId
-from rollmuxd.core.model import Group, Job, ScheduledTurn
+from rollmuxd.core.model import Group, Job, PlannedTurn, ScheduledTurn
 from rollmuxd.core.state import State
 
 
@@ -32,9 +33,7 @@ def leave_schedule(state: State, job: Job) -> None:
 def group_replanned(state: State, fact: f.GroupReplanned) -> None:
     group = state.groups[fact.group]
     if fact.schedule:
-        group.schedule = rewound(
-            group, [ScheduledTurn(job=it.job, phase=it.phase, once=it.once) for it in fact.schedule]
-        )
+        group.schedule = rewound(group, fact.schedule)
     group.version += 1
     for name in group.jobs:
         job = state.jobs[name]
@@ -64,7 +63,7 @@ def turn_skipped(state: State, fact: f.TurnSkipped) -> None:
     state.groups[fact.group].schedule[fact.turn].rotation += 1
 
 
-def merged(old: list[ScheduledTurn], planned: tuple[f.PlannedTurn, ...]) -> list[ScheduledTurn]:
+def merged(old: list[ScheduledTurn], planned: Iterable[PlannedTurn]) -> list[ScheduledTurn]:
     """The planned schedule: turns that were there before keep their rotation, and new ones join this one."""
     rotations: dict[tuple[JobId, str], list[int]] = {}
     for turn in old:
@@ -79,10 +78,9 @@ def merged(old: list[ScheduledTurn], planned: tuple[f.PlannedTurn, ...]) -> list
     return schedule
 
 
-def rewound(group: Group, planned: list[ScheduledTurn]) -> list[ScheduledTurn]:
+def rewound(group: Group, planned: Iterable[PlannedTurn]) -> list[ScheduledTurn]:
     """A group's schedule as it was planned a while ago: less the jobs that left, and with side phases that wait."""
-    turns = tuple(PlannedTurn(it.job, it.phase) for it in planned if it.job in group.jobs and not it.once)
-    schedule = merged(group.schedule, turns)
+    schedule = merged(group.schedule, (it for it in planned if it.job in group.jobs and not it.once))
     for once in [it for it in group.schedule if it.once]:
         rotation, index = min((it.rotation, at) for at, it in enumerate(schedule) if it.job == once.job)
         schedule.insert(index, ScheduledTurn(job=once.job, phase=once.phase, rotation=rotation, once=True))

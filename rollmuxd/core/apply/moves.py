@@ -18,7 +18,7 @@ def move_planned(state: State, fact: f.MovePlanned) -> None:
         group.id, fact.pins, fact.at, fact.why, fact.admission, fact.promised, fact.period_ms, off=fact.off
     )
     if group.id == job.group:
-        job.move.schedule = merged(group.schedule, fact.schedule)
+        job.move.schedule = fact.schedule
     else:
         group.coming.append(job.id)
         group.schedule = merged(group.schedule, fact.schedule)

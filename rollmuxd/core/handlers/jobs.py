@@ -87,16 +87,13 @@ def never_opened(c: Context, name: JobId) -> None:
 
 
 def launched(c: Context, told: i.Launched) -> Answer:
+    """A job's process was started. Where it could not be: as if it had died at once."""
     job = launched_for(c, told.launch)
-    if job is not None and job.launch is not None and not job.launch.pid:
+    if job is None or job.launch is None or job.launch.pid:
+        return NOTHING
+    if told.error is None:
         c.fact(f.ProcessStarted(c.now, job.id, told.launch, told.pid, told.started))
-    return NOTHING
-
-
-def launch_failed(c: Context, told: i.LaunchFailed) -> Answer:
-    """A job's process could not be started: as if it had died at once."""
-    job = launched_for(c, told.launch)
-    if job is not None and job.launch is not None and not job.launch.pid and not job.launch.over and job.live:
+    elif job.live and not job.launch.over:
         job_lost(c, job, Cause("launch_failed", {"host": job.launch.host}, told.error))
     return NOTHING
 
@@ -140,22 +137,15 @@ def pause(c: Context, ask: i.PauseJob) -> Answer:
 
 
 def resume(c: Context, ask: i.ResumeJob) -> Answer:
+    """A paused job goes on where it was; a quarantined one waits for a placement again."""
     job = c.state.job(ask.job)
-    if job.status in (JobStatus.WAITING, *PLACED):
+    if job.status in (JobStatus.WAITING, *PLACED) and not ask.quarantined:
         return Answer(job=job.id, repeated=True)
-    if job.status is not JobStatus.PAUSED:
-        raise Conflict(f"job {job.spec.name} is {job.status}, and only a paused job can be resumed")
+    if job.status is not (JobStatus.QUARANTINED if ask.quarantined else JobStatus.PAUSED):
+        can = "quarantined job can be reinstated" if ask.quarantined else "paused job can be resumed"
+        raise Conflict(f"job {job.spec.name} is {job.status}, and only a {can}")
     c.fact(f.JobResumed(c.now, job.id, ask.by))
-    return Answer(job=job.id)
-
-
-def reinstate(c: Context, ask: i.ReinstateJob) -> Answer:
-    """The way out of quarantine: it waits for a placement again."""
-    job = c.state.job(ask.job)
-    if job.status is not JobStatus.QUARANTINED:
-        raise Conflict(f"job {job.spec.name} is {job.status}, and only a quarantined job can be reinstated")
-    c.fact(f.JobResumed(c.now, job.id, ask.by))
-    if c.state.session_of(job) is None:
+    if ask.quarantined and c.state.session_of(job) is None:
         end_process(c, job, Cause("next_process"))
     return Answer(job=job.id)
 

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.config import Moves
 from rollmuxd.core.context import Context
-from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.feasible import short_of_memory
 from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
-from rollmuxd.core.model import Group, Job, JobStatus, Node, NodeStatus, nodes_in
+from rollmuxd.core.model import Group, Job, JobStatus, Node, NodeStatus, PlannedTurn, nodes_in
 from rollmuxd.core.policy import Move, Placed, trial_versions
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps.locality import limited_to_locality, place_elsewhere

@@ -32,7 +32,6 @@ from rollmuxd.core.inputs import (
     HostUnreachable,
     Input,
     Launched,
-    LaunchFailed,
     OrderDone,
     OrderFailed,
     OrderLostContact,
@@ -433,17 +432,17 @@ class Actuator:
     async def _launch(self, effect: Launch) -> None:
         """Start a job's process, and report once: also when it is not known, for then it is ended before the next."""
         try:
-            report: Launched | LaunchFailed | None = await self._started(effect)
+            report: Launched | None = await self._started(effect)
         except Exception as error:
             if not isinstance(error, NotDone | ContactLost | TimeoutError):
                 log.warning("backend_crashed", job=effect.job, exc_info=True)
-            report = LaunchFailed(effect.launch, _quoted(error))
+            report = Launched(effect.launch, error=_quoted(error))
         finally:
             del self._launching[effect.launch]
         if report is not None:
             self._post(report)
 
-    async def _started(self, effect: Launch) -> Launched | LaunchFailed | None:
+    async def _started(self, effect: Launch) -> Launched | None:
         state = self._state()
         job = state.jobs.get(effect.job)
         launch = None if job is None else job.launch
@@ -451,7 +450,7 @@ class Actuator:
             return None  # it is not wanted any more
         backend = self._backend_of(launch.host)
         if not isinstance(backend, StartsProcesses):
-            return LaunchFailed(effect.launch, Cause("no_launcher", {"host": launch.host}))
+            return Launched(effect.launch, error=Cause("no_launcher", {"host": launch.host}))
         nodes = [state.nodes[name] for name in dict.fromkeys(name for pinned in job.pins.values() for name in pinned)]
         ours = {
             "ROLLMUX_JOB": job.spec.name,

@@ -30,9 +30,8 @@ from msgspec.structs import replace
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import ahead_ms, credit_ms
-from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, PoolName
-from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Node
+from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Node, PlannedTurn
 from rollmuxd.core.order import PROMISED_NOTHING
 from rollmuxd.core.policy import Binding, Move, Placed, Replan
 from rollmuxd.core.spec import Movable

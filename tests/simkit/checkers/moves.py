@@ -5,6 +5,7 @@ from typing import ClassVar
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Moves
 from rollmuxd.core.ids import JobId, NodeId
+from rollmuxd.core.model import PlannedTurn
 from rollmuxd.core.spec import Movable
 from simkit.checkers.placements import Placements, merged
 from simkit.checkers.records import Going, Heeded, Member, Party, Stay, Turn
@@ -171,7 +172,7 @@ class Moving(Placements):
         if member.queued is not None:
             self.slots[member.queued].since = self.now
 
-    def _rewound(self, jobs: list[JobId], schedule: list[Turn], plan: tuple[f.PlannedTurn, ...]) -> list[Turn]:
+    def _rewound(self, jobs: list[JobId], schedule: list[Turn], plan: tuple[PlannedTurn, ...]) -> list[Turn]:
         made = merged(schedule, tuple(turn for turn in plan if turn.job in jobs and not turn.once))
         for once in [turn for turn in schedule if turn.once]:
             rotation, index = min((turn.rotation, at) for at, turn in enumerate(made) if turn.job == once.job)

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.ids import GroupId, HostId, JobId, NodeId, PoolName, SlotId
+from rollmuxd.core.model import PlannedTurn
 from rollmuxd.core.spec import JobSpec, PhaseSpec
 from rollmuxd.core.state import state_key
 from simkit.checkers.gpus import Gpus
@@ -290,7 +291,7 @@ def _phases(spec: JobSpec) -> tuple[PhaseSpec, ...]:
     return (*spec.side, *spec.phases)
 
 
-def merged(old: list[Turn], planned: tuple[f.PlannedTurn, ...]) -> list[Turn]:
+def merged(old: list[Turn], planned: tuple[PlannedTurn, ...]) -> list[Turn]:
     """A schedule into which a job has come: who was there stays in its rotation, a new job joins the present one."""
     known: dict[tuple[JobId, str], list[int]] = {}
     for turn in old:

@@ -5,12 +5,11 @@ from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 from msgspec import Struct, field
 
-from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import Fence, GpuId, GroupId, HostId, JobId, Millis, NodeId, OrderId, PoolName, SessionId, SlotId
-from rollmuxd.core.model import Dispatch, OrderKind
+from rollmuxd.core.model import Dispatch, OrderKind, PlannedTurn
 from rollmuxd.core.spec import JobSpec
 
 #: what is done on an input or a fact, by its kind
@@ -67,7 +66,7 @@ class Going(Struct):
     #: the input upon which it was planned
     upon: i.Input
     #: of its own group, once it has moved; None: its turns are in the other group's schedule already
-    schedule: tuple[f.PlannedTurn, ...] | None = None
+    schedule: tuple[PlannedTurn, ...] | None = None
     #: given up, it counts as a move; not one off a drained node that has not begun
     counts: bool = True
 

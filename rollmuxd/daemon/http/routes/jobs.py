@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType, structs
 
 from rollmuxd.core.errors import Conflict, Impossible, RunAlive
 from rollmuxd.core.ids import JobId, Millis
-from rollmuxd.core.inputs import EndJob, PauseJob, RegisterJob, ReinstateJob, ResumeJob
+from rollmuxd.core.inputs import EndJob, PauseJob, RegisterJob, ResumeJob
 from rollmuxd.core.model import Job, JobStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import (
@@ -167,7 +167,7 @@ async def resume_job(call: Call, job: str) -> JobView:
 @routes.post("/v1/jobs/{job}/reinstate", problems=(404, 409))
 async def reinstate_job(call: Call, job: str) -> JobView:
     """Take a quarantined job back among those that wait for a placement."""
-    return await _tell(call, ReinstateJob(job=await _mine(call, job), by=call.caller.name), always=True)
+    return await _tell(call, ResumeJob(await _mine(call, job), call.caller.name, quarantined=True), always=True)
 
 
 @routes.delete("/v1/jobs/{job}", problems=(*BODY, 404, 409))
@@ -215,9 +215,7 @@ async def _mine(call: Call, ref: str) -> JobId:
     return (await call.act_on(find_job, ref)).id
 
 
-async def _tell(
-    call: Call, given: PauseJob | ResumeJob | ReinstateJob | EndJob, reason: str = "", *, always: bool = False
-) -> JobView:
+async def _tell(call: Call, given: PauseJob | ResumeJob | EndJob, reason: str = "", *, always: bool = False) -> JobView:
     """Tell the core. What is done to another's job is written down; ``always``: to one's own too."""
     tell = call.operate if always else call.submit
     await tell(given, given.job, status_of_job, reason=reason)
