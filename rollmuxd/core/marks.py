@@ -164,11 +164,6 @@ def _its_hosts_if_it_leaves(dirty: Dirty, state: State, fact: Any) -> None:
         _its_hosts(dirty, state, fact)
 
 
-def _watch_its_nodes(dirty: Dirty, state: State, fact: Any) -> None:
-    """Something on the nodes that the job has is to come clean in a while."""
-    dirty.watched.update(dict.fromkeys(nodes_in(_job_of(state, fact).pins)))
-
-
 def _node(dirty: Dirty, state: State, fact: Any) -> None:
     """The node, and its group."""
     node = _node_of(state, fact)
@@ -179,11 +174,6 @@ def _node(dirty: Dirty, state: State, fact: Any) -> None:
 def _host(dirty: Dirty, state: State, fact: Any) -> None:
     """Something on the node is to come clean now."""
     dirty.hosts[_node_of(state, fact).host] = None
-
-
-def _watch(dirty: Dirty, state: State, fact: Any) -> None:
-    """Something on the node is to come clean in a while."""
-    dirty.watched[_node_of(state, fact).id] = None
 
 
 def _group(dirty: Dirty, state: State, fact: Any) -> None:
@@ -220,11 +210,11 @@ _NODE_AND_ROOM: Final = (_node, _room, _places)
 #: what is to be looked at after a fact; said before it is applied
 MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
     **dict.fromkeys((f.SlotQueued, f.SlotWithdrawn, f.SlotReleased), (_job,)),
-    f.SlotShrunk: (_job, _watch_its_nodes),
+    f.SlotShrunk: (_job, _its_hosts),
     f.SlotTakenAway: (_job, _its_hosts),
     f.SlotOver: (_job, _its_nodes),
     f.OrderEnded: (_job, _node, _its_hosts_if_it_leaves),
-    f.OrderContactLost: (_job, _node, _its_hosts_if_it_leaves, _watch),
+    f.OrderContactLost: (_job, _node, _its_hosts_if_it_leaves, _host),
     f.OrderFaulted: (_job, _node, _its_hosts_if_it_leaves, _host),
     f.StateUnknown: (_job, _node, _host),
     f.StateObserved: (_job, _node, _room),
@@ -232,7 +222,7 @@ MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
     f.GpusVerifiedClean: (_node,),
     f.GpusNotClean: (_host,),
     f.LoanEnded: (_node,),
-    f.NodeDraining: (*_NODE_AND_ROOM, _watch),
+    f.NodeDraining: (*_NODE_AND_ROOM, _host),
     **dict.fromkeys((f.NodeUp, f.NodeOccupied, f.NodeLost, f.NodeQuarantined), _NODE_AND_ROOM),
     **dict.fromkeys((f.NodeDrained, f.NodeAdded, f.NodeRemoved, f.HostAdded, f.HostEndObserved), (_room, _places)),
     f.NodeLeft: (*_NODE_AND_ROOM, _job),
