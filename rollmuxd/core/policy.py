@@ -34,18 +34,13 @@ class Leg(Struct, frozen=True):
     phase: int = 0
 
 
-class Link(Struct, frozen=True):
-    """A leg of the cycle that a period hangs on, and what it waits for: the leg before it there."""
-
-    leg: Leg
-    #: the node that the leg before had; None: it was the same job's
-    node: NodeId | None
-
-
 class Binding(Struct, frozen=True):
-    """Why a schedule is not faster: legs, each waiting for the one before, that go round once in so many rotations."""
+    """Why a schedule is not faster: legs, each waiting for the one before, that go round once in so many rotations.
 
-    links: tuple[Link, ...]
+    It waits for it on a node of both, or as the same job's.
+    """
+
+    legs: tuple[Leg, ...]
     rotations: int
     #: all of it, gaps included: the period is this by the rotations, rounded up
     took_ms: Millis
@@ -82,14 +77,6 @@ class Refusal(Struct, frozen=True):
     def text(self) -> str:
         """All reasons in one line."""
         return "; ".join(reason.text for reason in self.reasons)
-
-
-class Verdict(Struct, frozen=True):
-    """What is found of a probed job once its times are known."""
-
-    promised: bool
-    #: of its group, as in :class:`Placed`
-    period_ms: Millis | None
 
 
 class Replan(Struct, frozen=True):
@@ -132,8 +119,10 @@ class Policy(Protocol):
         """Why :meth:`place` found nothing. May take its time: it is asked for people."""
         ...
 
-    def judge(self, state: State, job: Job) -> Verdict:
-        """Whether a placed job's SLO, and every other member's, holds with the times that are known by now."""
+    def judge(self, state: State, job: Job) -> Replan:
+        """The group of a placed job, as :meth:`replan` finds it as it stands: the job is at risk if its SLO, with the
+        times that are known by now, does not hold.
+        """
         ...
 
     def replan(self, state: State, group: GroupId) -> Replan:

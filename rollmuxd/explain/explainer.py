@@ -302,8 +302,8 @@ class Explainer:
         if found is None or len(group.jobs) < 2:
             return []
         legs = [
-            f"{self._c.state.jobs[link.leg.job].spec.name} on {', '.join(link.leg.nodes)} ({_s(link.leg.busy_ms)} s)"
-            for link in found.links
+            f"{self._c.state.jobs[leg.job].spec.name} on {', '.join(leg.nodes)} ({_s(leg.busy_ms)} s)"
+            for leg in found.legs
         ]
         rotations = "" if found.rotations == 1 else f", {_s(found.took_ms)} s in {found.rotations} rotations"
         return [f"It takes no less, as each of these waits for the one before: {', then '.join(legs)}{rotations}."]

@@ -11,7 +11,7 @@ from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.ids import GroupId, Millis
 from rollmuxd.core.model import Job, JobStatus, PlannedTurn
-from rollmuxd.core.policy import Move, Placed, Refusal, Replan, Verdict
+from rollmuxd.core.policy import Move, Placed, Refusal, Replan
 from rollmuxd.core.state import State
 
 
@@ -42,10 +42,10 @@ class Watch:
         text = "this daemon only watches (mode observe), and starts no processes; start it yourself, without launch"
         return Refusal((Reason("observing", text),))
 
-    def judge(self, state: State, job: Job) -> Verdict:
+    def judge(self, state: State, job: Job) -> Replan:
         """Nothing is promised to a job that is only watched."""
         del state
-        return Verdict(promised=False, period_ms=solo_ms(job))
+        return Replan(solo_ms(job), (job.id,))
 
     def replan(self, state: State, group: GroupId) -> Replan:
         """No job is promised anything."""

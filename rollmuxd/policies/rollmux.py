@@ -26,7 +26,7 @@ from rollmuxd.core.feasible import check, ram_mb_on, short_of_memory, short_of_r
 from rollmuxd.core.ids import GroupId, HostId, JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Node, NodeStatus, PlannedTurn
 from rollmuxd.core.order import PROMISED_NOTHING, gives_way
-from rollmuxd.core.policy import Leg, Move, Placed, Refusal, Replan, Verdict
+from rollmuxd.core.policy import Leg, Move, Placed, Refusal, Replan
 from rollmuxd.core.shares import over_its_nodes
 from rollmuxd.core.spec import Park, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
@@ -167,18 +167,18 @@ class RollMux:
         reasons += self._why_not_alone(state, job, suggestions)
         return Refusal(tuple(reasons), tuple(suggestions))
 
-    def judge(self, state: State, job: Job) -> Verdict:
+    def judge(self, state: State, job: Job) -> Replan:
         """Whether the group as it stands keeps every promise, this job's included."""
         solo = solo_ms(job)
         if job.group is None or solo is None:
-            return Verdict(promised=False, period_ms=None)
+            return Replan(None, (job.id,))
         summary = self._summary(state, state.groups[job.group], fresh=True)
         if summary.unknown:
-            return Verdict(promised=False, period_ms=None)
+            return Replan(None, (job.id,))
         period = self._period_ms(summary.legs)
         rate, bound = summary.rates.get(job.id, 1), self.bound_ms(job)
         promised = bound is not None and self._promised_ms(state, summary, period, job.id) <= rate * bound
-        return Verdict(promised=promised, period_ms=period)
+        return Replan(period, () if promised else (job.id,))
 
     def _promised_ms(self, state: State, summary: Summary, period: Millis, job: JobId = "") -> Millis:
         """What a rotation takes for those that were promised something, and for this job.

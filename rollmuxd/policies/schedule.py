@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from rollmuxd.core.ids import JobId, Millis, NodeId
-from rollmuxd.core.policy import Binding, Leg, Link
+from rollmuxd.core.policy import Binding, Leg
 
 #: a leg in numbers: its job's place among the clocks, its nodes' places, how long it is busy, its gap before
 Step: TypeAlias = tuple[int, tuple[int, ...], Millis, Millis]
@@ -248,7 +248,7 @@ def binding(schedule: Sequence[Leg]) -> Binding | None:
     last = -1
     for _ in range(len(schedule) + 1):  # Bellman and Ford: with one millisecond less than the period, some cycle grows
         last = -1
-        for number, (before, leg, rotations, took, _) in enumerate(waits):
+        for number, (before, leg, rotations, took) in enumerate(waits):
             at = late[before] + took - rotations * (period - 1)
             if at > late[leg]:
                 late[leg], by[leg], last = at, number, leg
@@ -260,28 +260,26 @@ def binding(schedule: Sequence[Leg]) -> Binding | None:
         round_.append(by[waits[round_[-1]][0]])
     found = [waits[number] for number in reversed(round_)]
     return Binding(
-        links=tuple(Link(schedule[leg], node) for _, leg, _, _, node in found),
-        rotations=sum(rotations for _, _, rotations, _, _ in found),
-        took_ms=sum(took for _, _, _, took, _ in found),
+        legs=tuple(schedule[leg] for _, leg, _, _ in found),
+        rotations=sum(rotations for _, _, rotations, _ in found),
+        took_ms=sum(took for _, _, _, took in found),
     )
 
 
-def _waits(schedule: Sequence[Leg]) -> list[tuple[int, int, int, Millis, NodeId | None]]:
-    """What waits for what: (leg before, leg, 1 if that was in the rotation before, from end to end, the node or
-    None).
-    """
+def _waits(schedule: Sequence[Leg]) -> list[tuple[int, int, int, Millis]]:
+    """What waits for what: (leg before, leg, 1 if that was in the rotation before, from end to end)."""
     last_of: dict[JobId, int] = {}
     last_on: dict[NodeId, int] = {}
     for index, leg in enumerate(schedule):
         last_of[leg.job] = index
         last_on.update(dict.fromkeys(leg.nodes, index))
-    waits: list[tuple[int, int, int, Millis, NodeId | None]] = []
+    waits: list[tuple[int, int, int, Millis]] = []
     for index, leg in enumerate(schedule):
         before = last_of[leg.job]
-        waits.append((before, index, int(before >= index), leg.gap_ms + leg.busy_ms, None))
+        waits.append((before, index, int(before >= index), leg.gap_ms + leg.busy_ms))
         last_of[leg.job] = index
         for node in leg.nodes:
             before = last_on[node]
-            waits.append((before, index, int(before >= index), leg.busy_ms, node))
+            waits.append((before, index, int(before >= index), leg.busy_ms))
             last_on[node] = index
     return waits

@@ -103,11 +103,12 @@ def judge(c: Context, job: Job) -> None:
     """A probed job has been measured: it gets its promise, or what it chose for the case."""
     if solo_ms(job) is None:
         return
-    verdict = c.policy.judge(c.state, job)
-    if verdict.period_ms is None and job.spec.slo is not None:
+    found = c.policy.judge(c.state, job)
+    promised = job.spec.slo is not None and job.id not in found.at_risk
+    if found.period_ms is None and job.spec.slo is not None:
         return  # another member's times are not known yet: the next iteration tells more
-    if job.spec.slo is None or verdict.promised or job.spec.if_unmet is IfUnmet.BEST_EFFORT:
-        c.fact(f.JobPromised(c.now, job.id, verdict.promised, verdict.period_ms, unstated_ms(job)))
+    if job.spec.slo is None or promised or job.spec.if_unmet is IfUnmet.BEST_EFFORT:
+        c.fact(f.JobPromised(c.now, job.id, promised, found.period_ms, unstated_ms(job)))
     elif job.spec.if_unmet is IfUnmet.END:
         end_now(c, job, reason=Cause("slo_not_kept", {"slo": job.spec.slo}), by="if_unmet")
     else:
