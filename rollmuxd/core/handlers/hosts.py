@@ -118,7 +118,7 @@ def start(c: Context, given: i.Start) -> Answer:
     unsure = {job.id for job in c.state.jobs.values() if may_run_still(job)}
     if given.lost:
         disown(c, Cause("journal_lost", cause=given.lost))
-    for order in [c.state.orders[name] for name in before if name in c.state.orders]:
+    for order in filter(None, map(c.state.orders.get, before)):  # what is recorded of one may settle the next
         traits = c.traits(order.driver)
         issued = order.status is OrderStatus.ISSUED
         if issued and order.crashes >= CRASHES_TO_SUSPECT:
