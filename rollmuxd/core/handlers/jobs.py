@@ -137,7 +137,7 @@ def pause(c: Context, ask: i.PauseJob) -> Answer:
 
 
 def resume(c: Context, ask: i.ResumeJob) -> Answer:
-    """A paused job goes on where it was; a quarantined one waits for a placement again."""
+    """A paused job stays where it was; a quarantined one waits for a placement again."""
     job = c.state.job(ask.job)
     if job.status in (JobStatus.WAITING, *PLACED) and not ask.quarantined:
         return Answer(job=job.id, repeated=True)
