@@ -120,7 +120,7 @@ class Policy(Protocol):
         ...
 
     def judge(self, state: State, job: Job) -> Replan:
-        """The group of a placed job as it stands. The job is at risk if its SLO does not hold with the times known now."""
+        """The group of a placed job as it stands. It is at risk if its SLO does not hold with the times known now."""
         ...
 
     def replan(self, state: State, group: GroupId) -> Replan:
