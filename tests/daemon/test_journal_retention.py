@@ -153,7 +153,8 @@ def plainly(cluster, since, until):
     for fact in cluster.facts:
         if not ledger.see(fact):
             break
-    return ledger.report(by="job", now=cluster.now)
+    usage, end = ledger.close(cluster.now)
+    return usage.view(ledger.since, end)
 
 
 def same(one, other):

@@ -66,7 +66,8 @@ class Told:
         ledger = UsageLedger(since=since or 0)
         for fact in self.facts[: self.durable]:
             ledger.see(fact)
-        return ledger.report(now=self.now)
+        usage, end = ledger.close(self.now)
+        return usage.view(ledger.since, end)
 
 
 def same(one, other):

@@ -164,6 +164,7 @@ def test_a_group_of_which_nobody_held_anything_is_charged_to_those_who_sat_there
         f.JobPlaced(3_600_000, "j2", "g1", {"rollout": ("h/n",)}, schedule, JobStatus.ADMITTED, "packing"),
     ):
         ledger.see(fact)
-    report = ledger.report(now=2 * 3_600_000)
+    usage, end = ledger.close(2 * 3_600_000)
+    report = usage.view(ledger.since, end)
     assert [row.gpu_hours_charged for row in report.work] == [1.5, 0.5]
     assert report.bill.gpu_hours_unallocated == 0

@@ -101,7 +101,8 @@ def report(*, by="job", owner=None, since=0, until=120):
     for fact in the_facts():
         if not ledger.see(fact):
             break
-    return ledger.report(by=by, owner=owner)
+    usage, end = ledger.close()
+    return usage.view(ledger.since, end, by=by, owner=owner)
 
 
 def test_held_used_iterations_and_slowdown_of_each_job():
@@ -192,7 +193,8 @@ def test_a_node_in_two_pools_is_counted_once():
     node = NodeSpec("h/gpu0-1", "h", R, ("rollout", "train"))
     for fact in (f.HostAdded(0, HostSpec("h", "mock", 0)), f.NodeAdded(0, node), f.NodeUp(60 * MINUTE, "h/gpu0-1")):
         ledger.see(fact)
-    assert [(row.pool, row.gpu_hours_capacity) for row in ledger.report().pools] == [("rollout+train", 2.0)]
+    usage, end = ledger.close()
+    assert [(row.pool, row.gpu_hours_capacity) for row in usage.view(0, end).pools] == [("rollout+train", 2.0)]
 
 
 def test_csv_has_a_line_per_row_and_starts_no_formula():

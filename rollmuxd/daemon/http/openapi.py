@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Any, Final, Union, get_args, get_origin
+from types import UnionType
+from typing import Any, Final, get_args
 
 import msgspec
 from msgspec import Struct
@@ -22,11 +23,9 @@ def describe(endpoints: Iterable[Endpoint], version: str) -> bytes:
     shapes = _shapes(endpoints)
     refs, components = msgspec.json.schema_components(shapes, ref_template=_REF)
     by_shape = dict(zip(shapes, refs, strict=True))
-    queries = {endpoint.query for endpoint in endpoints if endpoint.query is not None}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.format_path, {})[endpoint.method.lower()] = _operation(endpoint, by_shape)
-    hidden = {query.__name__ for query in queries}
     document = {
         "openapi": "3.1.0",
         "info": {
@@ -36,7 +35,7 @@ def describe(endpoints: Iterable[Endpoint], version: str) -> bytes:
         },
         "paths": paths,
         "components": {
-            "schemas": {name: schema for name, schema in components.items() if name not in hidden},
+            "schemas": components,
             "securitySchemes": {
                 "key": {
                     "type": "http",
@@ -61,11 +60,8 @@ def _shapes(endpoints: Iterable[Endpoint]) -> list[Any]:
 
 def _json_answer(endpoint: Endpoint) -> Any:
     """What the route answers as JSON, if it does."""
-    if endpoint.answer is Plain:
-        return None
-    if get_origin(endpoint.answer) in (Union, type(int | str)):
-        return next(part for part in get_args(endpoint.answer) if part is not Plain)
-    return endpoint.answer
+    parts = get_args(endpoint.answer) if isinstance(endpoint.answer, UnionType) else (endpoint.answer,)
+    return next((part for part in parts if part is not Plain), None)
 
 
 def _operation(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
@@ -108,7 +104,7 @@ def _query_parameters(query: type[Struct]) -> list[dict[str, Any]]:
             "name": name,
             "in": "query",
             "required": name in required,
-            "schema": _without_null(_inlined(schema, components)),
+            "schema": _inlined(schema, components),
         }
         for name, schema in shape["properties"].items()
     ]
@@ -118,17 +114,6 @@ def _inlined(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, An
     """An enum's schema in place of the reference to it."""
     name = schema.get("$ref", "").rpartition("/")[2]
     return {**components[name], **{key: value for key, value in schema.items() if key != "$ref"}} if name else schema
-
-
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query cannot say null; it leaves the parameter out."""
-    schema = {key: value for key, value in schema.items() if not (key == "default" and value is None)}
-    choices = [choice for choice in schema.get("anyOf", []) if choice != {"type": "null"}]
-    if len(choices) == 1:
-        schema = {**{key: value for key, value in schema.items() if key != "anyOf"}, **choices[0]}
-    if "enum" in schema:
-        schema["enum"] = [value for value in schema["enum"] if value is not None]
-    return schema
 
 
 def _responses(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:

@@ -129,7 +129,9 @@ class LiveUsage:
             except BaseException:  # half of a fact may be booked
                 self._ledger = None
                 raise
-            return ledger.close(now)[0].copy()
+            usage = DailyUsage()  # one that stays as it is
+            usage.add(ledger.close(now)[0])
+            return usage
 
     async def _booked(self, now: Millis, durable: int, pause_s: float) -> UsageLedger:
         ledger = self._ledger or await self._begun(now // DAY)

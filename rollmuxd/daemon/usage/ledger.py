@@ -7,7 +7,8 @@ up by its time. Usable offline, on any list of facts::
     ledger = UsageLedger(since=0, until=None)
     for fact in facts:
         ledger.see(fact)
-    report = ledger.report(by="job")
+    usage, until = ledger.close()
+    report = usage.view(0, until, by="job")
 
 Usage adds up: that of spans that follow each other is, added, that of the whole. So a daemon closes it once for
 each day (UTC), keeps that, and deletes the day's facts when they are old (:mod:`rollmuxd.daemon.usage.daily`).
@@ -145,12 +146,6 @@ class DailyUsage:
         for group, shared in later.groups.items():
             self.groups.setdefault(group, _Shared()).add(shared)
         self.unreadable += later.unreadable
-
-    def copy(self) -> "DailyUsage":
-        """A copy that stays as it is."""
-        copied = DailyUsage()
-        copied.add(self)
-        return copied
 
     def without_zeros(self) -> "DailyUsage":
         """The same, less the jobs that nothing was booked for."""
@@ -478,11 +473,6 @@ class UsageLedger:
             self._switched(order, end)
         self._closed = max(self._closed, end)
         return self._usage, end
-
-    def report(self, *, by: str = "job", owner: str | None = None, now: Millis | None = None) -> ReportView:
-        """Close the usage, and show it; ``owner``: only theirs. See :meth:`close`."""
-        usage, end = self.close(now)
-        return usage.view(self.since, end, by=by, owner=owner)
 
 
 def _pool_row(name: str, pool: _Pool) -> PoolRow:
