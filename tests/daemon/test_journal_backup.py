@@ -99,9 +99,12 @@ async def test_a_journal_in_use_can_be_checked(tmp_path):
         ("INSERT INTO usage VALUES (20001, x'00')", "the usage of 2024-10-05 is damaged"),
         ("INSERT INTO facts VALUES (0, 1, 'audited', '{}', 1)", "fact 0 of the audit trail is damaged"),
         ("DROP TABLE facts", "no such table"),
-        ("DELETE FROM meta", "does not say its"),
+        ("DELETE FROM meta", "Object missing required field `id`"),
         ("INSERT INTO meta VALUES ('left_alone', '{]')", "it cannot be read (JSON is malformed"),
-        ("UPDATE meta SET value = '[7]' WHERE name = 'lost'", "it cannot be read (Expected `array` of length 2"),
+        (
+            "INSERT INTO meta VALUES ('lost', '[7]')",
+            "it cannot be read (Expected `array` of length 2, got 1 - at `$.lost`)",
+        ),
     ],
 )
 async def test_what_is_wrong_is_found_and_said(tmp_path, damage, named):

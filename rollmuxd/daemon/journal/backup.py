@@ -108,14 +108,12 @@ def check(path: Path, mark: Mark | None = None) -> Checked:
 
 
 def _look(connection: sqlite3.Connection, path: Path, found: Checked) -> None:
-    cut = journal_file.cut_of(connection)
+    cut = journal_file.notes(connection).cut
     for seq, _, shape, body in journal_file.states(connection):
         if body is not None and shape == journal_file.shape():
             found.snapshots += 1
         else:
             found.notes.append(f"a snapshot of fact {seq} is damaged, or another version's, and is not used")
-    journal_file.lost_of(connection)  # a start reads these, too
-    journal_file.left_alone_of(connection)
     found.wrong += islice(_damaged_beside(connection, cut), MOST_DAMAGED)
     begin, base = journal_file.state_of(connection, path, cut)
     state = State() if base is None else msgspec.json.decode(base, type=State)
@@ -264,7 +262,8 @@ def _carry_over(path: Path, connection: sqlite3.Connection) -> tuple[bool, int]:
     try:
         with closing(connect(path, readonly=True)) as there:
             rows = there.execute("SELECT * FROM keys WHERE revoked_at IS NOT NULL").fetchall()
-            before = max(before, int(journal_file.get_meta(there, "incarnation")))
+            numbers = there.execute("SELECT value FROM meta WHERE name = 'incarnation'")
+            before = max([before, *(int(number) for (number,) in numbers)])
     except (sqlite3.Error, ValueError):
         return False, before
     connection.executemany(

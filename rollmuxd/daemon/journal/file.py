@@ -20,8 +20,9 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple, final
+from typing import Annotated, Final, NamedTuple, final
 from zlib import Z_BEST_SPEED, compress, crc32, decompress
 
 import msgspec
@@ -221,19 +222,6 @@ def lock(state_dir: Path) -> int:
 # ---- words, incarnations, and the mark -------------------------------------------------------------------------------
 
 
-def get_meta(connection: sqlite3.Connection, name: str, default: str | None = None) -> str:
-    """A word that the journal keeps beside the facts. Raises ValueError where it has none, and has to."""
-    found = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone() or (default,)
-    if found[0] is None:
-        raise ValueError(f"it does not say its {name}")
-    return str(found[0])
-
-
-def set_meta(connection: sqlite3.Connection, name: str, value: str) -> None:
-    """Keep it."""
-    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
-
-
 class Lost(NamedTuple):
     """Why the journal does not say what jobs did last, and of which incarnation on that is known; None: it does.
 
@@ -244,14 +232,30 @@ class Lost(NamedTuple):
     why: Cause | None
 
 
-def lost_of(connection: sqlite3.Connection) -> Lost:
-    """What the journal says of it. Raises ValueError."""
-    return msgspec.json.decode(get_meta(connection, "lost", "[0,null]"), type=Lost)
+class Notes(msgspec.Struct, frozen=True):
+    """What the journal keeps beside the facts."""
+
+    id: str
+    incarnation: int
+    #: the number of the last fact that was left out by compaction, as far as SQLite counts; 0: all are there
+    cut: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
+    lost: Lost = Lost(0, None)
+    #: optical switches that an operator leaves alone, and why
+    left_alone: dict[str, str] = {}
 
 
-def left_alone_of(connection: sqlite3.Connection) -> dict[str, str]:
-    """Optical switches that an operator leaves alone, and why. Raises ValueError."""
-    return msgspec.json.decode(get_meta(connection, "left_alone", "{}"), type=dict[str, str])
+def notes(connection: sqlite3.Connection) -> Notes:
+    """Read them. Raises ValueError."""
+    kept = dict(connection.execute("SELECT name, value FROM meta"))
+    for name in kept.keys() & {"lost", "left_alone"}:
+        kept[name] = msgspec.json.decode(str(kept[name]))
+    return msgspec.convert(kept, Notes, strict=False)
+
+
+def note(connection: sqlite3.Connection, **values: str) -> None:
+    """Keep notes, in one commit."""
+    places = ",".join(["(?,?)"] * len(values))
+    connection.execute(f"INSERT OR REPLACE INTO meta VALUES {places}", [*chain(*values.items())])  # noqa: S608  # question marks
 
 
 class Mark(NamedTuple):
@@ -286,8 +290,14 @@ def read_mark(path: Path) -> Mark | None:
 
 
 def mark_now(connection: sqlite3.Connection) -> Mark:
-    """The mark that a journal should have."""
-    return Mark(get_meta(connection, "id"), last_of(connection), int(get_meta(connection, "incarnation")))
+    """The mark that a journal should have. Raises ValueError if it ends before a snapshot, or does not say its id."""
+    noted = notes(connection)
+    last: int = connection.execute("SELECT coalesce(max(seq), 0) FROM facts").fetchone()[0]
+    newest: int = connection.execute("SELECT coalesce(max(seq), 0) FROM snapshots").fetchone()[0]
+    last = max(last, noted.cut)
+    if newest > last:
+        raise ValueError(f"there is a snapshot of fact {newest}, and the last fact is {last}")
+    return Mark(noted.id, last, noted.incarnation)
 
 
 def why_lost(now: Mark, mark: Mark | None) -> Cause | None:
@@ -311,8 +321,8 @@ def begin_incarnation(connection: sqlite3.Connection, before: int, why: Cause | 
     """
     now = mark_now(connection)
     number = max(int(time.time()), now.incarnation + 1, before + 1)
-    lost = msgspec.json.encode(lost_of(connection) if why is None else Lost(number, why)).decode()
-    connection.execute("INSERT OR REPLACE INTO meta VALUES ('incarnation', ?), ('lost', ?)", (str(number), lost))
+    lost = {} if why is None else {"lost": msgspec.json.encode(Lost(number, why)).decode()}
+    note(connection, incarnation=str(number), **lost)
     return now._replace(incarnation=number)
 
 
@@ -367,31 +377,13 @@ def states(
         yield seq, day, of_shape, decompress(whole) if whole and whole.startswith(_PACKED) else whole
 
 
-def cut_of(connection: sqlite3.Connection) -> int:
-    """The number of the last fact that was left out by compaction; 0: all are there."""
-    cut = int(get_meta(connection, "cut", "0"))
-    if cut >= 1 << 63:  # SQLite counts no further, and would raise what no caller expects of it
-        raise ValueError(f"no journal has {cut} facts")
-    return cut
-
-
-def last_of(connection: sqlite3.Connection) -> int:
-    """The number of the last fact. Raises ValueError if the journal ends before a snapshot."""
-    last: int = connection.execute("SELECT coalesce(max(seq), 0) FROM facts").fetchone()[0]
-    newest: int = connection.execute("SELECT coalesce(max(seq), 0) FROM snapshots").fetchone()[0]
-    last = max(last, cut_of(connection))
-    if newest > last:
-        raise ValueError(f"there is a snapshot of fact {newest}, and the last fact is {last}")
-    return last
-
-
 def state_of(connection: sqlite3.Connection, path: Path, until: int) -> tuple[int, bytes | None]:
     """The newest state up to fact ``until`` that can be used, and its last fact; None: the empty one, before all facts.
 
     Raises:
         JournalDamaged: there is no such state, and not all facts are there.
     """
-    cut = cut_of(connection)
+    cut = notes(connection).cut
     for seq, _, of_shape, body in states(connection, "WHERE seq <= ?", until):
         if body is None:
             log.warning("snapshot_damaged", seq=seq, reason="its checksum does not fit; an older one or the facts do")

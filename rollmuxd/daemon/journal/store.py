@@ -23,6 +23,7 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
@@ -113,6 +114,7 @@ class Journal:
         self._reader = file.connect(path, readonly=True)
         #: ``_last``: the number of the last durable fact; the writer thread's
         self.id, self._last, self.incarnation = file.mark_now(self._writer)
+        noted = file.notes(self._writer)
         #: the time of the last fact when the journal was opened; 0: there is none
         self.last_at: Millis = self._writer.execute(
             "SELECT coalesce(max(at), 0) FROM facts WHERE seq = (SELECT max(seq) FROM facts)"
@@ -120,14 +122,14 @@ class Journal:
         self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
         self._reader_thread = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
         #: why facts are lost, and of which incarnation on that is known
-        self.lost = file.lost_of(self._writer)
+        self.lost = noted.lost
         #: optical switches that an operator leaves alone, and why, when the journal was opened
-        self.left_alone = file.left_alone_of(self._writer)
+        self.left_alone = noted.left_alone
         #: for how long no daemon used the journal before this one, to :data:`~rollmuxd.daemon.writer.LOOK_AFTER_S`
         self.away_ms = away_ms
         self._mark = os.open(file.mark_of(path), os.O_WRONLY)
         #: the first fact that is there; those before it were compacted away
-        self.first = file.cut_of(self._writer) + 1
+        self.first = noted.cut + 1
         #: the reserve is spent: what makes more work has to be refused
         self.tight = False
         self._make_reserve()
@@ -235,9 +237,9 @@ class Journal:
         """Keep why an operator leaves an optical switch alone; an empty reason: it is left alone no longer."""
 
         def write(connection: sqlite3.Connection) -> None:
-            noted = file.left_alone_of(connection) | {switch: reason}
+            noted = file.notes(connection).left_alone | {switch: reason}
             noted = {name: why for name, why in noted.items() if why}
-            file.set_meta(connection, "left_alone", json.encode(noted).decode())
+            file.note(connection, left_alone=json.encode(noted).decode())
 
         await self.operate(write)
 
@@ -263,7 +265,7 @@ class Journal:
         """Leave out the facts up to this one, after which the state at this day's beginning comes."""
 
         def write(connection: sqlite3.Connection) -> None:
-            file.set_meta(connection, "cut", str(seq))
+            file.note(connection, cut=str(seq))
             connection.execute("DELETE FROM snapshots WHERE seq < ? OR day < ?", (seq, day))
 
         await self.operate(write)
@@ -415,11 +417,8 @@ class Journal:
             except sqlite3.OperationalError as error:
                 if not file.is_full(error) or not self.spend_reserve():
                     raise
-                self._roll_back()
                 return self._transaction(writes)
         except Exception as error:
-            with suppress(sqlite3.Error):
-                self._roll_back()
             self._failed = JournalFailed(f"{self.path}: {error}")
             return self._failed
 
@@ -434,11 +433,11 @@ class Journal:
             _insert(connection, rows)
             results: list[Any] = [None] * len(writes)
         else:
-            connection.execute("BEGIN IMMEDIATE")
-            for start in range(0, len(rows), _ROWS_A_STATEMENT):
-                _insert(connection, rows[start : start + _ROWS_A_STATEMENT])
-            results = [None if write.operation is None else write.operation(connection) for write in writes]
-            connection.execute("COMMIT")
+            with connection:  # commits in the end, or rolls back
+                connection.execute("BEGIN IMMEDIATE")
+                for start in range(0, len(rows), _ROWS_A_STATEMENT):
+                    _insert(connection, rows[start : start + _ROWS_A_STATEMENT])
+                results = [None if write.operation is None else write.operation(connection) for write in writes]
         self._move_on(rows[-1][0] if rows else self._last)
         return results
 
@@ -446,10 +445,6 @@ class Journal:
         """This is the last durable fact from now on: first the mark says so, and then the daemon may answer."""
         self._last = last
         os.pwrite(self._mark, Mark(self.id, last, self.incarnation).line(), 0)
-
-    def _roll_back(self) -> None:
-        if self._writer.in_transaction:
-            self._writer.execute("ROLLBACK")
 
     def _wake(self, writes: Sequence[_Write], outcome: list[Any] | JournalFailed) -> None:
         def wake() -> None:
@@ -474,8 +469,8 @@ class Journal:
         with suppress(sqlite3.Error):
             self._writer.close()
         self._writer = file.connect(self.path)
-        self._writer.execute("INSERT OR REPLACE INTO meta VALUES ('test_write', strftime('%s', 'now'))")
-        self._move_on(file.last_of(self._writer))
+        file.note(self._writer, test_write=str(time.time()))
+        self._move_on(file.mark_now(self._writer).seq)
         self._failed = None
 
     # ---- the reserve -------------------------------------------------------------------------------------------------
