@@ -84,7 +84,7 @@ class LoopStalled(Fact, frozen=True, tag="loop_stalled"):
 
 
 class HostAdded(Fact, frozen=True, tag="host_added"):
-    """A host came into the configuration, or changed there."""
+    """A host came into the configuration, or changed there; or when it goes away by itself has changed."""
 
     host: HostSpec
 
@@ -100,13 +100,6 @@ class HostBooted(Fact, frozen=True, tag="host_booted"):
 
     host: HostId
     boot_id: str
-
-
-class HostEndObserved(Fact, frozen=True, tag="host_end_observed"):
-    """When a host goes away by itself, as an allocation does; null: at no known time."""
-
-    host: HostId
-    ends_at: Millis | None = None
 
 
 class NodeAdded(Fact, frozen=True, tag="node_added"):

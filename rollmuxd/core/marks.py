@@ -224,7 +224,7 @@ MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
     f.LoanEnded: (_node,),
     f.NodeDraining: (*_NODE_AND_ROOM, _host),
     **dict.fromkeys((f.NodeUp, f.NodeOccupied, f.NodeLost, f.NodeQuarantined), _NODE_AND_ROOM),
-    **dict.fromkeys((f.NodeDrained, f.NodeAdded, f.NodeRemoved, f.HostAdded, f.HostEndObserved), (_room, _places)),
+    **dict.fromkeys((f.NodeDrained, f.NodeAdded, f.NodeRemoved, f.HostAdded), (_room, _places)),
     f.NodeLeft: (*_NODE_AND_ROOM, _job),
     f.GroupReplanned: (_group, _room, _places),
     f.TimesDrifted: (_room, _places),

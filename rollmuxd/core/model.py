@@ -138,11 +138,13 @@ class NodeSpec(Struct, frozen=True):
 
 
 class HostSpec(Struct, frozen=True):
-    """A host as the configuration gives it."""
+    """A host as the configuration gives it, and its backend."""
 
     id: HostId
     backend: str
     ram_mb: int
+    #: when it goes away by itself, as an allocation does; None: at no known time
+    ends_at: Millis | None = None
 
 
 # ---- what the scheduler remembers --------------------------------------------------------------------------------

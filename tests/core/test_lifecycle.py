@@ -162,7 +162,7 @@ FACTS_OF_A_NODE = {
 }
 #: facts that lead nowhere else or say which way; nothing in a table speaks of them
 NOT_IN_A_TABLE = {
-    f.DaemonStarted, f.LoopStalled, f.HostAdded, f.HostRemoved, f.HostBooted, f.HostEndObserved,
+    f.DaemonStarted, f.LoopStalled, f.HostAdded, f.HostRemoved, f.HostBooted,
     f.NodeAdded, f.NodeRemoved,
     f.GpusVerifiedClean, f.GpusNotClean,
     f.PlacementEnded, f.SessionOpened, f.SessionLost, f.SessionClosed, f.SlotQueued,
@@ -284,7 +284,7 @@ def test_every_fact_survives_the_journal(kind: type[f.Fact]) -> None:
         f.DaemonStarted: f.DaemonStarted(1, 2), f.LoopStalled: f.LoopStalled(1, 5),
         f.HostAdded: f.HostAdded(1, HostSpec("h", "mock", 5)), f.HostRemoved: f.HostRemoved(1, "h"),
         f.HostBooted: f.HostBooted(1, "h", "b"), f.NodeAdded: f.NodeAdded(1, NodeSpec("n", "h", ("h/gpu0",), ("p",))),
-        f.NodeRemoved: f.NodeRemoved(1, "n"), f.HostEndObserved: f.HostEndObserved(1, "h", 9),
+        f.NodeRemoved: f.NodeRemoved(1, "n"),
         f.GpusVerifiedClean: f.GpusVerifiedClean(1, "n", ("h/gpu0",), "x", said("y")),
         f.GpusNotClean: f.GpusNotClean(1, "n", Cause("not_clean", {"gpus": ["h/gpu0"]}, said("x"))),
         f.PlacementEnded: f.PlacementEnded(1, "j1", said("x")),

@@ -262,7 +262,7 @@ def test_every_fact_is_known_to_the_dashboard_or_is_known_to_say_nothing_to_it()
     """A new fact that moves a slot, a node or a job has to be drawn: this test asks whoever adds one."""
     text = (WEB / "history.js").read_text()
     silent = {
-        "host_added", "host_removed", "host_end_observed", "node_removed",
+        "host_added", "host_removed", "node_removed",
         "process_launched", "process_started", "process_over",
         "session_opened", "session_lost", "session_closed", "turn_added", "turn_skipped",
         "yield_asked", "loan_ended",

@@ -30,13 +30,9 @@ def daemon_started(state: State, fact: f.DaemonStarted) -> None:
 
 
 def host_added(state: State, fact: f.HostAdded) -> None:
-    known = state.hosts.get(fact.host.id)
-    if known is None:
-        state.hosts[fact.host.id] = Host(id=fact.host.id, backend=fact.host.backend, ram_mb=fact.host.ram_mb)
-    else:
-        if known.backend != fact.host.backend:
-            known.ends_at = None  # which the other backend said
-        known.backend, known.ram_mb = fact.host.backend, fact.host.ram_mb
+    spec = fact.host
+    host = state.hosts.setdefault(spec.id, Host(spec.id, spec.backend, spec.ram_mb))
+    host.backend, host.ram_mb, host.ends_at = spec.backend, spec.ram_mb, spec.ends_at
 
 
 def host_removed(state: State, fact: f.HostRemoved) -> None:
@@ -45,10 +41,6 @@ def host_removed(state: State, fact: f.HostRemoved) -> None:
 
 def host_booted(state: State, fact: f.HostBooted) -> None:
     state.hosts[fact.host].boot_id = fact.boot_id
-
-
-def host_end_observed(state: State, fact: f.HostEndObserved) -> None:
-    state.hosts[fact.host].ends_at = fact.ends_at
 
 
 def node_added(state: State, fact: f.NodeAdded) -> None:

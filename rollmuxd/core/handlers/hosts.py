@@ -51,7 +51,7 @@ def host_ends(c: Context, given: i.HostEnds) -> Answer:
     """No job is placed there that could not finish an iteration before."""
     host = c.state.hosts.get(given.host)
     if host is not None and host.ends_at != given.ends_at:
-        c.fact(f.HostEndObserved(c.now, host.id, given.ends_at))
+        c.fact(f.HostAdded(c.now, HostSpec(host.id, host.backend, host.ram_mb, given.ends_at)))
     return NOTHING
 
 
@@ -180,9 +180,10 @@ def configure(c: Context, given: i.Start) -> None:
     """
     for host in given.hosts:
         known = c.state.hosts.get(host.id)
-        if known is not None and not host.ram_mb:  # it could not be asked: it has what it had
-            host = HostSpec(host.id, host.backend, known.ram_mb)
-        if known is None or (known.backend, known.ram_mb) != (host.backend, host.ram_mb):
+        if known is not None:  # one that could not be asked has what it had
+            ends_at = known.ends_at if known.backend == host.backend else None
+            host = HostSpec(host.id, host.backend, host.ram_mb or known.ram_mb, ends_at)
+        if known is None or host != HostSpec(known.id, known.backend, known.ram_mb, known.ends_at):
             c.fact(f.HostAdded(c.now, host))
     wanted = {node.id: with_known(node, c.state.nodes.get(node.id)) for node in given.nodes}
     for name, node in list(c.state.nodes.items()):

@@ -41,13 +41,11 @@ def take_turns(c: Context, known: Group) -> None:
     """Grant whatever of a group can be granted, in the order of its schedule."""
     moved = True
     while moved:
-        moved, before = False, len(c.facts)
-        for job in c.state.members(known):
-            asked = request_of(c, job)
-            if asked is not None:
-                moved = advance(c, known, job, asked) or moved
+        before = len(c.facts)
+        asking = ((job, asked) for job in c.state.members(known) if (asked := request_of(c, job)) is not None)
+        went_on = [advance(c, known, job, asked) for job, asked in asking]
         # in a line a claim or a park changes which request is next
-        moved = moved or (known.dispatch is not Dispatch.SCHEDULE and len(c.facts) > before)
+        moved = any(went_on) or (known.dispatch is not Dispatch.SCHEDULE and len(c.facts) > before)
     if known.dispatch is Dispatch.CREDIT:
         due = overtakes_at(c.state, [c.state.slots[it.queued] for it in c.state.members(known) if it.queued], c.now)
         if due is not None:

@@ -31,7 +31,6 @@ __all__ = ["OF_NO_CONSEQUENCE", "SWEEP_EVERY", "Asked", "Checker"]
 OF_NO_CONSEQUENCE: Final = frozenset(
     {
         "Audited",
-        "HostEndObserved",
         "HostRemoved",
         "LoopStalled",
         "ProcessLaunched",
