@@ -104,8 +104,6 @@ async def fill_in(start: Start, backends: Mapping[str, Backend]) -> Start:
             gpu_mb=node.gpu_mb or min(info.memory_mb for info in infos),
         )
 
-    return Start(
-        hosts=tuple(filled_host(host) for host in start.hosts),
-        nodes=tuple(filled_node(node) for node in start.nodes),
-        incarnation=start.incarnation,
+    return msgspec.structs.replace(
+        start, hosts=tuple(map(filled_host, start.hosts)), nodes=tuple(map(filled_node, start.nodes))
     )

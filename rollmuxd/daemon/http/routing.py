@@ -72,7 +72,7 @@ HandlerT = TypeVar("HandlerT", bound=Handler)
 
 log = structlog.get_logger(__name__)
 
-_SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,100}")
+_SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 #: a request that brings no id is counted: the system's randomness for each would cost as much as its routing
 _THIS_DAEMON = secrets.token_hex(4)
 _numbers = itertools.count(1)
@@ -703,10 +703,8 @@ def _header(scope: Scope, name: bytes) -> str | None:
 
 
 def _request_id(scope: Scope) -> str:
-    for key, value in scope["headers"]:
-        if key == b"x-request-id" and _SANE_REQUEST_ID.fullmatch(value):
-            return str(value.decode())
-    return f"{_THIS_DAEMON}{next(_numbers):08x}"
+    given = _header(scope, b"x-request-id")
+    return given if given and _SANE_REQUEST_ID.fullmatch(given) else f"{_THIS_DAEMON}{next(_numbers):08x}"
 
 
 #: the body of calls that take none: nothing, or ``{}``

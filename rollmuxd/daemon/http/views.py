@@ -288,12 +288,11 @@ def node_view(visibility: Visibility, node: Node, seen: Mapping[GpuId, Seen]) ->
 
 
 def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None, *, processes: bool) -> wire.GpuView:
+    view = wire.GpuView(gpu=name, holder=gpu.holder, dirty_by=gpu.dirty_by)
     if seen is None:
-        return wire.GpuView(gpu=name, holder=gpu.holder, dirty_by=gpu.dirty_by)
-    return wire.GpuView(
-        gpu=name,
-        holder=gpu.holder,
-        dirty_by=gpu.dirty_by,
+        return view
+    return replace(
+        view,
         used_gb=seen.used_mb / 1000,
         processes=list(seen.processes) if processes else [],
         observed_at=iso(seen.at),

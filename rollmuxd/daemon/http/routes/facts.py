@@ -1,7 +1,6 @@
 """The journal as a feed."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import anyio
@@ -142,7 +141,14 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
                 return
             await take(wait_ms)
 
-    with _one_of(call, query.wait_ms):
+    owner = call.caller.owner
+    most, number = call.services.settings.limits.max_facts_waiting, call.shared.facts_waiting.get(owner, 0)
+    if query.wait_ms and number >= most:
+        raise TooMany(
+            f"{number} calls of owner {owner} wait for facts, which is the limit (limits.max_facts_waiting); follow "
+            "with fewer, ask with wait_ms=0, or have the limit raised"
+        )
+    with call.waiting() if query.wait_ms else nullcontext():
         await call.park(collect, query.wait_ms / 1000 + READ_S)
     return FactsPage(facts=found, last=last, first=journal.first, unreadable=unreadable)
 
@@ -155,23 +161,6 @@ def _told(fact: Fact, visibility: Visibility) -> dict[str, Any]:
         if isinstance(cause, Cause):
             told[name]["text"] = visibility.sentence(cause)
     return told
-
-
-@contextmanager
-def _one_of(call: Call, wait_ms: int) -> Iterator[None]:
-    """Count a call that may wait among its owner's. Raises TooMany."""
-    if wait_ms == 0:
-        yield
-        return
-    owner = call.caller.owner
-    most, number = call.services.settings.limits.max_facts_waiting, call.shared.facts_waiting.get(owner, 0)
-    if number >= most:
-        raise TooMany(
-            f"{number} calls of owner {owner} wait for facts, which is the limit (limits.max_facts_waiting); follow "
-            "with fewer, ask with wait_ms=0, or have the limit raised"
-        )
-    with call.waiting():
-        yield
 
 
 def _there(first: int, after: int) -> None:

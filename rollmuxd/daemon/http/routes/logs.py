@@ -1,5 +1,6 @@
 """What jobs' processes have printed, where the daemon has them started."""
 
+import codecs
 from typing import Annotated
 
 from msgspec import Meta
@@ -15,6 +16,7 @@ from rollmuxd.wire.answers import LogsView
 
 routes = Routes("logs")
 
+_UTF_8 = codecs.getincrementaldecoder("utf-8")
 Bytes = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 
 
@@ -44,12 +46,9 @@ async def get_logs(call: Call, job: str, query: LogsQuery) -> LogsView:
     except (ContactLost, TimeoutError) as error:
         raise Refusal(problems.AWAY, f"{error}") from None
     # A character may be cut in two by the limit: what is left of it comes with the next piece.
-    text = piece.data.decode(errors="replace")
-    cut = 0
-    if len(piece.data) == query.limit:
-        while cut < 3 and text.endswith("\ufffd"):
-            cut += 1
-            text = piece.data[: len(piece.data) - cut].decode(errors="replace")
+    decoder = _UTF_8(errors="replace")
+    text = decoder.decode(piece.data, final=len(piece.data) < query.limit)
+    cut = len(decoder.getstate()[0])
     return LogsView(job=mine.id, launch=launch, text=text, next=piece.next - cut, over=over)
 
 
