@@ -26,7 +26,7 @@ from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.thrift import catalogue
 from rollmuxd.policies.thrift.catalogue import Planner
-from rollmuxd.policies.thrift.improve import Search, Step
+from rollmuxd.policies.thrift.improve import Search
 from rollmuxd.policies.thrift.model import JobDemand, PoolCapacity, Profile
 from rollmuxd.policies.thrift.policy import Thrift
 
@@ -661,13 +661,10 @@ def test_who_could_not_pay_for_the_wait_for_a_first_turn_comes_to_nobody_on_his_
     search = Search(planner, needs, {}, {}, {}, among, 5, {})
     mate, here = {"rollout": ("r0",), "train": ("t0",)}, {"rollout": ("r1",), "train": ("t0",)}
     there = {"rollout": ("r2",), "train": ("t0",)}
-    assert search._joins({"g": {"b": here}, "new": {"a": mate}}, Step("b", "new", there)) == pays
-    assert search._joins({"g": {"a": mate}, "aside": {"b": here}}, Step("b", "g", there)) == pays
-    assert (
-        search._joins({"g": {"b": here}, "new": {"a": mate}}, Step("a", "g", mate)) == pays
-    )  # nor does anybody come to it
-    assert search._joins({"g": {"a": mate, "b": here}}, Step("b", "g", there))  # here he has turns
-    assert search._joins({"g": {"a": mate, "b": here}}, Step("b", "new", there))  # where nobody is he waits for nobody
+    assert search._joins({"a": mate}, "b", there) == pays
+    assert search._joins({"b": here}, "a", mate) == pays  # nor does anybody come to it
+    assert search._joins({"a": mate, "b": here}, "b", there)  # here he has turns
+    assert search._joins({}, "b", there)  # where nobody is he waits for nobody
 
 
 def test_who_was_promised_nothing_is_promised_nothing_by_moving() -> None:

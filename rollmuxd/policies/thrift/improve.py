@@ -28,18 +28,10 @@ BEYOND = 2.0
 PARTITIONS_A_STEP = 32
 
 
-class Step(Struct, frozen=True):
-    """One job goes to other nodes. ``to``: a group that is there, or the name of one that a step before has opened."""
-
-    job: JobId
-    to: GroupId
-    pins: Pins
-
-
 class RegroupPlan(Struct, frozen=True):
     """A regrouping that pays: its moves in order, what it saves per hour, and what it costs."""
 
-    steps: tuple[Step, ...]
+    moves: dict[JobId, Pins]
     saves: float
     costs: float
     net: float
@@ -82,18 +74,22 @@ class Search(Struct):
         # one group: the same jobs together, on other nodes
         at = {job: option.group for option in options for job in option.seats}
         parts = [jobs] if len(options) == 1 else (yield from self._partition(at, hours, now * hours))
-        chosen = []
+        wanted: dict[JobId, tuple[GroupId, Pins]] = {}
+        taken: set[NodeId] = set()
+        saves = now
         for part, option in self._homes(options, parts):
             needs = self._demands(part, at)
             seated = None if needs is None else (yield from self._seat(part, needs, option, hours))
-            if seated is None:
+            pins = None if seated is None else seated[0].by_name(self.free, taken)
+            if seated is None or pins is None:
                 return None
-            chosen.append((option, *seated))
-        steps = yield from self._steps(options, chosen)
-        costs = sum(self.costs[step.job] for step in steps)
-        saves = now - sum(plan.value for _, plan, _ in chosen)
+            to = f"new {part[0]}" if option is None else option.group
+            wanted |= {job: (to, mine) for job, mine in pins.items() if job not in seated[1]}
+            saves -= seated[0].value
+        moves = yield from self._in_order(options, wanted)
+        costs = sum(self.costs[job] for job in moves)
         net = saves * hours - costs
-        return RegroupPlan(tuple(steps), saves, costs, net) if steps and net > LEAST_GAIN else None
+        return RegroupPlan(moves, saves, costs, net) if moves and net > LEAST_GAIN else None
 
     # ---- the best partition ------------------------------------------------------------------------------------------
 
@@ -207,42 +203,29 @@ class Search(Struct):
 
     # ---- in which order ----------------------------------------------------------------------------------------------
 
-    def _steps(
-        self,
-        options: Sequence[GroupSnapshot],
-        chosen: Sequence[tuple[GroupSnapshot | None, Plan, dict[JobId, Pins]]],
-    ) -> Generator[None, None, list[Step]]:
+    def _in_order(
+        self, options: Sequence[GroupSnapshot], wanted: dict[JobId, tuple[GroupId, Pins]]
+    ) -> Generator[None, None, dict[JobId, Pins]]:
         """Moves, each certified with the mover in both places; none: there is no such order."""
-        taken: set[NodeId] = set()
-        sit: dict[GroupId, dict[JobId, Pins]] = {option.group: dict(option.seats) for option in options}
-        wanted: list[Step] = []
-        for number, (option, plan, stay) in enumerate(chosen):
-            pins = plan.by_name(self.free, taken)
-            if pins is None:
-                return []
-            to = f"new{number}" if option is None else option.group
-            wanted += [Step(job, to, mine) for job, mine in pins.items() if job not in stay]
-        steps: list[Step] = []
+        sit = {option.group: dict(option.seats) for option in options}
+        moves: dict[JobId, Pins] = {}
         while wanted:
             yield
-            step = next((step for step in wanted if self._joins(sit, step)), None)
-            if step is None:
-                return []
-            wanted.remove(step)
+            ready = (job for job, (to, pins) in wanted.items() if self._joins(sit.get(to, {}), job, pins))
+            if (job := next(ready, None)) is None:
+                return {}
+            to, moves[job] = wanted.pop(job)
             for members in sit.values():
-                members.pop(step.job, None)
-            sit.setdefault(step.to, {})[step.job] = step.pins
-            steps.append(step)
-        return steps
+                members.pop(job, None)
+            sit.setdefault(to, {})[job] = moves[job]
+        return moves
 
-    def _joins(self, sit: Mapping[GroupId, Mapping[JobId, Pins]], step: Step) -> bool:
-        """Whether the job may join the group as it is at that time."""
-        there = {job: pins for job, pins in sit.get(step.to, {}).items() if job != step.job}
-        if not there:
+    def _joins(self, there: Mapping[JobId, Pins], job: JobId, pins: Pins) -> bool:
+        """Whether the job may join, or sit elsewhere among, the jobs that are there by then."""
+        seats = {name: mine for name, mine in there.items() if name != job} | {job: pins}
+        known = self.needs if job in there else self.among  # a job that is here has turns already
+        needs = [known[name] for name in seats if name in known]
+        if len(seats) == 1:
             return True
-        if len(there) >= self.max_group:
-            return False
-        needs = self.needs if step.job in sit[step.to] else self.among  # a job that is here has turns already
-        there[step.job] = step.pins
-        known = [needs[job] for job in there if job in needs]
-        return len(known) == len(there) and self.planner.fit(known, there, {}) is not None
+        whole = len(needs) == len(seats) <= self.max_group
+        return whole and self.planner.fit(needs, seats, {}) is not None

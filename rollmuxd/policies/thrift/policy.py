@@ -54,7 +54,7 @@ from rollmuxd.policies.rollmux import (
 from rollmuxd.policies.schedule import Bound, binding, first_turn_feasible
 from rollmuxd.policies.thrift.catalogue import ROUNDS, Planner
 from rollmuxd.policies.thrift.credit import FACTORS, TIE, Standing, progress_price, standing
-from rollmuxd.policies.thrift.improve import UNION_JOBS, RegroupPlan, Search, Step
+from rollmuxd.policies.thrift.improve import UNION_JOBS, RegroupPlan, Search
 from rollmuxd.policies.thrift.model import JobDemand, Pins, Plan, PoolCapacity, numbered
 from rollmuxd.policies.thrift.snapshot import (
     GroupSnapshot,
@@ -411,7 +411,7 @@ class Thrift(RollMux):
             counts = 1.0
             if owned:
                 left = 0 if scarce else pool.count if scarce is False else len(free.get(name, ()))
-                counts = next(counts for share, counts in SCARCITY if left >= share * pool.count)
+                counts = next(it for share, it in SCARCITY if left >= share * pool.count)
             rooms[name] = replace(pool, price=pool.worth * counts)
         # of pools that cost the same the one that has fewer nodes
         dearest = max(rooms, key=lambda pool: (rooms[pool].worth, -pools[pool].count, pool), default="")
@@ -638,17 +638,17 @@ class Thrift(RollMux):
         return reserve_ms(job, int((job.spec.slo or 1) * self._takes_ms.get(job.spec.movable, 0)))
 
     def _go_on(self, state: State, now: Millis) -> Move | None:
-        """The next step of the regrouping that is under way; None: there is none, or something came in between."""
+        """The next move of the regrouping that is under way; None: there is none, or something came in between."""
         if self._ahead is None or self._ahead[1] != _placed(state):
             return None
-        scheme, jobs = self._ahead[0], state.jobs
-        step = next((it for it in scheme.steps if (jobs[it.job].move or jobs[it.job]).pins != dict(it.pins)), None)
-        return None if step is None else self._as_move(state, scheme, step, now)
+        scheme = self._ahead[0]
+        left = ((state.jobs[name], pins) for name, pins in scheme.moves.items())
+        step = next(((job, pins) for job, pins in left if (job.move or job).pins != pins), None)
+        return None if step is None else self._as_move(state, scheme, *step, now)
 
-    def _as_move(self, state: State, scheme: RegroupPlan, step: Step, now: Millis) -> Move | None:
-        """A step, certified in the state as it is."""
-        job, pins, planner = state.jobs[step.job], dict(step.pins), self._planner(state)
-        known = profile_of(job)
+    def _as_move(self, state: State, scheme: RegroupPlan, job: Job, pins: Pins, now: Millis) -> Move | None:
+        """One move of a regrouping, if it is certified in the state as it is."""
+        planner, known = self._planner(state), profile_of(job)
         of = (state.nodes[name].group for nodes in pins.values() for name in nodes)
         group = next((state.groups[name] for name in of if name is not None), None)
         if known is None or not self._affords(job, now) or not self._holds(state, job, group, pins):
@@ -659,14 +659,14 @@ class Thrift(RollMux):
             sitting = self._snapshot(state, group)
             if sitting is None:
                 return None
-            there = [it for it in self._needs(state, planner, sitting) if it.job != job.id]
-            plan = planner.fit((*there, need), {**sitting.seats, job.id: pins}, {})
+            needs = [*(it for it in self._needs(state, planner, sitting) if it.job != job.id), need]
+            plan = planner.fit(needs, {**sitting.seats, job.id: pins}, {})
         if plan is None:
             return None
         return Move(
             job=job.id,
-            placed=self._answer(state, job, group, plan, pins),
-            why=Cause("saves", {"saves": scheme.saves, "moves": len(scheme.steps), "costs": scheme.costs}),
+            placed=self._answer(state, job, group, plan, dict(pins)),
+            why=Cause("saves", {"saves": scheme.saves, "moves": len(scheme.moves), "costs": scheme.costs}),
         )
 
     def _holds(self, state: State, job: Job, group: Group | None, pins: Pins) -> bool:
