@@ -1,13 +1,18 @@
 """What the docs tell people to type works, and shows what they say that it shows (``console.py`` says how)."""
 
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import click
+import forked
 import pytest
+from patience import until
 
 from rollmuxd.cli.main import cli
 from rollmuxd.daemon.hosts.circuits import ports_of
@@ -30,10 +35,28 @@ def terminals(page):
 RUN = [name for name, page in BY_NAME.items() if any(console.typed(block) for block in terminals(page))]
 
 
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    """Where ``rollmuxd`` and ``python`` are, as processes that begin with their imports."""
+    folder = tmp_path_factory.mktemp("bin")
+    waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with forked.Popen(waits, stdin=subprocess.PIPE, stand_in=folder / "python"):
+        until("there is a python", lambda: os.access(folder / "python", os.X_OK))
+        # what starts a daemon waits for the pid of its child, which a stand-in is
+        real = f"[ \"$1 $2\" != 'daemon start' ] || exec '{console.BIN}/rollmuxd' \"$@\""
+        (folder / "rollmuxd").write_text(f"#!/bin/sh\n{real}\nexec '{folder}/python' -m rollmuxd \"$@\"\n")
+        (folder / "rollmuxd").chmod(0o700)
+        yield folder
+
+
+#: this is typed to what is installed
+INSTALLED = "docs/how-to/upgrade.md"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
-def test_what_a_page_has_one_type_works_and_shows_what_it_says(name, tmp_path):
-    for seen in console.run(BY_NAME[name], tmp_path):
+def test_what_a_page_has_one_type_works_and_shows_what_it_says(name, tmp_path, copies):
+    for seen in console.run(BY_NAME[name], tmp_path, binaries=console.BIN if name == INSTALLED else copies):
         fails = re.search(r"# exits with (\d+)", seen.typed.command)
         expected = int(fails[1]) if fails else 0
         out = "\n".join(seen.out)

@@ -280,6 +280,7 @@ def _stand_in(path: str) -> dict[str, Any] | None:
                 os.kill(pid, number := _passed_on(line))
                 if number == signal.SIGKILL:
                     del lines[fd]
+                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # what begins next may want the lock that it had
             elif fd is listening:
                 line, streams, asked = _asked(listening)
                 if asked is None:

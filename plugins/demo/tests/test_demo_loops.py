@@ -52,7 +52,7 @@ def records(request, tmp_path_factory):
     cores, runs = importlib.import_module("cores"), []
     for hash_seed in ("1", "2"):
         out = tmp_path_factory.mktemp(request.param)
-        command = [sys.executable, RL / f"{request.param}.py", "--json", "--scale", "0.1", "--seed", "3", "--out", out]
+        command = [sys.executable, RL / f"{request.param}.py", "--json", "--scale", "0.05", "--seed", "3", "--out", out]
         environment = no_daemon(out, PYTHONHASHSEED=hash_seed)
         with cores.pinned(("gpu0",) if hash_seed == "2" else ()):  # which the child inherits
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
