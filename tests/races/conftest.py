@@ -274,7 +274,9 @@ class Stage:
 
 
 @pytest.fixture
-def stage():
+def stage(tmp_path):
+    record = tmp_path / "witness.jsonl"
+
     @asynccontextmanager
     async def run(
         residency: Any = None,
@@ -291,7 +293,7 @@ def stage():
                 gpus=tuple(f"{host}/gpu{n}" for n in range(gpus)),
                 gpu_mb=GPU_MB,
                 ram_mb=100_000,
-                options={"copy_gbps": 1_000, "watch_pids": False, **(options or {})},
+                options={"copy_gbps": 1_000, "watch_pids": False, "record": str(record), **(options or {})},
             )
             for host, gpus, _ in nodes
         ]
@@ -324,6 +326,6 @@ def stage():
             assert made.driver.scheduler is not None
             invariants.check(made.state)
             tasks.cancel_scope.cancel()
-        assert backend.violations == (), "the witness of the hardware"
+        assert '"violation"' not in record.read_text(), "the witness of the hardware"
 
     return run
