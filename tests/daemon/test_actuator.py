@@ -120,7 +120,7 @@ async def acting(state: State, driver: object = None, backend: ScriptedBackend |
     posted: list[object] = []
     backend = backend or ScriptedBackend()
     drivers = {} if driver is None else {"driver": driver}
-    actuator = Actuator({"fake": backend}, drivers, state=lambda: state, post=posted.append)
+    actuator = Actuator({"fake": backend}, drivers, state=lambda: state, post=posted.append, now=lambda: 0)
     async with anyio.create_task_group() as tasks:
         await tasks.start(actuator.run)
         yield actuator, posted, backend
@@ -471,9 +471,8 @@ async def test_a_process_in_which_another_job_lives_is_not_ended_for_this_one():
 async def test_effects_that_come_before_it_runs_are_performed_when_it_does():
     posted: list[object] = []
     state = world(order())
-    actuator = Actuator(
-        {"fake": ScriptedBackend()}, {"driver": ScriptedDriver()}, state=lambda: state, post=posted.append
-    )
+    backends, drivers = {"fake": ScriptedBackend()}, {"driver": ScriptedDriver()}
+    actuator = Actuator(backends, drivers, state=lambda: state, post=posted.append, now=lambda: 0)
     actuator.perform([Perform("o1")])
     async with anyio.create_task_group() as tasks:
         await tasks.start(actuator.run)

@@ -61,7 +61,7 @@ async def test_the_core_hears_that_the_second_host_cannot_be_reached():
         async def observe(self, host):
             return observation(host, "GPU-a")
 
-    actuator = Actuator({"fake": Backend()}, {}, state=lambda: state, post=posted.append)
+    actuator = Actuator({"fake": Backend()}, {}, state=lambda: state, post=posted.append, now=lambda: 0)
     running = asyncio.create_task(actuator.run())
     actuator.perform([Observe("box")])
     while len(posted) < 1:

@@ -10,7 +10,6 @@ What may be relied on:
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, assert_never
@@ -88,10 +87,6 @@ class Seen(Struct, frozen=True):
     at: Millis
 
 
-def _wall_ms() -> Millis:
-    return round(time.time() * 1000)
-
-
 def _quoted(error: BaseException) -> Cause:
     """What a plugin said of an error."""
     return causes.said(said(error))
@@ -118,8 +113,8 @@ class Actuator:
         *,
         state: Callable[[], State],
         post: Callable[[Input], None],
+        now: Callable[[], Millis],
         order_s: float = 120.0,
-        now: Callable[[], Millis] = _wall_ms,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._backends = backends
