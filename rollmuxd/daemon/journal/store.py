@@ -206,32 +206,20 @@ class Journal:
 
     async def add_key(self, key: ApiKey) -> None:
         """Keep an API key. Raises ValueError when there is one of that id."""
-
-        def write(connection: sqlite3.Connection) -> bool:
-            insert = "INSERT OR IGNORE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-            return connection.execute(insert, structs.astuple(key)).rowcount == 1
-
-        if not await self.operate(write):
+        insert, values = "INSERT OR IGNORE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)", structs.astuple(key)
+        if not await self.operate(lambda writer: writer.execute(insert, values).rowcount):
             raise ValueError(f"there is an API key {key.id!r} already")
 
     async def list_keys(self) -> list[ApiKey]:
         """All API keys, revoked ones too, by id."""
-
-        def read(connection: sqlite3.Connection) -> list[ApiKey]:
-            rows = connection.execute("SELECT * FROM keys ORDER BY id").fetchall()
-            return [ApiKey(id_, owner, user, Role(role), *rest) for id_, owner, user, role, *rest in rows]
-
-        return await self.operate(read)
+        rows = await self._ask(lambda reader: reader.execute("SELECT * FROM keys ORDER BY id").fetchall())
+        return [ApiKey(id_, owner, user, Role(role), *rest) for id_, owner, user, role, *rest in rows]
 
     async def revoke_key(self, key_id: str, now: Millis) -> bool:
         """From now on this API key opens nothing. Tells whether there is such a key."""
-
-        def write(connection: sqlite3.Connection) -> bool:
-            # The first time counts: when it stopped to open things is what one wants to know afterwards.
-            query = "UPDATE keys SET revoked_at = coalesce(revoked_at, ?) WHERE id = ?"
-            return connection.execute(query, (now, key_id)).rowcount == 1
-
-        return await self.operate(write)
+        # The first time counts: when it stopped to open things is what one wants to know afterwards.
+        query = "UPDATE keys SET revoked_at = coalesce(revoked_at, ?) WHERE id = ?"
+        return await self.operate(lambda writer: writer.execute(query, (now, key_id)).rowcount == 1)
 
     async def note_left_alone(self, switch: str, reason: str) -> None:
         """Keep why an operator leaves an optical switch alone; an empty reason: it is left alone no longer."""
