@@ -23,10 +23,10 @@ What would surprise:
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import islice
-from typing import Final, Self, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -95,21 +95,15 @@ class Unavailable(Exception):
 
 
 class Waiter:
-    """A call that waits for news of something, by its topics. Leave it (``with``) when done."""
+    """A call that waits for news of something."""
 
-    __slots__ = ("_draining", "_news", "_topics", "_waiters", "after")
+    __slots__ = ("_draining", "_news", "after")
 
-    def __init__(
-        self, waiters: "dict[Topic, dict[Waiter, None]]", topics: Collection[Topic], draining: anyio.Event
-    ) -> None:
+    def __init__(self, draining: anyio.Event) -> None:
         #: the number of the last fact before the first news; None: there was none
         self.after: int | None = None
-        self._waiters = waiters
-        self._topics = topics
         self._draining = draining
         self._news = asyncio.Event()
-        for topic in topics:
-            waiters.setdefault(topic, {})[self] = None
 
     async def changed(self) -> None:
         """Return when something happened since the last time this returned, or since the waiter was made.
@@ -126,21 +120,6 @@ class Waiter:
         if self.after is None:
             self.after = after
         self._news.set()
-
-    def close(self) -> None:
-        """Stop waiting. May be called twice."""
-        for topic in self._topics:
-            waiters = self._waiters.get(topic)
-            if waiters is not None:
-                waiters.pop(self, None)
-                if not waiters:
-                    del self._waiters[topic]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Driver:
@@ -268,24 +247,34 @@ class Driver:
             return
         try:
             self._decide(given)
-        except Rejected as refused:
-            log.debug("report_refused", report=type(given).__name__, reason=str(refused))
         except Exception as error:
-            # Recorded where it was found; the reporter has nothing to do with it.
+            # A refusal; or a crash, recorded where it was found: the reporter has nothing to do with it.
             log.debug("report_dropped", report=type(given).__name__, reason=str(error))
 
-    def subscribe(self, slot: SlotId) -> Waiter:
+    def subscribe(self, slot: SlotId) -> AbstractContextManager[Waiter]:
         """Be told of news of a slot and of its job. Subscribe first, then look, then wait: no news is missed."""
         known = self.scheduler.state.slots.get(slot)
-        return self._waiter(("slot", slot), ("job", None if known is None else known.job))
+        job = () if known is None else (("job", known.job),)
+        return self._waiting(self._waiters, (("slot", slot), *job))
 
-    def subscribe_group(self, job: JobId) -> Waiter:
+    def subscribe_group(self, job: JobId) -> AbstractContextManager[Waiter]:
         """Be told of news of a job, and of the jobs and nodes of its group: what decides what its slot is asked."""
         known = self.scheduler.state.jobs.get(job)
-        return self._waiter(("job", job), ("group", None if known is None else known.group))
+        group = () if known is None or known.group is None else (("group", known.group),)
+        return self._waiting(self._waiters, (("job", job), *group))
 
-    def _waiter(self, *things: tuple[str, str | None]) -> Waiter:
-        return Waiter(self._waiters, [(kind, name) for kind, name in things if name is not None], self.draining)
+    @contextmanager
+    def _waiting(self, waiters: dict[Topic, dict[Waiter, None]], topics: Collection[Topic]) -> Iterator[Waiter]:
+        waiter = Waiter(self.draining)
+        for topic in topics:
+            waiters.setdefault(topic, {})[waiter] = None
+        try:
+            yield waiter
+        finally:
+            for topic in dict.fromkeys(topics):
+                del waiters[topic][waiter]
+                if not waiters[topic]:
+                    del waiters[topic]
 
     def attended(self, job: JobId) -> None:
         """A request of the job is waited for again. No fact says so, and others may make room for it."""
@@ -317,7 +306,7 @@ class Driver:
 
     async def _news_of(self, topics: Collection[Topic], seconds: float) -> int:
         """Wait for a fact of one of these topics, for at most so long; the number after which there may be one."""
-        with Waiter(self._followers, topics, self.draining) as follower:
+        with self._waiting(self._followers, topics) as follower:
             with anyio.move_on_after(seconds):
                 await follower.changed()
             return self.durable_seq if follower.after is None else follower.after

@@ -10,6 +10,7 @@ All of it in virtual time.
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -588,10 +589,10 @@ async def test_a_waiter_is_woken_by_facts_of_its_slot_and_of_its_job_and_no_othe
 
 async def test_news_between_looking_and_waiting_is_not_missed(running):
     async with running(MemoryJournal()) as rig:
-        waiter = rig.driver.subscribe("s1")
-        rig.driver._wake_for([(1, f.SlotWithdrawn(at=0, slot="s1", reason=said("")))])
-        with anyio.fail_after(0.1):
-            await waiter.changed()
+        with rig.driver.subscribe("s1") as waiter:
+            rig.driver._wake_for([(1, f.SlotWithdrawn(at=0, slot="s1", reason=said("")))])
+            with anyio.fail_after(0.1):
+                await waiter.changed()
 
 
 async def test_draining_and_a_failing_disk_wake_everybody(running):
@@ -628,12 +629,12 @@ async def test_a_thousand_parked_waiters_cost_a_handover_nothing(running):
                 rig.driver._wake_for([(number, fact)])
             return time.process_time() - began
 
-        waiters = [rig.driver.subscribe("s0")]
-        alone = takes()
-        waiters += [rig.driver.subscribe(f"s{number}") for number in range(1, 1000)]
-        assert takes() < 50 * alone + 0.01  # a look at each waiter would be a thousand times
-        for waiter in waiters:
-            waiter.close()
+        with ExitStack() as waiters:
+            waiters.enter_context(rig.driver.subscribe("s0"))
+            alone = takes()
+            for number in range(1, 1000):
+                waiters.enter_context(rig.driver.subscribe(f"s{number}"))
+            assert takes() < 50 * alone + 0.01  # a look at each waiter would be a thousand times
 
 
 async def test_the_feed_waits_for_facts_and_gives_up_in_time(running, slow_journal):
