@@ -39,7 +39,6 @@ from anyio.abc import TaskStatus
 from rollmuxd.core.effects import Effect, Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import Millis
-from rollmuxd.core.state import State
 from rollmuxd.daemon import files, logs
 from rollmuxd.daemon import tracing as spans
 from rollmuxd.daemon.access.owner_limits import scheduler_of
@@ -162,10 +161,6 @@ async def serve(
 
         today = LiveUsage(journal, settled, settings.journal.keep_days)
 
-        def begun(state: State) -> None:
-            for part in (metrics, hub, actuator, circuits, *spans_too):
-                part.begin(state)
-
         # The driver hands effects to the actuator, the actuator reports to the driver.
         actuator = Actuator(
             backends,
@@ -198,7 +193,7 @@ async def serve(
                 *(part.sink for part in spans_too),
             ),
             prompt=(hub.on_facts, actuator.on_facts),
-            begun=begun,
+            begun=(metrics.begin, hub.begin, actuator.begin, circuits.begin, *(part.begin for part in spans_too)),
             replaying=replaying,
             lease_ms=config.lease_ms,
         )
@@ -225,10 +220,8 @@ async def serve(
                     starting.start_soon(_leave_at, stopping, tasks.cancel_scope)
                     await tasks.start(driver.run)
                     starting.cancel_scope.cancel()
-                tasks.start_soon(observer.run)
-                tasks.start_soon(circuits.run)
-                tasks.start_soon(endings.run)
-                tasks.start_soon(today.run)
+                for part in (observer, circuits, endings, today):
+                    tasks.start_soon(part.run)
                 limits = connection_limits(settings)
                 server = Server(make_app(services, metrics), sockets, settings.daemon.shutdown_s, limits, tls)
                 await tasks.start(server.run)

@@ -126,7 +126,7 @@ class Driver:
     """Runs one scheduler on a clock, a journal and an actuator. Used from one event loop.
 
     ``make`` makes a scheduler around a state. ``perform`` takes effects and returns at once. ``start`` is the input
-    that begins every life of the writer, and ``lease_ms`` the lease by which lateness is judged. ``begun`` gets the
+    that begins every life of the writer, and ``lease_ms`` the lease by which lateness is judged. ``begun`` get the
     state that a replay has given, before anything else happens: sinks do not get replayed facts. If a replay takes long
     (after an upgrade it may be all facts), ``replaying`` gets now and then how many of how many are done.
     """
@@ -141,7 +141,7 @@ class Driver:
         *,
         sinks: Sequence[Sink] = (),
         prompt: Sequence[Sink] = (),
-        begun: Callable[[State], None] | None = None,
+        begun: Sequence[Callable[[State], None]] = (),
         replaying: Callable[[int, int], None] = lambda done, of: None,
         lease_ms: Millis = 60_000,
         snapshot_every: int = 10_000,
@@ -156,7 +156,7 @@ class Driver:
         self._sinks = tuple(sinks)
         self._prompt = tuple(prompt)
         self._untold: list[Numbered] = []
-        self._begun = begun
+        self._begun = tuple(begun)
         self._replaying = replaying
         self._late_ms = lease_ms // 4
         #: the loop shows that it lives at least this often, so that lateness is noticed whatever the next deadline
@@ -360,8 +360,8 @@ class Driver:
         state = await self._replay()
         self._clock.not_before(state.at)
         self.scheduler = self._make(state)
-        if self._begun is not None:
-            self._begun(state)
+        for begun in self._begun:
+            begun(state)
         self._life += 1
         self._up = True
         self._due = self._clock.now() + self._pulse_ms
