@@ -10,6 +10,7 @@ as Prometheus expects; a replayed journal does not count.
 import os
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,7 +22,7 @@ from prometheus_client.registry import Collector
 from rollmuxd.core import facts as f
 from rollmuxd.core.estimates import credit_ms, slowdown
 from rollmuxd.core.ids import Millis
-from rollmuxd.core.model import Job, JobStatus, NodeStatus, OrderKind, Slot, SlotStatus
+from rollmuxd.core.model import Job, JobStatus, NodeStatus, OrderKind, SlotStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.open_orders import OpenOrders
 
@@ -31,6 +32,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 _SWITCH_SECONDS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 _WAIT_SECONDS = (0.1, 1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600)
 _RUNNING = (SlotStatus.RUNNING, SlotStatus.TAIL)
+_OPEN = (SlotStatus.QUEUED, SlotStatus.LOADING, *_RUNNING)
 #: jobs that have series of their own, at most
 JOBS_SHOWN: Final = 100
 #: iterations after which a promise is judged
@@ -71,8 +73,6 @@ class Metrics:
         self._requests = Counter(
             "rollmux_http_requests", "Answered calls.", ["route", "method", "status"], registry=into
         )
-        #: looking a child up costs several times what counting does
-        self._answered: dict[tuple[str, str, int], Counter] = {}
         self._state = _StateCollector()
         self.registry.register(self._state)
         #: open orders: what they are, and since when
@@ -85,13 +85,8 @@ class Metrics:
     # ---- fed by ----------------------------------------------------------------------------------------------------
 
     def answered(self, route: str, method: str, status: int) -> None:
-        """A call was answered."""
-        key = (route or "none", method, status)
-        count = self._answered.get(key)
-        if count is None:
-            # Bounded: by the routes, their methods, and the statuses that we answer with.
-            count = self._answered[key] = self._requests.labels(key[0], key[1], str(status))
-        count.inc()
+        """A call was answered. Bounded by the routes, their methods, and the statuses that we answer with."""
+        self._requests.labels(route or "none", method, str(status)).inc()
 
     def begin(self, state: State) -> None:
         """Take what is open from a replayed state, so that its ends are counted right."""
@@ -100,7 +95,9 @@ class Metrics:
         for order in state.orders.values():
             self._orders.add(order, (order.kind, order.issued_at))
         self._slots = {
-            slot.id: _OpenSlot(self._owners.get(slot.job, ""), slot) for slot in state.slots.values() if _open(slot)
+            slot.id: _OpenSlot(self._owners.get(slot.job, ""), slot.queued_at, slot.granted_at, len(slot.gpus))
+            for slot in state.slots.values()
+            if slot.status in _OPEN
         }
 
     def sink(self, facts: Sequence[tuple[int, f.Fact]]) -> None:
@@ -117,7 +114,7 @@ class Metrics:
             case f.JobEnded():
                 self._owners.pop(fact.job, None)
             case f.SlotQueued():
-                self._slots[fact.slot] = _OpenSlot(self._owners.get(fact.job, ""), queued_at=fact.at)
+                self._slots[fact.slot] = _OpenSlot(self._owners.get(fact.job, ""), fact.at)
             case f.LoanEnded():
                 self._harvested.labels(self._owners.get(fact.job, "")).inc(fact.gpus * fact.used_ms / 1000)
             case f.YieldAsked():
@@ -186,18 +183,14 @@ class Metrics:
         return body, media_type
 
 
+@dataclass(slots=True)
 class _OpenSlot:
-    __slots__ = ("gpus", "owner", "queued_at", "since")
+    """``since``: it was granted, or had other GPUs."""
 
-    def __init__(self, owner: str, slot: Slot | None = None, *, queued_at: Millis = 0) -> None:
-        self.owner = owner
-        self.queued_at = slot.queued_at if slot else queued_at
-        self.since = slot.granted_at if slot else None
-        self.gpus = len(slot.gpus) if slot else 0
-
-
-def _open(slot: Slot) -> bool:
-    return slot.status in (SlotStatus.QUEUED, SlotStatus.LOADING, *_RUNNING)
+    owner: str
+    queued_at: Millis
+    since: Millis | None = None
+    gpus: int = 0
 
 
 class Scrape(NamedTuple):
