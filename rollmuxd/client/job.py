@@ -115,11 +115,11 @@ class Slot:
 
     def shrink(self, keep: Iterable[str]) -> None:
         """Give all GPUs back but ``keep``, after having cleared the others. Raises :class:`Refused`."""
-        self._runtime.run(self._runtime.shrinking(self, list(keep)))
+        self._runtime.run(self._runtime.resizing(self, list(keep)))
 
     def grow(self) -> None:
         """Take all GPUs of the phase back, as a directive has offered. Raises :class:`Refused`."""
-        self._runtime.run(self._runtime.growing(self))
+        self._runtime.run(self._runtime.resizing(self, None))
 
 
 class AsyncSlot(Slot):
@@ -127,11 +127,11 @@ class AsyncSlot(Slot):
 
     async def shrink(self, keep: Iterable[str]) -> None:  # type: ignore[override]
         """Give all GPUs back but ``keep``, after having cleared the others. Raises :class:`Refused`."""
-        await self._runtime.arun(self._runtime.shrinking(self, list(keep)))
+        await self._runtime.arun(self._runtime.resizing(self, list(keep)))
 
     async def grow(self) -> None:  # type: ignore[override]
         """Take all GPUs of the phase back, as a directive has offered. Raises :class:`Refused`."""
-        await self._runtime.arun(self._runtime.growing(self))
+        await self._runtime.arun(self._runtime.resizing(self, None))
 
 
 # ---- phases ----------------------------------------------------------------------------------------------------------

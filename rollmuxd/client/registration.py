@@ -81,6 +81,7 @@ def registration(
     if init is not None and init is not False and not any(phase.name == "init" for phase in sides):
         told = init if isinstance(init, Mapping) else {}
         sides.insert(0, _phase("init", {"pools": list(pools), **told}, pools, "init="))
+    hooks = set(hooked)
     body = RegisterBody(
         name=name,
         phases=cycle,
@@ -88,7 +89,7 @@ def registration(
         states={
             pool: _made(StateBody, f"{pool}=", _only(given, _STATE))
             for pool, given in pools.items()
-            if _has_state(pool, given, hooked)
+            if _STATE & given.keys() or {pool, "*"} & hooks
         },
         side=sides,
         asynchronous=batches,
@@ -117,7 +118,8 @@ def _cycle(pools: Mapping[str, Mapping[str, Any]], phases: Mapping[str, Any] | I
         _named("a phase's name", phase)
         made = _phase(phase, options, pools, "phases=")
         # Said at the pool of the same name, as in rollout=dict(nodes=1, seconds=90): means the phase.
-        said = _only(pools.get(phase, {}), _TIMES - _given(options))
+        here = options.keys() if isinstance(options, Mapping) else set()
+        said = _only(pools.get(phase, {}), _TIMES - here)
         cycle.append(_made(PhaseBody, f"{phase}=", {**msgspec.structs.asdict(made), **said}))
     return cycle
 
@@ -142,14 +144,6 @@ def _kind(key: str, given: Any, made: type[T], say: str) -> T | None:
     options = {} if given is True else dict(given)
     _known(f"{key}=", options, {field.name for field in msgspec.structs.fields(made)})
     return _made(made, f"{key}=", options)
-
-
-def _given(options: Any) -> set[str]:
-    return set(options) if isinstance(options, Mapping) else set()
-
-
-def _has_state(pool: str, given: Mapping[str, Any], hooked: Iterable[str]) -> bool:
-    return bool(_STATE & given.keys()) or pool in set(hooked) or "*" in set(hooked)
 
 
 def _only(given: Mapping[str, Any], keys: set[str]) -> dict[str, Any]:

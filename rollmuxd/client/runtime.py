@@ -407,21 +407,13 @@ class Runtime(Generic[S]):
         if self._heartbeat is not None:
             self._heartbeat.progress(done, total)
 
-    def shrinking(self, slot: "Slot", keep: Sequence[str]) -> Flow[None]:
-        """Give GPUs of the slot back."""
-        if self._session is not None and slot.held is not None:
-            self._check_process()
-            yield from self._session.shrink(slot.held, keep)
-
-    def growing(self, slot: "Slot") -> Flow[None]:
-        """Take GPUs of the slot back."""
-        if self._session is not None and slot.held is not None:
-            self._check_process()
-            yield from self._session.grow(slot.held)
-
-    def _check_process(self) -> None:
+    def resizing(self, slot: "Slot", keep: Sequence[str] | None) -> Flow[None]:
+        """Give all GPUs of the slot back but these; None: take those back that were offered."""
+        if self._session is None or slot.held is None:
+            return
         if os.getpid() != self._pid:
             raise RollmuxError(f"the slot of job {self.name} belongs to process {self._pid}; shrink and grow it there")
+        yield from self._session.resize(slot.held, keep)
 
     def left(self, error: BaseException | None, reason: str = "") -> Flow[None]:
         """End the job, whose loop this error has left, if any. One that the daemon may start again is left to it."""

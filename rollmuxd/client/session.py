@@ -409,18 +409,16 @@ class Session:
             else:
                 return view
 
-    def shrink(self, held: Held, keep: Sequence[str]) -> Flow[None]:
-        """Say that all GPUs but ``keep`` were given back. Raises :class:`Refused` when that is not possible."""
-        body = ShrinkBody(fence=held.fence, keep=list(keep))
-        view = yield from self._persist(calls.shrink(held.slot, body), self._patience_s)
-        held.gpus = tuple(view.gpus)
-        held.directive = None
+    def resize(self, held: Held, keep: Sequence[str] | None) -> Flow[None]:
+        """Say that all GPUs but ``keep`` were given back; None: take back those that were offered.
 
-    def grow(self, held: Held) -> Flow[None]:
-        """Take back the GPUs that were offered. Raises :class:`Refused` when another job has them by now."""
-        view = yield from self._persist(calls.grow(held.slot, GrowBody(fence=held.fence)), self._patience_s)
-        held.gpus = tuple(view.gpus)
-        held.directive = None
+        Raises :class:`Refused` when that is not possible: another job may have them by now.
+        """
+        call = calls.grow(held.slot, GrowBody(fence=held.fence))
+        if keep is not None:
+            call = calls.shrink(held.slot, ShrinkBody(fence=held.fence, keep=list(keep)))
+        view = yield from self._persist(call, self._patience_s)
+        held.gpus, held.directive = tuple(view.gpus), None
 
     # ---- sessions ----
 
