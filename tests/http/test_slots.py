@@ -2,12 +2,15 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import anyio
 import pytest
-from patience import eventually
+from patience import PATIENCE_S, eventually
 
+from rollmuxd.core.inputs import GpuObservation
 from rollmuxd.core.model import SlotStatus
+from rollmuxd.daemon.http.routes import slots
 
 pytestmark = pytest.mark.asyncio
 #: the longest that a call may wait, and a limit for what comes before that
@@ -171,6 +174,22 @@ async def test_gpus_that_no_driver_moves_are_looked_at_before_the_release(runnin
         assert world.backends.observations == [("h1", ("h1/gpu0", "h1/gpu1"))]
         await job.give_back((await job.ask("train")).json())
         assert len(world.backends.observations) == 1  # its state will be parked, and seen then
+
+
+async def test_gpus_of_several_hosts_are_looked_at_at_once():
+    looked, both = [], anyio.Event()
+
+    async def observe(host, gpus):
+        looked.append(host)
+        if len(looked) == 2:
+            both.set()
+        await both.wait()
+        return tuple(GpuObservation(gpu, 0) for gpu in gpus)
+
+    call = SimpleNamespace(services=SimpleNamespace(actuator=SimpleNamespace(observe=observe)))
+    with anyio.fail_after(PATIENCE_S):
+        seen = await slots._observation(call, {"h2": ["h2/gpu0"], "h1": ["h1/gpu0", "h1/gpu1"]})
+    assert [gpu.gpu for gpu in seen] == ["h2/gpu0", "h1/gpu0", "h1/gpu1"]
 
 
 async def test_a_release_of_a_job_that_parks_at_release_is_answered_when_it_is_parked(running):

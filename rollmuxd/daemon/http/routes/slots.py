@@ -1,5 +1,6 @@
 """Slots: asking for the turn, waiting for it, giving it back. The calls that every iteration of every job makes."""
 
+import asyncio
 import math
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -200,21 +201,10 @@ def _by_host(
 
 async def _observation(call: Call, hosts: dict[str, list[GpuId]]) -> tuple[GpuObservation, ...]:
     """What the backends see on these GPUs now; nothing of a host that cannot say. Bounded by the actuator."""
-    if not hosts:
-        return ()
-    seen: dict[str, tuple[GpuObservation, ...]] = {}
-
-    async def look(host: str, gpus: Collection[GpuId]) -> None:
-        seen[host] = await call.services.actuator.observe(host, gpus)
-
-    if len(hosts) == 1:
-        for host, gpus in hosts.items():
-            await look(host, gpus)
-    else:
-        async with anyio.create_task_group() as looks:
-            for host, gpus in hosts.items():
-                looks.start_soon(look, host, gpus)
-    return tuple(gpu for host in hosts for gpu in seen[host])
+    looks = [call.services.actuator.observe(host, gpus) for host, gpus in hosts.items()]
+    if len(looks) == 1:  # a task for it would cost most hand-overs some turns of the loop
+        return await looks[0]
+    return tuple(gpu for seen in await asyncio.gather(*looks) for gpu in seen)
 
 
 def _parks(state: State, slot: SlotId, job: JobId) -> bool:
