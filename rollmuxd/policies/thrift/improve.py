@@ -42,19 +42,19 @@ class Search(Struct):
 
     planner: Planner
     #: the jobs of all groups
-    needs: Mapping[JobId, JobDemand]
+    needs: dict[JobId, JobDemand]
     #: of the groups as they stand, by the plan's measure (:class:`~rollmuxd.policies.thrift.model.Plan`)
-    values: Mapping[GroupId, float]
+    values: dict[GroupId, float]
     #: of each job, what moving it costs, dollars; not there: it stays where it is
-    costs: Mapping[JobId, float]
+    costs: dict[JobId, float]
     #: nodes that are in no group, the cheapest first, by pool
     free: Mapping[PoolName, Sequence[NodeId]]
     #: by which bound a job may be where newcomers come, or come itself; not there: it cannot pay for that
-    among: Mapping[JobId, JobDemand]
+    among: dict[JobId, JobDemand]
     #: jobs in a group at most
     max_group: int
     #: of the jobs, hours
-    ages: Mapping[JobId, float]
+    ages: dict[JobId, float]
 
     def hours(self, jobs: Iterable[JobId]) -> float:
         """How long a better partition of these jobs is worth something, beyond the first end of one.

@@ -553,11 +553,8 @@ class Thrift(RollMux):
         """The groups that a search looks at, and the search: with the jobs, and what moving them costs."""
         placed = [job for job in state.jobs.values() if job.pins]
         longest_ms = max((self._takes_ms.get(job.spec.movable, 0) for job in placed), default=0)
+        search = Search(planner, {}, {}, {}, free, {}, self.max_group, {})
         options: list[GroupSnapshot] = []
-        values: dict[GroupId, float] = {}
-        needs: dict[JobId, JobDemand] = {}
-        costs: dict[JobId, float] = {}
-        among: dict[JobId, JobDemand] = {}
         for looked, group in enumerate(tuple(state.groups.values())):
             if looked % GROUPS_A_STEP == GROUPS_A_STEP - 1:
                 yield
@@ -571,15 +568,15 @@ class Thrift(RollMux):
             mine, settled = self._needs(state, planner, sitting, now), self._has_settled(state, group)
             for name, need in zip(sitting.known, mine, strict=True):
                 job = state.jobs[name]
-                needs[name] = need
+                search.needs[name], search.ages[name] = need, (now - job.registered_at) / HOUR_MS
                 if self._affords(job, now):
-                    costs[name] = planner.alone_price(need.profile) * self._takes_ms[job.spec.movable] / HOUR_MS
+                    takes = self._takes_ms[job.spec.movable]
+                    search.costs[name] = planner.alone_price(need.profile) * takes / HOUR_MS
                 if settled and (joined := self._among(job, need, longest_ms, now)) is not None:
-                    among[name] = joined
+                    search.among[name] = joined
             options.append(sitting)
-            values[group.id] = value_of(planner, sitting, mine)
-        ages = {name: (now - state.jobs[name].registered_at) / HOUR_MS for name in needs}
-        return options, Search(planner, needs, values, costs, free, among, self.max_group, ages)
+            search.values[group.id] = value_of(planner, sitting, mine)
+        return options, search
 
     def _affords(self, job: Job, now: Millis) -> bool:
         """Whether the job may be moved, and its credit covers all that this may cost it."""
