@@ -358,15 +358,12 @@ class RollMux:
         self, state: State, job: Job, group: Group, whole: dict[PoolName, tuple[NodeId, ...]]
     ) -> Iterator[Candidate]:
         """A job whose pools share nodes takes the whole pool's. Where none is used whole, as few as it needs."""
-        sizes = range(1, len(group.nodes) + 1)
-        ways = [*whole.values()][:1] or (some for size in sizes for some in combinations(group.nodes, size))
-        width = 0
-        for nodes in ways:
-            if width and len(nodes) > width:
-                return
-            if all(enough(state, want, nodes) for want in job.spec.wants):
-                width = len(nodes)
-                yield Candidate(group, {want.pool: nodes for want in job.spec.wants}, "packing", 0.0)
+        wants = job.spec.wants
+        there = [name for name in group.nodes if all(want.pool in state.nodes[name].pools for want in wants)]
+        few = (nodes for want in wants for nodes in islice(_choices(state, want, there), SUBSETS_TRIED))
+        for nodes in [*whole.values()][:1] or few:
+            if all(enough(state, want, nodes) for want in wants):
+                yield Candidate(group, {want.pool: nodes for want in wants}, "packing", 0.0)
 
     def _isolated(self, state: State, job: Job) -> Candidate | None:
         """Free nodes of its own, those it sat on before first, then the cheapest."""

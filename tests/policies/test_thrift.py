@@ -326,6 +326,34 @@ def test_jobs_that_have_both_pools_on_one_node_share_it_as_under_the_papers_rule
     assert sat[1:] == [sat[0]] * 2
 
 
+@pytest.mark.parametrize("wants", [{"nodes": 1}, {"gpus": 2}])
+def test_a_job_with_both_pools_on_the_same_nodes_takes_as_few_of_the_groups_as_it_needs(wants: dict[str, int]) -> None:
+    """The group's other nodes are of no use to it, however many ways there are to choose some of them."""
+    core = Scheduler(Config(lease_ms=1 << 50), Thrift(steady=True))
+    both, hosts = ("rollout", "train"), [f"h{at}" for at in range(28)]
+    nodes = [
+        i.NodeSpec(name, name, (f"{name}/gpu0", f"{name}/gpu1"), both if at < 3 else ("rollout",))
+        for at, name in enumerate(hosts)
+    ]
+    core.handle(i.Start(tuple(i.HostSpec(name, "mock", 0) for name in hosts), tuple(nodes)), 0)
+    for node in nodes:
+        core.handle(i.HostObserved(node.host, tuple(i.GpuObservation(gpu, 0) for gpu in node.gpus)), 0)
+    phases = tuple(PhaseSpec(pool, (pool,)) for pool in both)
+    for name, rollout, train in (
+        ("wide", {"named": tuple(hosts[3:])}, {"named": ("h0", "h1")}),
+        ("other", {"named": ("h2",)}, {"named": ("h2",)}),
+        ("one", wants, wants),
+        ("three", {"nodes": 3}, {"nodes": 3}),
+    ):
+        asks = Want("rollout", **rollout), Want("train", **train)
+        spec = JobSpec(name, phases=phases, wants=asks, colocate=name != "wide")
+        core.handle(i.RegisterJob("team", "ann", spec), 0)
+    wide, _, one, three = core.state.jobs.values()
+    assert one.group == wide.group
+    assert one.pins == {"rollout": ("h0",), "train": ("h0",)}
+    assert three.group is None
+
+
 def test_a_wide_job_may_sit_on_old_and_new_nodes_at_once() -> None:
     cluster = Cluster(4, 2, Thrift(steady=True, objective="cost"))
     cluster.arrives(job("first", 100, 60, 2.0))
