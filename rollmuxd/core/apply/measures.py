@@ -110,12 +110,11 @@ def count_release(job: Job, slot: Slot, at: Millis, work: float, *, away: bool =
         usual = min(ran, sum(times.recent_ms) // len(times.recent_ms))
         progress.iteration_solo_ms += usual
         progress.iteration_excused_ms += ran - usual
-        job.work = max(0.0, float(work))
-        return
-    progress.iteration_solo_ms += ran
-    _observe(job, slot.phase, ran)
-    if job.spec.asynchronous is not None and not job.spec.asynchronous.ahead:
-        progress.batch_from = slot.granted_at
+    else:
+        progress.iteration_solo_ms += ran
+        _observe(job, slot.phase, ran)
+        if job.spec.asynchronous is not None and not job.spec.asynchronous.ahead:
+            progress.batch_from = slot.granted_at
     job.work = max(0.0, float(work))
 
 

@@ -27,7 +27,6 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.steps.dispatch import (
     engines_of,
-    holds_on,
     in_whole_engines,
     is_waited_for,
     issue,
@@ -94,7 +93,7 @@ def is_at_rest(c: Context, node: Node, slot: Slot) -> bool:
     job = c.state.jobs[slot.job]
     pools = job.spec.phase(slot.phase).pools
     mine = [kept.status for kept in c.state.states_at(job, node) if kept.pool in pools]
-    if slot.status is SlotStatus.TAIL or holds_on(c, slot, node.id):
+    if slot.status is SlotStatus.TAIL or slot.id in node.holders:
         return all(status is StateStatus.LOADED for status in mine)
     return all(status in (StateStatus.PARKED, StateStatus.GONE) for status in mine)
 

@@ -222,12 +222,7 @@ def needed(c: Context, job: Job, slot: Slot) -> list[JobState]:
     """The states of the slot's phase on the nodes that it holds GPUs of: on a part, these need not be all."""
     pools = job.spec.phase(slot.phase).pools
     here = [it for it in c.state.states_of(job) if it.pool in pools and it.node in job.pins.get(it.pool, ())]
-    return [kept for kept in here if holds_on(c, slot, kept.node)]
-
-
-def holds_on(c: Context, slot: Slot, node: NodeId) -> bool:
-    """Whether the slot holds a GPU of the node."""
-    return any(gpu.holder == slot.id for gpu in c.state.nodes[node].gpus.values())
+    return [kept for kept in here if slot.id in c.state.nodes[kept.node].holders]
 
 
 def grant_if_loaded(c: Context, job: Job, slot: Slot) -> None:

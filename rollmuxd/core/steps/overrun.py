@@ -12,7 +12,7 @@ from rollmuxd.core.context import Context
 from rollmuxd.core.estimates import by_work_ms, quantile_ms
 from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.model import Job, Slot, SlotStatus, nodes_in
-from rollmuxd.core.steps.dispatch import holds_on, is_waited_for
+from rollmuxd.core.steps.dispatch import is_waited_for
 from rollmuxd.core.steps.reclaim import take_away
 
 #: a slot has this many times the p95 of its phase
@@ -32,11 +32,6 @@ def expected_ms(c: Context, job: Job, slot: Slot) -> Millis | None:
     return max((it for it in (seen, by_work_ms(job, phase)) if it is not None), default=phase.planned_ms)
 
 
-def ran_ms(slot: Slot, now: Millis) -> Millis:
-    """For how long it has been its holder's."""
-    return 0 if slot.granted_at is None else now - slot.granted_at
-
-
 def due(c: Context, job: JobId) -> None:
     """The job's slot may have run too long: warn if it has, and act if that is configured.
 
@@ -51,16 +46,18 @@ def due(c: Context, job: JobId) -> None:
         return
     if not c.is_past(max(when, c.timers.renewed_at) + c.config.overrun_grace_ms, "overrun", job):
         return
-    held = [name for name in nodes_in(known.pins) if holds_on(c, slot, name)]
-    if expected_ms(c, known, slot) is None or not is_waited_for(c, known, held):
+    expected = expected_ms(c, known, slot)
+    held = [name for name in nodes_in(known.pins) if slot.id in c.state.nodes[name].holders]
+    if expected is None or not is_waited_for(c, known, held):
         c.timers.at(c.now + LOOK_MS, "overrun", job)
-    else:
-        end(c, known, slot)
+        return
+    data = {"ran_s": (c.now - (slot.granted_at or 0)) // 1000, "phase": slot.phase, "expected_s": expected / 1000}
+    take_away(c, slot, Cause("overrun", data), "overrun")
 
 
 def warned(c: Context, job: Job, slot: Slot) -> Millis | None:
     """Say that the slot overran, and since when; None: it does not yet."""
-    granted = c.now - ran_ms(slot, c.now)
+    granted = slot.granted_at or 0
     bound = max(TIMES * (expected_ms(c, job, slot) or 0), c.config.min_overrun_ms)
     # While the daemon was away nothing could be released: a client that is back within a lease was not late.
     when = granted + bound
@@ -70,11 +67,3 @@ def warned(c: Context, job: Job, slot: Slot) -> Millis | None:
         return None
     c.fact(f.SlotOverran(c.now, slot.id, c.now - granted, bound))
     return c.now
-
-
-def end(c: Context, job: Job, slot: Slot) -> None:
-    """Revoke it; its GPUs are given on when they were verified clean, as ever."""
-    ran = ran_ms(slot, c.now) // 1000
-    expected = (expected_ms(c, job, slot) or 0) / 1000
-    reason = Cause("overrun", {"ran_s": ran, "phase": slot.phase, "expected_s": expected})
-    take_away(c, slot, reason, "overrun")

@@ -18,7 +18,7 @@ from rollmuxd.core.model import (
     StateStatus,
     nodes_in,
 )
-from rollmuxd.core.steps.dispatch import grant_if_loaded, holds_on, issue, park_if_unheld
+from rollmuxd.core.steps.dispatch import grant_if_loaded, issue, park_if_unheld
 from rollmuxd.core.steps.observe import expect_clean
 
 
@@ -74,7 +74,7 @@ def park_own(c: Context, job: Job, slot: Slot) -> None:
     pools, later = job.spec.phase(slot.phase).pools, c.state.slot_of(job)
     for kept in c.state.states_of(job):
         if kept.status is StateStatus.LOADED and kept.pool in pools:
-            if later is None or not holds_on(c, later, kept.node):
+            if later is None or later.id not in c.state.nodes[kept.node].holders:
                 issue(c, OrderKind.PARK, kept, slot.id)
 
 
