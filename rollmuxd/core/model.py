@@ -137,7 +137,7 @@ class NodeSpec(Struct, frozen=True):
     price_per_gpu_hour: float = 0.0
 
 
-class HostSpec(Struct, frozen=True):
+class HostSpec(Struct, frozen=True, omit_defaults=True):
     """A host as the configuration gives it, and its backend."""
 
     id: HostId
