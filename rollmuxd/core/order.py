@@ -130,11 +130,6 @@ def _standing(job: Job, slot: Slot, now: Millis) -> tuple[bool, bool, Millis]:
     return now < patient_until(job, slot), not job.guarded, ahead_ms(job, slo, now) - before
 
 
-def gives_way(job: Job) -> bool:
-    """Whether it was decided that the job is promised nothing, so that by credit it yields."""
-    return job.status is JobStatus.ADMITTED and not job.promised
-
-
 def patient_until(job: Job, slot: Slot) -> Millis:
     """When a request has waited for so long that it goes before jobs with less credit."""
     return slot.queued_at + PATIENCE * (solo_ms(job) or 0)

@@ -57,6 +57,7 @@ def look_later(c: Context) -> None:
         dirty.places = False
         c.regrouping = None
         move.look_for_moves(c, move.STEP_MS)
-        drain.plan_departures(c)
+        if drain.to_leave(c):  # jobs sit on other nodes than before, which may let one go
+            c.timers.at(c.now + drain.SETTLE_MS, "leave", "")
     if dirty.hosts or dirty.watched:
         observe(c)

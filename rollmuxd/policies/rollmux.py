@@ -25,7 +25,7 @@ from rollmuxd.core.estimates import moves_ms, phase_ms, rollouts_rest_ms, solo_m
 from rollmuxd.core.feasible import check, ram_mb_on, short_of_memory, short_of_ram, short_of_time
 from rollmuxd.core.ids import GroupId, HostId, JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Node, NodeStatus, PlannedTurn
-from rollmuxd.core.order import PROMISED_NOTHING, gives_way
+from rollmuxd.core.order import PROMISED_NOTHING
 from rollmuxd.core.policy import Leg, Move, Placed, Refusal, Replan
 from rollmuxd.core.shares import over_its_nodes
 from rollmuxd.core.spec import Park, PhaseSpec, StateSpec, Want
@@ -186,7 +186,8 @@ class RollMux:
         By credit the others yield (:func:`~rollmuxd.core.steps.lines.yields_to`): each is let in for an iteration
         in ten of its own at most.
         """
-        yields = [name for name in summary.rates if name != job and gives_way(state.jobs[name])]
+        others = (state.jobs[name] for name in summary.rates if name != job)
+        yields = [it.id for it in others if it.status is JobStatus.ADMITTED and not it.promised]
         if self.dispatch is not Dispatch.CREDIT or not yields or len(yields) >= PROMISED_NOTHING:
             return period
         legs = tuple(leg for leg in summary.legs if leg.job not in yields)

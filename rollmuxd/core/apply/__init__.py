@@ -27,13 +27,10 @@ def apply(state: State, fact: f.Fact) -> None:
     _FOLD[type(fact)](state, fact)
 
 
-def _nothing(state: State, fact: f.Fact) -> None:
-    """The fact is for people and other readers of the journal."""
-
-
 #: facts that have no function of their own
 _SHARED: Final[Mapping[type[f.Fact], Fold]] = {
-    **dict.fromkeys((f.LoopStalled, f.Audited), _nothing),
+    # they are for people and other readers of the journal
+    **dict.fromkeys((f.LoopStalled, f.Audited), lambda state, fact: None),
     **dict.fromkeys((f.NodeUp, f.NodeOccupied, f.NodeUnknown, f.NodeLost, f.NodeQuarantined), hosts.node_moved),
     **dict.fromkeys((f.NodeDraining, f.NodeDrained, f.NodeUndrained), hosts.node_moved),
     **dict.fromkeys((f.SessionLost, f.SessionClosed), jobs.session_over),

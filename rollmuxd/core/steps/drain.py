@@ -33,16 +33,10 @@ TRIED: Final = 32
 AGAIN_MS: Final = 60_000
 
 
-def plan_departures(c: Context) -> None:
-    """Jobs sit on other nodes than before: that may let one leave a drained node."""
-    if _to_leave(c):
-        c.timers.at(c.now + SETTLE_MS, "leave", "")
-
-
 def look_again(c: Context, key: str) -> None:
     """At a deadline: move every job away from drained nodes that can be moved now."""
     del key
-    for name in _to_leave(c):
+    for name in to_leave(c):
         job = c.state.jobs[name]
         if job.move is not None or len(c.state.moving) >= c.config.max_concurrent_moves:
             continue
@@ -81,7 +75,8 @@ def way_out(c: Context, job: Job) -> Move | str:
     return said
 
 
-def _to_leave(c: Context) -> list[JobId]:
+def to_leave(c: Context) -> list[JobId]:
+    """The jobs on nodes that are drained."""
     return list(dict.fromkeys(job for node in c.state.nodes.values() if node.drain for job in node.pinned))
 
 
