@@ -1,6 +1,6 @@
 """One decision in the making: what the rooms of the core share while an input is handled."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from rollmuxd.core.apply import apply
@@ -43,7 +43,6 @@ class Context:
         #: what has to be looked at before the state is at rest
         self.dirty = Dirty()
         self.effects: list[Effect] = []
-        self._traits: Mapping[str, DriverTraits] = config.drivers
         #: what the input at hand has spent on looking for places for jobs
         self.spent = 0
         #: groups whose promises were looked at when they were of that version
@@ -72,4 +71,4 @@ class Context:
 
     def traits(self, driver: str) -> DriverTraits:
         """What a residency driver says of itself; of one that says nothing, nothing is presumed."""
-        return self._traits.get(driver, _NO_TRAITS)
+        return self.config.drivers.get(driver, _NO_TRAITS)

@@ -12,7 +12,7 @@ from rollmuxd.core.spec import OnLoss
 from rollmuxd.core.steps.admit import check_owner, check_spec
 from rollmuxd.core.steps.launch import end_process, kill, lost_too_often, plan_relaunch, run_key
 from rollmuxd.core.steps.observe import record_unknown
-from rollmuxd.core.steps.reclaim import abandon, drop_request, end_now, take_away
+from rollmuxd.core.steps.reclaim import abandon, drop_request, end_now, end_session, take_away
 
 
 def register(c: Context, ask: i.RegisterJob) -> Answer:
@@ -197,8 +197,7 @@ def close_session(c: Context, ask: i.CloseSession) -> Answer:
     if session.status is not SessionStatus.ALIVE:
         return Answer(session=session.id, repeated=True)
     job = c.state.jobs[session.job]
-    c.fact(f.SessionClosed(c.now, session.id))
-    c.timers.forget_session(session.id)
+    end_session(c, job)
     if job.live and job.launch is not None and not job.launch.over and job.session == session.id:
         c.timers.at(c.now + c.config.lease_ms, "reap", job.id)  # it may still have something to write
         job_lost(c, job, Cause("process_left", {"pid": session.pid}), leaves=True)

@@ -162,6 +162,8 @@ def is_on_its_way(c: Context, job: Job) -> bool:
 
 def no_room(c: Context, job: Job, node: Node) -> Cause | None:
     """Why a filler cannot have its state on a node beside what jobs have there; None: it can."""
+    if node.status in (NodeStatus.DRAINING, NodeStatus.DRAINED):
+        return Cause("node_is", {"node": node.id, "status": str(node.status)})
     host = c.state.hosts[node.host]
     fillers = dict.fromkeys((*(it for name in host.nodes for it in c.state.nodes[name].fillers), job.id))
     ram = host.reserved_mb + sum(spec.ram_mb for it in fillers for spec in c.state.jobs[it].spec.states)
@@ -181,10 +183,7 @@ def leave_where_there_is_no_room(c: Context, node: Node) -> None:
         job = c.state.jobs[name]
         if job.status is not JobStatus.ADMITTED or job.slot is not None:
             continue
-        if node.status in (NodeStatus.DRAINING, NodeStatus.DRAINED):
-            why: Cause | None = Cause("node_is", {"node": node.id, "status": str(node.status)})
-        else:
-            why = no_room(c, job, node)
+        why = no_room(c, job, node)
         if why is not None:
             c.fact(f.JobUnplaced(c.now, job.id, why))  # the others may have room now
 
@@ -195,13 +194,9 @@ def leave_where_there_is_no_room(c: Context, node: Node) -> None:
 def next_due(c: Context, node: Node) -> tuple[Millis | None, Job | None]:
     """When a job may ask for the node at the earliest, and which; None: none is expected there."""
     group = c.state.group_of(node)
-    due: tuple[Millis | None, Job | None] = (None, None)
-    for name in () if group is None else (*group.jobs, *group.coming):
-        job = c.state.jobs[name]
-        at = asks_at(c, job, node.id)
-        if at is not None and (due[0] is None or at < due[0]):
-            due = at, job
-    return due
+    jobs = () if group is None else map(c.state.jobs.__getitem__, (*group.jobs, *group.coming))
+    asks = [(at, job) for job in jobs if (at := asks_at(c, job, node.id)) is not None]
+    return min(asks, key=lambda it: it[0], default=(None, None))
 
 
 def asks_at(c: Context, job: Job, node: NodeId) -> Millis | None:

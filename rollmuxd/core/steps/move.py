@@ -42,7 +42,7 @@ from rollmuxd.core.steps.launch import end_process, launch, run_key
 from rollmuxd.core.steps.lines import next_phase
 from rollmuxd.core.steps.locality import locality_violation, place_elsewhere
 from rollmuxd.core.steps.observe import expect_clean, is_of_use, record_unknown
-from rollmuxd.core.steps.reclaim import abandon, close_session, drop_request
+from rollmuxd.core.steps.reclaim import abandon, drop_request, end_session
 
 #: the time between two steps of the search for moves, in which others are heard
 STEP_MS: Final = 1
@@ -163,7 +163,7 @@ def begin(c: Context, job: Job) -> None:
     c.fact(f.MoveBegan(c.now, job.id))
     if job.spec.movable is Movable.RELAUNCH:
         drop_request(c, job, Cause("process_is_ended"))
-        close_session(c, job)
+        end_session(c, job)
         end_process(c, job, Cause("starts_elsewhere"))
         for kept in c.state.states_of(job):  # what the process had anywhere has to be seen gone
             record_unknown(c, kept)

@@ -128,10 +128,10 @@ def end_now(c: Context, job: Job, *, reason: Cause, by: str) -> None:
     c.fact(f.JobEnded(c.now, job.id, reason, by))
     if job.launch is not None and not job.launch.over:  # it may leave by itself first
         c.timers.at(c.now + c.config.lease_ms, "reap", job.id)
-    close_session(c, job)
+    end_session(c, job)
 
 
-def close_session(c: Context, job: Job) -> None:
+def end_session(c: Context, job: Job) -> None:
     """The job's process makes no further calls, if it is there."""
     session = c.state.session_of(job)
     if session is not None:

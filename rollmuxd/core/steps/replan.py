@@ -65,9 +65,7 @@ def watch(c: Context, job: Job) -> None:
         left = left or promised is None or has_left(seen[phase.name], promised, c.config.drift)
     if not left and not (seen and moves_have_left(job, moves, c.config.drift)):
         return
-    plans_follow(c, job, seen, moves)
-    group = c.state.groups[job.group]
-    replan_group(c, group, job, Cause("times_left_plan", {"job": job.id}), changed=True)
+    plans_follow(c, job, seen, moves, "times_left_plan")
 
 
 def measure(c: Context, job: Job) -> None:
@@ -85,10 +83,7 @@ def measure(c: Context, job: Job) -> None:
     times = first_times(c, job)
     if not moves and not times:
         return
-    plans_follow(c, job, times, moves)
-    if job.status is JobStatus.ADMITTED:
-        group = c.state.groups[job.group]
-        replan_group(c, group, job, Cause("moves_planned", {"job": job.id}), changed=True)
+    plans_follow(c, job, times, moves, "moves_planned")
 
 
 def first_times(c: Context, job: Job) -> dict[str, list[Millis]]:
@@ -101,7 +96,9 @@ def first_times(c: Context, job: Job) -> dict[str, list[Millis]]:
     return {name: [max(1, took) for took in it.recent_ms] for name, it in times.items()}
 
 
-def plans_follow(c: Context, job: Job, seen: Mapping[str, Sequence[Millis]], moves: dict[PoolName, Millis]) -> None:
+def plans_follow(
+    c: Context, job: Job, seen: Mapping[str, Sequence[Millis]], moves: dict[PoolName, Millis], why: str
+) -> None:
     """From now on plans reckon with these observations of phases, by name, and of loads and parks."""
     mean = c.config.plan is PlanWith.MEAN  # then promises reckon with the same
     c.fact(
@@ -115,6 +112,8 @@ def plans_follow(c: Context, job: Job, seen: Mapping[str, Sequence[Millis]], mov
             moves=moves,
         )
     )
+    if job.status is JobStatus.ADMITTED:
+        replan_group(c, c.state.its_group(job), job, Cause(why, {"job": job.id}), changed=True)
 
 
 def moves_have_left(job: Job, moves: Mapping[PoolName, Millis], share: float) -> bool:
