@@ -2,7 +2,7 @@
 
 Effects are performed in order, after the facts of the same decision are durable. Each order ends in exactly one
 input: :class:`~rollmuxd.core.inputs.OrderDone`, ``OrderFailed`` or ``OrderLostContact``; one that was asked about, in
-``OrderNotBegun`` too. A look ends in ``HostSeen`` or ``HostUnreachable``.
+``OrderNotBegun`` too. A look ends in ``HostObserved``.
 """
 
 from typing import TypeAlias

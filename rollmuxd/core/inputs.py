@@ -221,22 +221,20 @@ class Start(Input, frozen=True):
 
 
 class HostObserved(Input, frozen=True):
-    """A backend looked at a host. What was to change on a GPU since the look began was not seen."""
+    """A backend looked at a host. What was to change on a GPU since the look began was not seen.
+
+    Unknown is never free: what is held on a host that could not be reached stays held.
+    """
 
     host: HostId
-    gpus: tuple[GpuObservation, ...]
+    gpus: tuple[GpuObservation, ...] = ()
     boot_id: str = ""
     #: when the look began, on the clock of ``now``; None: just now
     since: Millis | None = None
     #: GPUs that are not among them because they cannot be read, and why
     unread: dict[GpuId, str] = {}
-
-
-class HostUnreachable(Input, frozen=True):
-    """A backend could not reach a host. Unknown is never free: what was held there stays held."""
-
-    host: HostId
-    reason: Cause
+    #: why the host could not be reached; None: it was
+    unreachable: Cause | None = None
 
 
 class OrderDone(Input, frozen=True):

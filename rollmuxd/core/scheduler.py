@@ -58,7 +58,6 @@ _HANDLERS: dict[type, Callable[[Context, Any], Answer]] = {
     i.Audit: hosts.audit,
     i.Start: hosts.start,
     i.HostObserved: hosts.host_observed,
-    i.HostUnreachable: hosts.host_unreachable,
     **dict.fromkeys((i.OrderDone, i.OrderFailed, i.OrderNotBegun, i.OrderLostContact), orders.order_reported),
     i.Launched: jobs.launched,
     i.Stalled: hosts.stalled,

@@ -813,7 +813,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
 
     @rule(host=st.sampled_from(sorted(HOST_GPUS)))
     def unreachable(self, host: str) -> None:
-        self.give(i.HostUnreachable(host, said("no route")))
+        self.give(i.HostObserved(host, unreachable=said("no route")))
 
     @rule()
     def lingering_bytes_go(self) -> None:

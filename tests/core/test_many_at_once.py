@@ -302,7 +302,7 @@ def test_a_lost_filler_whose_host_is_away_keeps_no_other_from_an_emptier_node():
     lost, session = register("lost")
     (order,) = core.handle(i.RequestSlot(lost, session, "filler", "q"), 2).effects
     core.handle(i.OrderDone(order.order), 2)
-    core.handle(i.HostUnreachable("h0", said("no route to it")), 2)
+    core.handle(i.HostObserved("h0", unreachable=said("no route to it")), 2)
     core.handle(i.ProcessGone(session, 1, "then"), 2)
     assert core.state.jobs[lost].status is JobStatus.LOST
     assert core.state.jobs[lost].pins

@@ -478,7 +478,7 @@ class Play:
         )
 
     def in_unreachable(self, host: str, *why: str) -> i.Input:
-        return i.HostUnreachable(host, said(" ".join(why) or "no route"))
+        return i.HostObserved(host, unreachable=said(" ".join(why) or "no route"))
 
     def in_job(self, name: str, *words: str) -> i.Input:
         """``job A slo=2 rollout=10~1/2 train=5 sync@rollout+train=1``: seconds, ~ own gap, / fewest GPUs.

@@ -9,7 +9,6 @@ from rollmuxd.core.inputs import (
     GpuObservation,
     HostObserved,
     HostSpec,
-    HostUnreachable,
     NodeSpec,
     OpenSession,
     RegisterJob,
@@ -73,7 +72,7 @@ def test_since_when_a_node_is_lost_is_not_said_where_an_older_version_did_not_wr
     made.handle(RequestSlot("j1", session, "rollout", "first"), 2)
     made.handle(EndJob("j1", "ann"), 3)
     node = made.state.slots["s1"].gpus[0]
-    made.handle(HostUnreachable("box", said("no route")), 4_000)
+    made.handle(HostObserved("box", unreachable=said("no route")), 4_000)
     heard = [reason for reason in Explainer(made.context).explain("j1", 64_000).sentences if "no word" in reason]
     assert len(heard) == 1
     assert f"gone from the GPUs of {node} since that node was lost, 60 s ago: an operator" in heard[0]

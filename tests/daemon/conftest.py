@@ -26,7 +26,7 @@ from rollmuxd.daemon.writer import Driver
 class TinyCore:
     """A scheduler that knows hosts only.
 
-    ``HostUnreachable`` adds a host (a fact, and an order to look at it), ``Heartbeat`` changes nothing, withdrawing is
+    ``HostObserved`` adds a host (a fact, and an order to look at it), ``Heartbeat`` changes nothing, withdrawing is
     refused, closing the session "broken" or "crash" is a bug after half of the work. ``due`` is its deadline.
     """
 
@@ -43,7 +43,7 @@ class TinyCore:
         match given:
             case i.Start(incarnation=incarnation):
                 facts.append(f.DaemonStarted(at=now, incarnation=incarnation))
-            case i.HostUnreachable(host=host):
+            case i.HostObserved(host=host):
                 facts.append(f.HostAdded(at=now, host=i.HostSpec(host, "fake", 0)))
                 effects.append(Observe(host))
             case i.Stalled(late_ms=late_ms):

@@ -6,7 +6,7 @@ import pytest
 
 from rollmuxd.core import model as m
 from rollmuxd.core.effects import Observe
-from rollmuxd.core.inputs import GpuObservation, HostObserved, HostUnreachable
+from rollmuxd.core.inputs import GpuObservation
 from rollmuxd.core.state import State
 from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.gpu_identity import GpuIdentities
@@ -72,7 +72,6 @@ async def test_the_core_hears_that_the_second_host_cannot_be_reached():
     running.cancel()
     first, second = posted
 
-    assert isinstance(first, HostObserved)
-    assert isinstance(second, HostUnreachable)
-    assert "same GPU as box/gpu0" in sentence(second.reason)
+    assert first.unreachable is None
+    assert "same GPU as box/gpu0" in sentence(second.unreachable)
     assert await actuator.observe("alias", ["alias/gpu0"]) == (), "a release must not rest on it either"

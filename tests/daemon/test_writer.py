@@ -25,7 +25,7 @@ from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Observe
 from rollmuxd.core.errors import BrokenInvariant, UnknownThing
 from rollmuxd.core.facts import encode
-from rollmuxd.core.inputs import Heartbeat, HostUnreachable, RegisterJob, WithdrawSlot
+from rollmuxd.core.inputs import Heartbeat, HostObserved, RegisterJob, WithdrawSlot
 from rollmuxd.core.model import Slot
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.daemon import writer
@@ -39,8 +39,8 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def add(host: str) -> HostUnreachable:
-    return HostUnreachable(host, said(""))
+def add(host: str) -> HostObserved:
+    return HostObserved(host, unreachable=said(""))
 
 
 def kept(journal: MemoryJournal) -> list[str]:

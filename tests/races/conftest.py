@@ -213,7 +213,7 @@ class Stage:
 
     def away(self, host: str) -> None:
         """The host is out of reach for a moment; then it is looked at, as the daemon's observer would."""
-        self.driver.post(i.HostUnreachable(host, said("no route to it")))
+        self.driver.post(i.HostObserved(host, unreachable=said("no route to it")))
         self.actuator.perform([Observe(host)])
 
     def job(self, name: str) -> m.Job:

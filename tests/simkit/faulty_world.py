@@ -831,15 +831,15 @@ class FaultyWorld(World):
 
     def observe(self, host: HostId) -> None:
         """A backend looks at a host: what it says later is of now."""
-        seen: i.Input = i.HostUnreachable(host, said("no route to host"))
+        seen = i.HostObserved(host, unreachable=said("no route to host"))
         if host not in self.machines.out:
             gpus = self.machines.observe(self.machines.gpus_of[host])
             seen = i.HostObserved(host, gpus, self.machines.boot[host], since=self.kernel.now)
         self.kernel.after(self.chance.within(LOOK_MS), self._observed, host, seen, self.kernel.now, self.daemon_life)
 
-    def _observed(self, host: HostId, seen: i.Input, began: Millis, life: int) -> None:
+    def _observed(self, host: HostId, seen: i.HostObserved, began: Millis, life: int) -> None:
         """The daemon hears of it. Looks at one host follow each other: none that failed comes after a later one."""
-        if life != self.daemon_life or (isinstance(seen, i.HostUnreachable) and began < self._looked_at.get(host, 0)):
+        if life != self.daemon_life or (seen.unreachable is not None and began < self._looked_at.get(host, 0)):
             return
         self._looked_at[host] = max(began, self._looked_at.get(host, 0))
         self.report(seen)

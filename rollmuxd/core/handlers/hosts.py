@@ -222,9 +222,15 @@ def spec_of(node: Node) -> NodeSpec:
 
 
 def host_observed(c: Context, told: i.HostObserved) -> Answer:
-    """What is on a host's GPUs. What should be clean and is, is given on."""
+    """What is on a host's GPUs, if it could be reached. What should be clean and is, is given on."""
     host = c.state.hosts.get(told.host)
     if host is None:
+        return NOTHING
+    c.dirty.watched.update(dict.fromkeys(host.nodes))
+    if told.unreachable is not None:
+        for name in host.nodes:
+            if c.state.nodes[name].status is not NodeStatus.LOST:
+                c.fact(f.NodeLost(c.now, name, told.unreachable))
         return NOTHING
     rebooted = bool(told.boot_id and host.boot_id) and told.boot_id != host.boot_id
     if told.boot_id and told.boot_id != host.boot_id:
@@ -236,7 +242,6 @@ def host_observed(c: Context, told: i.HostObserved) -> Answer:
     c.timers.looked_at[host.id] = since
     for name in list(host.nodes):
         node = c.state.nodes[name]
-        c.dirty.watched[name] = None
         if any(gpu.touched_at >= since for gpu in node.gpus.values()):
             observe_host(c, host.id)
         elif all(gpu in sights for gpu in node.gpus):  # a GPU that was not reported was not seen
@@ -309,17 +314,6 @@ def back_in_service(c: Context, node: Node) -> None:
         c.fact(f.NodeDraining(c.now, node.id, by, unconfigured=node.unconfigured))
     else:
         c.fact(f.NodeUp(c.now, node.id))
-
-
-def host_unreachable(c: Context, told: i.HostUnreachable) -> Answer:
-    host = c.state.hosts.get(told.host)
-    if host is None:
-        return NOTHING
-    for name in host.nodes:
-        if c.state.nodes[name].status is not NodeStatus.LOST:
-            c.fact(f.NodeLost(c.now, name, told.reason))
-        c.dirty.watched[name] = None
-    return NOTHING
 
 
 def look_again(c: Context, host: HostId) -> None:

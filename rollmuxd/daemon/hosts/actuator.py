@@ -28,7 +28,6 @@ from rollmuxd.core.inputs import (
     Audit,
     GpuObservation,
     HostObserved,
-    HostUnreachable,
     Input,
     Launched,
     OrderDone,
@@ -388,17 +387,17 @@ class Actuator:
         """What is on the GPUs after an order. A load frees none, and its slot waits for its word."""
         return () if told.kind is OrderKind.LOAD else await self._look(told.host, told.gpus, LOOK_S)
 
-    async def _seen(self, host: HostId) -> HostObserved | HostUnreachable:
+    async def _seen(self, host: HostId) -> HostObserved:
         backend = self._backend_of(host)
         if backend is None:
-            return HostUnreachable(host, Cause("no_backend"))
+            return HostObserved(host, unreachable=Cause("no_backend"))
         since = self._now()
         try:
             observation = await self._observation_of(backend, host, LOOK_S)
         except Exception as error:
             if not isinstance(error, ContactLost | TimeoutError):
                 log.warning("backend_crashed", host=host, exc_info=True)
-            return HostUnreachable(host, _quoted(error))
+            return HostObserved(host, unreachable=_quoted(error))
         return HostObserved(host, observation.gpus, observation.boot_id, since, dict(observation.unread))
 
     async def _observation_of(self, backend: Backend, host: HostId, limit_s: float) -> Observation:

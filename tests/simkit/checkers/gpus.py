@@ -160,14 +160,12 @@ class Gpus(Records):
     # ---- what backends say -------------------------------------------------------------------------------------------
 
     def _sees(self, given: i.HostObserved) -> None:
-        since = self.now + 1 if given.since is None else given.since
+        since = self.now + 1 if given.since is None or given.unreachable is not None else given.since
         nodes = self.host_nodes.get(given.host, ())
         self.stale = tuple(node for node in nodes if self.places[node].touched_at >= since)
-        if any(observation.used_mb > self.config.clean_tolerance_mb for observation in given.gpus):
+        unclean = any(observation.used_mb > self.config.clean_tolerance_mb for observation in given.gpus)
+        if unclean or given.unreachable is not None:
             self.trouble_at[given.host] = self.now
-
-    def _misses(self, given: i.HostUnreachable) -> None:
-        self.trouble_at[given.host] = self.now
 
     # ---- what facts tell ---------------------------------------------------------------------------------------------
 
@@ -209,7 +207,7 @@ class Gpus(Records):
 
     def _node_up(self, fact: f.NodeUp) -> None:
         given = self.given
-        if not isinstance(given, i.HostObserved) or given.host != self.places[fact.node].host:
+        if not isinstance(given, i.HostObserved) or given.unreachable or given.host != self.places[fact.node].host:
             self._broken("a_slot_holds_what_its_phase_claims", f"{fact.node} is up, and nobody saw it ({given})")
         self.out.pop(fact.node, None)
         self._disturbed(fact.node)
@@ -242,7 +240,6 @@ class Gpus(Records):
 
     _inputs: ClassVar[Heeded] = {
         i.HostObserved: _sees,
-        i.HostUnreachable: _misses,
     }
     _facts: ClassVar[Heeded] = {
         f.DaemonStarted: _started,
