@@ -318,7 +318,7 @@ def back_in_service(c: Context, node: Node) -> None:
 
 def look_again(c: Context, host: HostId) -> None:
     if not any(must_be_cleaned(c, c.state.nodes[name]) for name in c.state.hosts[host].nodes):
-        return  # it was seen clean meanwhile
+        return  # it was seen meanwhile
     c.do(e.Observe(host))
     discard_again(c, host)
     for order in c.state.orders.values():

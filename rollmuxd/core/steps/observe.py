@@ -155,7 +155,7 @@ def observe_host(c: Context, host: HostId) -> None:
 
 def must_be_cleaned(c: Context, node: Node) -> bool:
     """Whether something is on the node, or may be, that should become clean: a job's, or a stranger's."""
-    if node.status in (NodeStatus.OCCUPIED, NodeStatus.QUARANTINED):
+    if node.status in (NodeStatus.UNKNOWN, NodeStatus.OCCUPIED, NodeStatus.QUARANTINED):
         return True
     if any(kept.status is StateStatus.UNKNOWN for kept in c.state.states_on(node)):
         return True
