@@ -222,7 +222,7 @@ def needed(c: Context, job: Job, slot: Slot) -> list[JobState]:
     """The states of the slot's phase on the nodes that it holds GPUs of: on a part, these need not be all."""
     pools = job.spec.phase(slot.phase).pools
     here = [it for it in c.state.states_of(job) if it.pool in pools and it.node in job.pins.get(it.pool, ())]
-    return [kept for kept in here if slot.id in c.state.nodes[kept.node].holders]
+    return [kept for kept in here if any(gpu in slot.gpus for gpu in c.state.nodes[kept.node].gpus)]
 
 
 def grant_if_loaded(c: Context, job: Job, slot: Slot) -> None:
