@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -1009,6 +1010,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         self.faults_stop()
 
 
+@pytest.mark.slow
 def test_whatever_anybody_does_the_sentences_stay_true() -> None:
     run_state_machine_as_test(
         ClientsOperatorsAndBackends,

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,15 @@ def descendants_of(pid: int) -> list[int]:
     except OSError:
         return []  # it has gone
     return [*children, *(below for child in children for below in descendants_of(child))]
+
+
+def names_below(pids: Iterable[int]) -> dict[int, str]:
+    """What these processes have started, and that in turn, by pid: the name of each."""
+    found = {}
+    for pid in (pid for first in pids for pid in descendants_of(first)):
+        with contextlib.suppress(OSError):  # it has gone by now
+            found[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
+    return found
 
 
 def end(process: "subprocess.Popen[Any]") -> None:
@@ -508,7 +518,7 @@ class Live:
     doubles = staticmethod(doubles)
     children_of = staticmethod(children_of)
     lives = staticmethod(lives)
-    descendants_of = staticmethod(descendants_of)
+    names_below = staticmethod(names_below)
     end = staticmethod(end)
     lease_s, heartbeat_s, slack_s = LEASE_S, HEARTBEAT_S, SLACK_S
     one_and_one = (("0", "rollout"), ("1", "train"))

@@ -3,7 +3,6 @@
 Ray is real; its GPUs are numbers that it is told (``--num-gpus``), and the daemon's are the mock's.
 """
 
-import contextlib
 import importlib.util
 import itertools
 import json
@@ -50,9 +49,7 @@ class OnRay:
             return all(name in daemon.jobs() and daemon.waits(name) for name in self.started)
 
         self.live.until("all wait", all_wait, every=0.3)
-        for pid in (pid for process in self.started.values() for pid in self.live.descendants_of(process.pid)):
-            with contextlib.suppress(OSError):  # it has gone by now
-                self.rays[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
+        self.rays = self.live.names_below(process.pid for process in self.started.values())
         holder.do("leave")
         holder.do("end")
 

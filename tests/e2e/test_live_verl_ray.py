@@ -87,6 +87,7 @@ def test_two_runs_each_on_a_ray_of_its_own_share_a_gpu_and_learn_what_each_learn
         runs.start(name, seed)
     # To start a Ray takes its time: else one might be through before the other begins.
     live.until("both wait", lambda: all(map(runs.wait, "ab")), every=0.3)
+    rays = live.names_below(run.pid for run in runs.started.values())
     holder.do("leave")
     holder.do("end")
     said = {name: runs.said(name) for name in ("a", "b")}
@@ -109,7 +110,9 @@ def test_two_runs_each_on_a_ray_of_its_own_share_a_gpu_and_learn_what_each_learn
         assert mine == ["init", *["rollout", "train", "sync"] * STEPS]
         assert {touch["gpu"] for touch in touches if touch["job"] == name} == {"0"}, "Ray has given it none"
         assert daemon.job(name)["status"] == "ended"
-    assert not any(live.lives(pid) for pid in {touch["pid"] for touch in touches}), "a Ray is still there"
+    assert not any(live.lives(pid) for pid in {touch["pid"] for touch in touches}), "a worker is still there"
+    assert sum(name == "gcs_server" for name in rays.values()) == 2
+    assert not [name for pid, name in rays.items() if live.lives(pid)]
 
 
 def held(daemon):

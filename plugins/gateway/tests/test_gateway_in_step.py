@@ -194,6 +194,7 @@ def test_a_rollout_that_is_closed_while_its_rung_changes_leaves_the_next_one_who
     check(it.run(), wanted)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.data())
 def test_whatever_fails_while_the_rung_changes_each_response_is_whole_and_no_gpu_has_two_engines_awake(data):
