@@ -16,40 +16,52 @@ sys.path.insert(0, sys.argv[1])
 from rollmuxd.core import facts
 from rollmuxd.sim import fluid
 from simkit import checked, small
-kind, seed, path = sys.argv[2], int(sys.argv[3]), sys.argv[4]
-run, faults = (fluid.run, {}) if kind == "fluid" else (checked.run, {"faults": small.PRESETS[kind]})
-with open(path, "wb") as file:
-    write = lambda fact: file.write(facts.encode(fact) + bytes([10]))
-    policy = small.policy_under_test("random" if kind == "fluid" else "rollmux")
-    outcome = run(small.small(seed), policy, seed=seed, accounting="work", hear=write, **faults)
-print(outcome.facts_digest, outcome.facts, outcome.cost)
+for name in sys.argv[3:]:
+    kind, seed = name.split("-")
+    run, faults = (fluid.run, {}) if kind == "fluid" else (checked.run, {"faults": small.PRESETS[kind]})
+    with open(f"{sys.argv[2]}/{name}", "wb") as file:
+        write = lambda fact: file.write(facts.encode(fact) + bytes([10]))
+        policy = small.policy_under_test("random" if kind == "fluid" else "rollmux")
+        outcome = run(small.small(int(seed)), policy, seed=int(seed), accounting="work", hear=write, **faults)
+    print(name, outcome.facts_digest, outcome.facts, outcome.cost)
 """
+#: seed 3 of each kind
+THIRD = ("fluid-3", "none-3", "all-3")
+FOURTH = ("fluid-4", "none-4", "all-4")
 
 
-def play(kind: str, seed: int, path: Path, *, hashes: str) -> tuple[str, str]:
-    """What a process of its own says, and what it wrote."""
+def play(folder: Path, *runs: str, hashes: str) -> tuple[dict[str, list[str]], dict[str, bytes]]:
+    """What a process of its own says of each run, and what it wrote."""
+    folder.mkdir()
     told = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(TESTS), kind, str(seed), str(path)],
+        [sys.executable, "-c", PROGRAM, str(TESTS), str(folder), *runs],
         env={**os.environ, "PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True, timeout=PATIENCE_S,
     )  # fmt: skip
-    return told.stdout, hashlib.sha256(path.read_bytes()).hexdigest()
+    said = {name: rest for name, *rest in map(str.split, told.stdout.splitlines())}
+    return said, {name: (folder / name).read_bytes() for name in runs}
 
 
-@pytest.mark.parametrize("kind", ["fluid", "none", "all"])
-def test_two_processes_with_two_hash_seeds_write_the_same_bytes(kind, tmp_path):
-    first, second = (play(kind, 3, tmp_path / name, hashes=name) for name in ("1", "4242"))
-
-    assert first == second
-
-
-@pytest.mark.parametrize("kind", ["fluid", "none", "all"])
-def test_another_seed_writes_others(kind, tmp_path):
-    assert play(kind, 3, tmp_path / "3", hashes="0")[1] != play(kind, 4, tmp_path / "4", hashes="0")[1]
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """Two seeds of each kind."""
+    return play(tmp_path_factory.mktemp("played") / "runs", *THIRD, *FOURTH, hashes="1")
 
 
-def test_the_digest_is_of_the_facts_as_they_are_written(tmp_path):
-    said, _ = play("none", 3, tmp_path / "facts", hashes="0")
-    lines = (tmp_path / "facts").read_bytes().splitlines()
+def test_two_processes_with_two_hash_seeds_write_the_same_bytes(played, tmp_path):
+    said, wrote = play(tmp_path / "runs", *THIRD, hashes="4242")
 
-    assert said.split()[0] == hashlib.sha256(b"".join(lines)).hexdigest()
-    assert int(said.split()[1]) == len(lines)
+    for name in THIRD:
+        assert (name, said[name], wrote[name]) == (name, played[0][name], played[1][name])
+
+
+def test_another_seed_writes_others(played):
+    for third, fourth in zip(THIRD, FOURTH, strict=True):
+        assert played[1][third] != played[1][fourth]
+
+
+def test_the_digest_is_of_the_facts_as_they_are_written(played):
+    said, wrote = played
+    for name in said:
+        lines = wrote[name].splitlines()
+        assert said[name][0] == hashlib.sha256(b"".join(lines)).hexdigest()
+        assert int(said[name][1]) == len(lines)

