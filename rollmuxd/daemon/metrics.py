@@ -73,7 +73,7 @@ class Metrics:
         self._requests = Counter(
             "rollmux_http_requests", "Answered calls.", ["route", "method", "status"], registry=into
         )
-        #: looking a child up costs several times what counting does: 3 % of a hand-over
+        #: looking a child up costs several times what counting does
         self._answered: dict[tuple[str, str, int], Counter] = {}
         self._state = _StateCollector()
         self.registry.register(self._state)
