@@ -118,14 +118,10 @@ class Timers:
 
     # ---- looking again -----------------------------------------------------------------------------------------------
 
-    def observe_now(self, host: HostId, now: Millis, config: Config) -> bool:
-        """Something on a host should become clean. True: look at once; False: a look is planned soon anyway."""
-        soon = self._planned.get(("look", host))
+    def observe_soon(self, host: HostId, now: Millis, config: Config) -> None:
+        """Something on a host should become clean, and it is looked at now: the next looks follow soon, too."""
         self._pause[host] = config.observe_after_ms
-        if soon is not None and soon <= now + config.observe_after_ms:
-            return False
         self.at(now + config.observe_after_ms, "look", host)
-        return True
 
     def observe_later(self, host: HostId, now: Millis, config: Config) -> None:
         """It is not clean yet: look again, each time after twice as long.

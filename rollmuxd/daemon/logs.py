@@ -188,12 +188,14 @@ def _as_text(logger: Any, method: str, event: EventDict) -> str:
     at, level, name = event.pop("timestamp"), event.pop("level"), event.pop("event")
     exception = event.pop("exception", "")
     said = " ".join([f"{key}={_shown(event[key])}" for key in sorted(event)])
-    line = f"{at} [{level:<9}] {name!s:<20} {said}".rstrip(" ")
-    return f"{line}\n{exception}" if exception else line
+    named = str(name).replace("\n", "\\n")
+    line = f"{at} [{level:<9}] {named:<20} {said}".rstrip(" ")
+    return _OBEYED.sub(lambda found: repr(found[0])[1:-1], f"{line}\n{exception}" if exception else line)
 
 
-# Control characters too: what a client sends must not reach the terminal of the log's reader.
+# What a client sends must not reach the terminal of the log's reader: values are quoted, and no other text has these.
 _QUOTED: Final = re.compile("[\\x00-\\x20\\x7f-\\x9f=\"']")
+_OBEYED: Final = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
 
 
 def _shown(value: Any) -> str:

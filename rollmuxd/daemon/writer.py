@@ -464,7 +464,7 @@ class Driver:
                 decision = Decision(decision.facts + noted.facts, decision.effects + noted.effects, decision.answer)
             self._take(decision)
         except Exception as error:
-            if isinstance(error, Rejected) and decision is None:
+            if isinstance(error, Rejected) and decision is None and not isinstance(given, Tick):
                 raise
             if isinstance(error, BrokenInvariant):
                 log.critical("broken_invariant", given=type(given).__name__, error=str(error), exc_info=True)

@@ -68,7 +68,6 @@ FAULTS_OF_ITS_OWN = (
     "driver_crashed",
     "backend_crashed",
     "sink_failed",
-    "tick_refused",
     "request_crashed",
     "Traceback",
 )

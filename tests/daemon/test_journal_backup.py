@@ -97,13 +97,13 @@ async def test_a_journal_in_use_can_be_checked(tmp_path):
         ("UPDATE facts SET sum = 1 WHERE seq = 10", "fact 10 is damaged"),
         ("DELETE FROM facts WHERE seq > 7", "there is a snapshot of fact 8, and the last fact is 7"),
         ("INSERT INTO usage VALUES (20001, x'00')", "the usage of 2024-10-05 is damaged"),
-        ("INSERT INTO facts VALUES (0, 1, 'audited', '{}', 1)", "fact 0 of the audit trail is damaged"),
+        ("INSERT INTO facts VALUES (0, 1, 'audited', '{}', 1)", "the audit trail is damaged at fact 0"),
         ("DROP TABLE facts", "no such table"),
         ("DELETE FROM meta", "Object missing required field `id`"),
         ("INSERT INTO meta VALUES ('left_alone', '{]')", "it cannot be read (JSON is malformed"),
         (
             "INSERT INTO meta VALUES ('lost', '[7]')",
-            "it cannot be read (Expected `array` of length 2, got 1 - at `$.lost`)",
+            "it cannot be read (its table meta is damaged: Expected `array` of length 2, got 1 - at `$.lost`)",
         ),
     ],
 )

@@ -425,7 +425,7 @@ async def test_who_did_what_outlives_the_facts_and_goes_when_it_is_old_too(tmp_p
     assert await journal.audited(0, 10) == [(2, did)]
     assert await journal.audited(2, 10) == []
     await journal.operate(damage("UPDATE facts SET sum = 1"))
-    assert check(tmp_path / "journal.sqlite3").wrong == ["fact 2 of the audit trail is damaged"]
+    assert check(tmp_path / "journal.sqlite3").wrong == ["the audit trail is damaged at fact 2"]
     monkeypatch.setattr(daily, "AUDIT_DAYS", 2)
     await keeper(journal, cluster, ONE).run_once()
     assert await journal.audited(0, 10) == []

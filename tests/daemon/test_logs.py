@@ -154,3 +154,17 @@ def test_a_line_for_people_quotes_what_a_terminal_would_obey(monkeypatch):
     assert line.partition(" ")[2] == (
         "[warning  ] slot_granted         at=5 many=['a'] name='a\\x1b[2Jb' slot=s1 why='two words'\n"
     )
+
+
+def test_nor_does_a_terminal_obey_what_a_plugin_has_logged_or_an_exception_says(monkeypatch):
+    stream = io.StringIO()
+    logs.set_up("info", "console", stream)
+    logging.getLogger("plugin").warning("host said \x1b[2J and\n2026-01-01 [error    ] node_lost")
+    try:
+        raise ValueError("client said \x1b[2J")
+    except ValueError:
+        structlog.get_logger("x").exception("input_crashed")
+
+    lines = stream.getvalue().splitlines()
+    assert lines[0].endswith(r"host said \x1b[2J and\n2026-01-01 [error    ] node_lost logger=plugin")
+    assert lines[-1] == r"ValueError: client said \x1b[2J"

@@ -130,8 +130,10 @@ def job_paused(state: State, fact: f.JobPaused) -> None:
 
 def job_resumed(state: State, fact: f.JobResumed) -> None:
     job = state.jobs[fact.job]
+    if job.status is JobStatus.QUARANTINED:
+        job.losses = []
     set_job(state, job, fact, job.resume_to)
-    job.reason, job.losses = None, []
+    job.reason = None
     if job.paused_at is not None:
         job.progress.iteration_excused_ms += fact.at - job.paused_at
         if job.progress.idle_from is not None:

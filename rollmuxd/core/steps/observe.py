@@ -149,8 +149,8 @@ def observe(c: Context) -> None:
 
 
 def observe_host(c: Context, host: HostId) -> None:
-    if c.timers.observe_now(host, c.now, c.config):
-        c.do(e.Observe(host))
+    c.do(e.Observe(host))
+    c.timers.observe_soon(host, c.now, c.config)
 
 
 def must_be_cleaned(c: Context, node: Node) -> bool:

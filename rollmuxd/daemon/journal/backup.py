@@ -13,7 +13,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Final
 from zlib import decompress
@@ -114,7 +113,7 @@ def _look(connection: sqlite3.Connection, path: Path, found: Checked) -> None:
             found.snapshots += 1
         else:
             found.notes.append(f"a snapshot of fact {seq} is damaged, or another version's, and is not used")
-    found.wrong += islice(_damaged_beside(connection, cut), MOST_DAMAGED)
+    found.wrong += _damaged_beside(connection, cut)
     begin, base = journal_file.state_of(connection, path, cut)
     state = State() if base is None else msgspec.json.decode(base, type=State)
     found.last = begin
@@ -133,15 +132,22 @@ def _look(connection: sqlite3.Connection, path: Path, found: Checked) -> None:
 
 def _damaged_beside(connection: sqlite3.Connection, cut: int) -> Iterator[str]:
     """What is damaged of the usage of days, and of the audit trail where the facts beside it were deleted."""
+    days = []
     for day, body in connection.execute("SELECT day, CAST(body AS BLOB) FROM usage"):
         try:
             decompress(body)
         except zlib_error:
-            yield f"the usage of {iso(day * 86_400_000)[:10]} is damaged"
+            days.append(iso(day * 86_400_000)[:10])
+    if days:
+        yield f"the usage of {_some(days)} is damaged"
     rows = connection.execute(f"{journal_file.ROWS} WHERE seq <= ? AND kind = 'audited' ORDER BY seq", (cut,))
-    for seq, fact in journal_file.decoded(rows, None):
-        if fact is DAMAGED:
-            yield f"fact {seq} of the audit trail is damaged"
+    facts = [str(seq) for seq, fact in journal_file.decoded(rows, None) if fact is DAMAGED]
+    if facts:
+        yield f"the audit trail is damaged at fact {_some(facts)}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 # ---- backup ----------------------------------------------------------------------------------------------------------

@@ -249,7 +249,10 @@ def notes(connection: sqlite3.Connection) -> Notes:
     kept = dict(connection.execute("SELECT name, value FROM meta"))
     for name in kept.keys() & {"lost", "left_alone"}:
         kept[name] = msgspec.json.decode(str(kept[name]))
-    return msgspec.convert(kept, Notes, strict=False)
+    try:
+        return msgspec.convert(kept, Notes, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"its table meta is damaged: {error}") from error
 
 
 def note(connection: sqlite3.Connection, **values: str) -> None:

@@ -183,7 +183,7 @@ async def compute_usage(
     this = now // DAY
     fresh = None
     if today is not None:
-        with suppress(JournalFailed):  # what is over cannot be written down now: the facts say it
+        with suppress(JournalError):  # what is over cannot be written down now: the facts say it
             fresh = await today.usage(now, durable)
     days = await journal.days()
     first = min(days, default=0 if today is None else today.first_day) * DAY
