@@ -175,7 +175,7 @@ def starts_again_while_something_is_left(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_everybody_on_drained_nodes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(drain, "_to_leave", lambda _: [])
+    patch.setattr(drain, "to_leave", lambda _: [])
 
 
 def loads_what_its_driver_cannot_fetch(patch: pytest.MonkeyPatch) -> None:
