@@ -13,6 +13,7 @@ import msgspec
 
 from rollmuxd.client.discovery import Address
 from rollmuxd.client.errors import RollmuxError
+from rollmuxd.client.session import own_start
 from rollmuxd.wire.answers import Directive, SessionView
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class HeartbeatProcess:
         # No LD_PRELOAD: memory hooks of the trainer's CUDA have no business in here. A session of its own: Ctrl-C in a
         # terminal goes to the whole process group, and the job may take its time to end. cwd: pin no file system.
         environ = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        command = [sys.executable, "-I", "-S", str(_HEARTBEAT), str(os.getpid())]
+        command = [sys.executable, "-I", "-S", str(_HEARTBEAT), str(os.getpid()), own_start()]
         self._process = subprocess.Popen(
             command,
             bufsize=0,

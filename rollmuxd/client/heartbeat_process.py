@@ -55,12 +55,12 @@ LAST_BEAT_EVERY_S = 1.0
 class Beater:
     """Beats for one session, for as long as the process ``parent`` lives."""
 
-    def __init__(self, read_fd: int, write_fd: int, parent: int) -> None:
+    def __init__(self, read_fd: int, write_fd: int, parent: int, started: str = "") -> None:
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._parent = parent
-        #: when it was started: a later process may have its pid
-        self._started = start_of(parent) if os.getppid() == parent else ""
+        #: when it was started: a later process may have its pid. It says so itself: it may have ended before we begin
+        self._started = started
         self._buffer = b""
         self._now: dict[str, Any] = {}
         self._next = 0.0
@@ -351,10 +351,10 @@ def start_of(pid: int, *, running: bool = False) -> str:
 
 
 def main() -> None:
-    """Run as a process: ``python -I -S heartbeat.py PARENT_PID``."""
+    """Run as a process: ``python -I -S heartbeat_process.py PARENT_PID WHEN_IT_WAS_STARTED``."""
     import sys
 
-    Beater(0, 1, int(sys.argv[1])).run()
+    Beater(0, 1, int(sys.argv[1]), sys.argv[2]).run()
 
 
 if __name__ == "__main__":

@@ -93,15 +93,19 @@ def new_id() -> str:
     return os.urandom(16).hex()
 
 
-def this_process(idempotency_key: str) -> SessionBody:
-    """Say which process this is; its start time tells it from a later process with its pid."""
+def own_start() -> str:
+    """When this process was started, in the system's words: it tells it from a later process with its pid."""
     try:
         # The name (field 2) is in brackets and may hold anything; field 22 is the 20th after it.
-        started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+        return Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):  # no /proc on this system
-        started = ""
+        return ""
+
+
+def this_process(idempotency_key: str) -> SessionBody:
+    """Say which process this is."""
     return SessionBody(
-        idempotency_key=idempotency_key, pid=os.getpid(), host=socket.gethostname()[:255], started=started
+        idempotency_key=idempotency_key, pid=os.getpid(), host=socket.gethostname()[:255], started=own_start()
     )
 
 

@@ -1,5 +1,6 @@
 """The heartbeat process: real processes, against a fake daemon that listens."""
 
+import json
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ import pytest
 from patience import PATIENCE_S
 
 import rollmuxd
+from rollmuxd.client import heartbeat_process
 from rollmuxd.client.discovery import find
 from rollmuxd.client.errors import RollmuxError, Unreachable
 from rollmuxd.client.heartbeat import HeartbeatProcess
@@ -127,7 +129,6 @@ class InAThread(HeartbeatProcess):
         (told, tell), (heard, hear) = os.pipe(), os.pipe()
         self._stdin, self._stdout = os.fdopen(tell, "wb", buffering=0), os.fdopen(heard, "rb", buffering=0)
         beater = Beater(told, hear, os.getppid())
-        beater._started = ""  # it waits for nothing to end
 
         def beat():
             try:
@@ -536,6 +537,19 @@ def test_killed_its_parent_is_said_to_be_gone_in_a_last_beat(listening, until, w
     if child is not None:
         os.kill(child, signal.SIGKILL)
     program.communicate()
+
+
+def test_killed_before_its_heartbeat_has_begun_it_is_said_to_be_gone_too(listening):
+    fake = HastyDaemon()
+    parent = subprocess.Popen(["true"])
+    started = heartbeat_process.start_of(parent.pid)
+    parent.wait()
+    told = {"session": "e1", "base_url": listening(fake).url, "last_beat": True, "heartbeat_s": 600.0}
+
+    command = [sys.executable, "-I", "-S", heartbeat_process.__file__, str(parent.pid), started]
+    subprocess.run(command, input=json.dumps(told).encode() + b"\n", timeout=PATIENCE_S, check=True)
+
+    assert gone(fake) == [{"pid": parent.pid, "started": started}]
 
 
 def test_the_last_beat_is_sent_again_until_a_daemon_hears_it(listening, until):

@@ -173,8 +173,9 @@ async def _each_node(call: Call, host: HostId, given: Callable[[NodeId], Input],
 @routes.get("/v1/pools", problems=(429,))
 async def list_pools(call: Call, query: PageQuery) -> Page[PoolView]:
     """All pools."""
+    pools = views.pool_views(call.services.driver.scheduler.state)  # once: each is made of all nodes
     return await call.page(
-        query.limit, query.after, views.pool_views, lambda *_: True, lambda visibility, pool, now: pool
+        query.limit, query.after, lambda state: pools, lambda *_: True, lambda visibility, pool, now: pool
     )
 
 
