@@ -197,7 +197,7 @@ async def test_a_journal_of_any_version_is_drawn_as_it_was(node: str, path: Path
 
 def test_facts_may_come_in_any_order_and_more_than_once(node: str) -> None:
     """Older pages come after newer ones, while the newest go on coming; and some are read twice."""
-    for seed in (3, 5, 11):
+    for seed in (3, 5, 12):
         story = of_a_seed(seed)
         at = [moment for moment, *_ in story.moments]
         in_order = fold(node, pages=list(pages(story.facts, 1000)), at=at, **story.told())

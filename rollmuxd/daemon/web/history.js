@@ -344,8 +344,9 @@ for (const [kind, how] of Object.entries({
 })) {
   HANDLERS[kind] = (history, fact) => {
     const order = history._order(fact.order);
-    if (how === "no contact" && order.ended !== undefined) return; // its end came after all
-    Object.assign(order, { ended: fact.at, how, endSeq: fact.seq, error: fact.error });
+    if (how === "no contact") (order.unheard ??= []).push(fact);
+    if (how !== "no contact" || order.ended === undefined) // else its end came after all
+      Object.assign(order, { ended: fact.at, how, endSeq: fact.seq, error: fact.error });
     if (order.node !== undefined) orderEnded(history, order);
   };
 }
@@ -380,6 +381,7 @@ function pinned(history, fact) {
 }
 
 function orderEnded(history, order) {
+  for (const { seq, at } of order.unheard ?? []) stateMark(history, { ...order, seq }, "unknown", at);
   stateMark(history, { ...order, seq: order.endSeq }, order.how === "done" ? DONE[order.kind] : "unknown", order.ended);
 }
 
