@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import asyncssh
 import pytest
+from networks import descendants
 from patience import PATIENCE_S
 from serving import serving
 
@@ -220,6 +221,26 @@ async def test_a_command_in_flight_when_the_line_breaks_is_contact_lost(own_serv
         await own_server.stop()
         with pytest.raises(ContactLost):
             await running
+
+
+@pytest.mark.asyncio
+async def test_a_host_that_has_gone_silent_is_left_all_the_same(sshd, keys, made_up):
+    """A daemon that stops does not wait for it."""
+    server = sshd()
+    keys.add("box", "127.0.0.1", server.port)
+    said = {"config": str(keys.config), "made_up_gpus": made_up(), "connect_s": PATIENCE_S, "alive_s": 600}
+    backend = await SshBackend.open([HostConfig(id="box")], said)
+    await backend.observe("box")
+    stopped = descendants([server.process.pid])
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        with anyio.fail_after(PATIENCE_S):
+            await backend.close()
+    finally:
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.asyncio
@@ -466,5 +487,4 @@ async def test_a_host_that_is_back_is_forgiven(host):
     with contextlib.suppress(ContactLost):
         await reaching.connection()
     assert reaching._failed == 1
-    reaching._reading.cancel()
     await reaching.close()

@@ -57,9 +57,10 @@ class AgentConnection(KeptConnection[Opened]):
         """End the connection; what was started on the nodes stays."""
         await super().close()
         self._drop("it was closed")
-        if self._reading is not None:
-            await asyncio.wait([self._reading])
         await self._end()
+        if self._reading is not None:  # from what has gone silent it would read for ever
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
 
     # ---- how ---------------------------------------------------------------------------------------------------------
 
