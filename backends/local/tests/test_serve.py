@@ -8,6 +8,7 @@ import sys
 import anyio
 import pytest
 from patience import PATIENCE_S
+from serving import serving
 
 from rollmuxd_backend_local import payload
 from rollmuxd_backend_local.agent import frames
@@ -43,15 +44,36 @@ async def test_commands_are_run_until_the_daemon_is_gone(one_socket):
 
 
 @pytest.mark.asyncio
-async def test_it_ends_with_its_commands_when_the_daemon_is_not_heard_of(tmp_path):
-    program = payload.agent("mark:", 0.5)
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_command_continues_when_the_daemon_is_gone_and_a_connection_does_not(tmp_path, silent):
+    program = payload.agent("mark:", 1.0 if silent else 600.0)
     process = await asyncio.create_subprocess_exec(
         *(*ARGV, str(len(program))), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
+    closed = asyncio.Event()
+
+    async def until_gone(reader, writer):
+        await reader.read()
+        closed.set()
+
+    script = 'touch "$0/begun"; until [ -e "$0/go" ]; do sleep 0.02; done; echo said; touch "$0/done"'
     with anyio.fail_after(PATIENCE_S):
-        process.stdin.write(program)
-        await process.stdout.readline()
-        wish = frames.Run(("sh", "-c", f"echo $$ >{tmp_path}/pid; exec sleep 600"), {}, b"", 600.0)
-        frames.write(process.stdin, frames.Ask(1, frames.Node(), 1.0, 600.0, wish))
-        assert await process.wait() == 0
+        async with serving(until_gone) as (host, port):
+            process.stdin.write(program)
+            await process.stdout.readline()
+            wishes = (
+                frames.Connect("s", host, port),
+                frames.Run(("sh", "-c", script, str(tmp_path)), {}, b"", 600.0),
+            )
+            for number, wish in enumerate(wishes):
+                frames.write(process.stdin, frames.Ask(number, frames.Node(), 600.0, 600.0, wish))
+            assert (await frames.read(process.stdout)).number == 0, "the connection is open"
+            while not (tmp_path / "begun").exists():
+                await anyio.sleep(0.01)
+            if not silent:
+                process.stdin.close()
+            await closed.wait()
+            (tmp_path / "go").touch()
+            assert await process.wait() == 0
+    assert (tmp_path / "done").exists()
     process.stdin.close()

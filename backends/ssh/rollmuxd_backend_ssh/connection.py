@@ -20,7 +20,7 @@ from rollmuxd_backend_ssh.options import SshOptions
 _KNOWN_HOSTS: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
 #: signs of life that may be missed
 _MISSED: Final = 3
-#: a process there that hears nothing for so long ends itself, with the commands that run in it
+#: a process there that hears nothing for so long ends itself, when the commands that run in it have ended
 _SILENT_S: Final = 60.0
 #: what a close may take
 _END_S: Final = 2.0

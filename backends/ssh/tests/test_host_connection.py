@@ -215,12 +215,42 @@ async def test_a_host_whose_server_forwards_nothing_is_connected_to_all_the_same
 @pytest.mark.asyncio
 async def test_a_command_in_flight_when_the_line_breaks_is_contact_lost(own_server, keys, made_up):
     async with reached(own_server, keys, made_up) as backend:
-        running = asyncio.create_task(backend.run("box", ("sleep", "600")))
+        running = asyncio.create_task(backend.run("box", ("sh", "-c", "while kill -0 $PPID; do sleep 0.1; done")))
         while not own_server._children:
             await asyncio.sleep(0.01)
         await own_server.stop()
         with pytest.raises(ContactLost):
             await running
+
+
+_A_DAEMON = """
+import asyncio, sys
+from rollmuxd.spi import HostConfig
+from rollmuxd_backend_ssh import SshBackend
+
+async def main():
+    backend = await SshBackend.open([HostConfig(id="box")], {"config": sys.argv[1], "connect_s": 600})
+    script = 'touch "$0/begun"; until [ -e "$0/go" ]; do sleep 0.02; done; touch "$0/done"'
+    await backend.run("box", ("sh", "-c", script, sys.argv[2]), timeout_s=600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.asyncio
+async def test_a_command_continues_when_its_daemon_has_been_killed(sshd, keys, tmp_path):
+    """Half of a move may hang for ever."""
+    keys.add("box", "127.0.0.1", sshd().port)
+    daemon = await asyncio.create_subprocess_exec(sys.executable, "-c", _A_DAEMON, str(keys.config), str(tmp_path))
+    with anyio.fail_after(PATIENCE_S):
+        while not (tmp_path / "begun").exists():
+            await anyio.sleep(0.01)
+        daemon.kill()
+        await daemon.wait()
+        await anyio.sleep(0.3)  # by then its connection most likely has ended; ended later, it is the same
+        (tmp_path / "go").touch()
+        while not (tmp_path / "done").exists():
+            await anyio.sleep(0.01)
 
 
 @pytest.mark.asyncio

@@ -130,6 +130,11 @@ class OnNode:
         else:
             self._end_later(stream)
 
+    def hang_up(self) -> None:
+        """Close all connections."""
+        while self._streams:
+            self._streams.popitem()[1][1].close()
+
     def _end_later(self, name: str) -> None:
         self._ended[name] = None
         while len(self._ended) > _ENDED_KEPT:

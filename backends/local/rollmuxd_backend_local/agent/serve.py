@@ -1,5 +1,7 @@
 """A process on a node that does what comes in by its standard input, until that ends or stays silent.
 
+Commands that run then come to their end, or to that of their time.
+
 Standard library only, Python 3.8 or newer: it is sent to the node with ``onnode``, and nothing is installed there. Each
 message is its length (4 bytes) and JSON, which may be compressed, as in :mod:`rollmuxd_backend_local.agent.frames`.
 """
@@ -23,7 +25,7 @@ from .onnode import OnNode
 _SIZE = 4
 #: as in frames
 _SHORT, _COMPRESSED = 500, 2**16
-#: commands that are ended may take so long to be gone
+#: commands that are over their time may take so long to be gone
 _END_S = 5.0
 
 
@@ -66,7 +68,7 @@ class Service:
         self._asked: dict[int, tuple[dict[str, Any], asyncio.Task[None]]] = {}
 
     async def serve(self, silent_s: float) -> None:
-        """Until the daemon is gone, or has not been heard of for so long; then commands are ended."""
+        """Until the daemon is gone, or has not been heard of for so long; then until commands have ended."""
         try:
             while True:
                 said = await asyncio.wait_for(self._read(), silent_s)
@@ -79,11 +81,17 @@ class Service:
                     await self._forget(said["number"])
         except (asyncio.TimeoutError, asyncio.IncompleteReadError, OSError):  # noqa: UP041  # they are two in 3.10
             pass
-        tasks = [task for _, task in self._asked.values()]
-        for number in list(self._asked):
-            await self._forget(number)
-        if tasks:
-            await asyncio.wait(tasks, timeout=_END_S)
+        self._writer.transport.abort()  # or an answer could wait for ever for one that reads it
+        # Half of a move may be worse than none or all of it.
+        left: dict[asyncio.Task[None], float] = {}
+        for wish, task in self._asked.values():
+            if wish["do"] == "Run":
+                left[task] = wish["timeout_s"]
+            else:
+                task.cancel()
+        self._node.hang_up()
+        if left:
+            await asyncio.wait(left, timeout=max(left.values()) + _END_S)
 
     async def _read(self) -> dict[str, Any]:
         size = int.from_bytes(await self._reader.readexactly(_SIZE), "big")
