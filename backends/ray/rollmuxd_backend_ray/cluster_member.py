@@ -35,6 +35,8 @@ _LOOKED_S: Final = 10.0
 _SAID: Final = 300
 #: what an actor may take to start, however long a caller waits for it
 _MADE_S: Final = 60.0
+#: what Ray has told its own worker is nothing to commands
+_RAYS_OWN: Final = "RAY_"
 #: the end of a command, or of a connection, may take so long to be told to a node
 _END_S: Final = 10.0
 
@@ -111,7 +113,7 @@ class Nodes:
     async def _make(self, node: frames.Node) -> Any:
         seen = await self.look(node)
         pinned = NodeAffinitySchedulingStrategy(seen["NodeID"], soft=False)
-        actor = await asyncio.to_thread(self._kind.options(scheduling_strategy=pinned).remote)
+        actor = await asyncio.to_thread(self._kind.options(scheduling_strategy=pinned).remote, _RAYS_OWN)
         try:
             await asyncio.wait_for(actor.hello.remote(), _MADE_S)
         except TimeoutError:

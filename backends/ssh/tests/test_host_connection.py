@@ -223,6 +223,17 @@ async def test_a_command_in_flight_when_the_line_breaks_is_contact_lost(own_serv
             await running
 
 
+@pytest.mark.asyncio
+async def test_a_command_has_the_variables_of_the_login(own_server, keys, made_up, monkeypatch):
+    """Also those that Ray or Slurm set for themselves elsewhere."""
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    async with reached(own_server, keys, made_up) as backend:
+        said = await backend.run("box", ("sh", "-c", "echo $RAY_ADDRESS $CUDA_VISIBLE_DEVICES"))
+    assert said.stdout == b"head:6379 3\n"
+
+
 _A_DAEMON = """
 import asyncio, sys
 from rollmuxd.spi import HostConfig

@@ -26,9 +26,13 @@ _ENDED_KEPT = 1_000
 
 
 class OnNode:
-    """What is done there. Answers of all but ``do`` are pairs: how it went, and what there is to say."""
+    """What is done there. Answers of all but ``do`` are pairs: how it went, and what there is to say.
 
-    def __init__(self) -> None:
+    Commands have no variables that begin with ``not_theirs``.
+    """
+
+    def __init__(self, not_theirs: str = "") -> None:
+        self._not_theirs = not_theirs
         # Threads and not asyncio's processes: which loop an actor has, is for what else is installed there to say.
         self._threads = ThreadPoolExecutor(_COMMANDS, thread_name_prefix="rollmuxd")
         self._commands: dict[str, Command] = {}
@@ -73,10 +77,15 @@ class OnNode:
         command = self._commands[call] = Command()
         try:
             loop = asyncio.get_running_loop()
+            env = {**self._environment(), **env}
             return await loop.run_in_executor(self._threads, command.run, argv, env, stdin, timeout_s)
         finally:
             del self._commands[call]
             command.close()
+
+    def _environment(self) -> dict[str, str]:
+        own = self._not_theirs
+        return {name: value for name, value in os.environ.items() if not own or not name.startswith(own)}
 
     async def end(self, call: str) -> None:
         """End a command with what it has started; one that comes later than this is not begun."""
@@ -169,15 +178,13 @@ class Command:
             return "lost", "it was ended before it began"
         if not argv:
             return "not_done", "a command needs at least the name of its program"
-        # What Ray has told its own worker is nothing to others.
-        plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         try:
             process = subprocess.Popen(
                 [argv[0] or sys.executable, *argv[1:]],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**plain, **env},
+                env=env,
                 start_new_session=True,
                 bufsize=0,
             )

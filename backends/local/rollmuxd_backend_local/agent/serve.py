@@ -35,8 +35,9 @@ def main(mark: str, silent_s: float) -> None:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)
     facts = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
-    # It would hide GPUs from commands that look at all of them. Which ones a job uses is the daemon's to say.
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if "SLURM_STEP_ID" in facts:
+        # Slurm's own hides GPUs from commands that look at all of them. Which ones a job uses is the daemon's to say.
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     said = {"environment": facts, "cgroups": Path("/proc/self/cgroup").read_text(errors="replace")}
     sys.stdout.write(mark + json.dumps(said) + "\n")
     sys.stdout.flush()
