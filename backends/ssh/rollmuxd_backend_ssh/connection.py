@@ -57,8 +57,8 @@ class HostConnection(SentAgent):
         opened = cast("Opened", (Pipe(process),) * 2)
         try:
             await self._greet(opened)
-        except EOFError:
-            raise EOFError(await self._no_answer(process)) from None
+        except EOFError as error:
+            raise EOFError(await self._no_answer(process, str(error))) from None
         return opened
 
     async def _end(self) -> None:
@@ -105,16 +105,18 @@ class HostConnection(SentAgent):
             return f"its host key is not the one in known_hosts, or not in it ({error}); look at it with: {by_hand}"
         if isinstance(error, asyncssh.PermissionDenied):
             return f"it accepts none of the keys that there are ({error}); this must work without asking: {by_hand}"
+        if isinstance(error, asyncssh.ChannelOpenError):
+            return f"no command can be started there ({error}); see MaxSessions of its sshd"
         return str(error) or type(error).__name__
 
-    async def _no_answer(self, process: "SSHClientProcess[bytes]") -> str:
-        """Why no process serves there."""
+    async def _no_answer(self, process: "SSHClientProcess[bytes]", spoken: str) -> str:
+        """Why no process serves there; ``spoken``: what was said on its standard output."""
         python = self._options.python
         said = b""
         with contextlib.suppress(asyncssh.Error):
             said = await process.stderr.read(_SAID_KEPT)
             await process.wait_closed()
-        last = (said.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
+        last = (said.decode(errors="replace").strip().splitlines() or [spoken or "nothing"])[-1]
         if process.exit_status == _NO_PROGRAM:
             return f"there is no {python} there; install Python 3.8 or newer, or name one in options.python ({last})"
         return f"{python} ended with exit code {process.exit_status} and said: {last}"

@@ -224,6 +224,57 @@ async def test_a_command_in_flight_when_the_line_breaks_is_contact_lost(own_serv
 
 
 @pytest.mark.asyncio
+async def test_a_line_that_broke_is_not_told_as_the_end_of_the_process(own_server, keys, made_up):
+    async with reached(own_server, keys, made_up) as backend, anyio.create_task_group() as tasks:
+        await backend.observe("box")
+
+        async def waits():
+            with pytest.raises(ContactLost, match="the connection to the process on box broke: "):
+                await backend.run("box", ("sh", "-c", "while kill -0 $PPID; do sleep 0.1; done"))
+
+        tasks.start_soon(waits)
+        while not backend._lines["box", ""]._waiting:
+            await asyncio.sleep(0.01)
+        own_server.connections[0].abort()
+
+
+@pytest.mark.asyncio
+async def test_why_a_login_is_refused_is_told_where_it_is_said_on_stdout(own_server, keys, made_up):
+    own_server.instead = lambda command: "echo This account is currently not available.; exit 1"
+    async with reached(own_server, keys, made_up) as backend:
+        with pytest.raises(ContactLost, match=r"exit code 1 and said: This account is currently not available\."):
+            await backend.observe("box")
+
+
+@pytest.mark.asyncio
+async def test_a_host_whose_login_says_much_is_reached(own_server, keys, made_up):
+    own_server.noise = (b"x" * 70 + b"\n") * 1_000
+    async with reached(own_server, keys, made_up) as backend:
+        assert len((await backend.observe("box")).gpus) == 2
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_lets_no_command_begin_is_told_with_its_setting(sshd, keys, made_up):
+    keys.add("box", "127.0.0.1", sshd(options=("MaxSessions 0",)).port)
+    said = {"config": str(keys.config), "made_up_gpus": made_up(), "connect_s": PATIENCE_S}
+    backend = await SshBackend.open([HostConfig(id="box")], said)
+    with pytest.raises(ContactLost, match=r"no command can be started there .* see MaxSessions of its sshd"):
+        await backend.observe("box")
+    await backend.close()
+
+
+@pytest.mark.asyncio
+async def test_a_command_that_cannot_be_sent_was_not_begun_and_harms_no_other(own_server, keys, made_up):
+    async with reached(own_server, keys, made_up) as backend:
+        with pytest.raises(NotDone, match=r"box: this cannot be sent: .* are the most"):
+            await backend.run("box", ("wc", "-c"), stdin=bytes(50 * 2**20))
+        with pytest.raises(NotDone, match=r"box: this cannot be sent: .* surrogates"):
+            await backend.run("box", ("printf", "\udcff"), stdin=b"x" * 1_000)
+        assert (await backend.run("box", ("wc", "-c"), stdin=b"x" * 1_000)).stdout.split() == [b"1000"]
+        assert len(own_server.connections) == 1
+
+
+@pytest.mark.asyncio
 async def test_a_command_has_the_variables_of_the_login(own_server, keys, made_up, monkeypatch):
     """Also those that Ray or Slurm set for themselves elsewhere."""
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)

@@ -72,7 +72,10 @@ class AgentConnection(KeptConnection[Opened]):
         answered: asyncio.Future[Ran | Data | Seen | Failed] = asyncio.get_running_loop().create_future()
         self._waiting[ask.number] = answered
         try:
-            frames.write(writer, ask)
+            try:
+                self._put(writer, ask)
+            except ValueError as error:
+                return Failed("not_done", f"this cannot be sent: {error}")
             await writer.drain()
             return await answered
         except OSError as error:
@@ -82,6 +85,10 @@ class AgentConnection(KeptConnection[Opened]):
             # Cancelled with the call that waited for it, it is done as well.
             if (answered.cancelled() or not answered.done()) and not writer.is_closing():
                 frames.write(writer, Forget(ask.number))
+
+    def _put(self, writer: asyncio.StreamWriter, ask: Ask) -> None:
+        """Raises ValueError: it cannot be sent."""
+        frames.write(writer, ask)
 
     async def _join(self) -> Opened:
         opened = await super()._join()
@@ -97,8 +104,9 @@ class AgentConnection(KeptConnection[Opened]):
                 said = await frames.read(reader)
                 if isinstance(said, Answer) and said.number in self._waiting and not self._waiting[said.number].done():
                     self._waiting[said.number].set_result(said.said)
-        except EOFError:
-            pass
+        except EOFError as error:
+            if str(error):
+                why = f"the connection to {self._agent} broke: {error}"
         except ValueError as error:
             why = f"{self._agent} says what cannot be understood: {error}"
         finally:

@@ -153,7 +153,7 @@ async def read(reader: asyncio.StreamReader) -> Said:
     """The next one.
 
     Raises:
-        EOFError: there is none any more.
+        EOFError: there is none any more; with a text: since the connection broke.
         ValueError: what came is none.
     """
     try:
@@ -161,8 +161,10 @@ async def read(reader: asyncio.StreamReader) -> Said:
         if size > LONGEST:
             raise ValueError(f"{size} bytes at once; {LONGEST} are the most")
         body = await reader.readexactly(size)
-    except (asyncio.IncompleteReadError, OSError) as error:
-        raise EOFError(str(error)) from error
+    except asyncio.IncompleteReadError:
+        raise EOFError from None
+    except OSError as error:
+        raise EOFError(str(error) or type(error).__name__) from error
     if not body.startswith(b"{"):
         try:
             body = zlib.decompressobj().decompress(body, COMPRESSED)

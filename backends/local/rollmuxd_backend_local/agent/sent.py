@@ -18,12 +18,11 @@ from rollmuxd_backend_local import payload
 from rollmuxd_backend_local.agent import frames
 from rollmuxd_backend_local.agent.connection import AgentConnection, Opened
 from rollmuxd_backend_local.agent.kept import Kept
-from rollmuxd_backend_local.agent.reached import Said
 
 #: the daemon is heard of so often within the time after which the process ends itself
 _BEATS: Final = 6
-#: a login shell, or a site's prolog, may print something before the program does
-_NOISE: Final = 2**16
+#: of what a login shell, or a site's prolog, prints before the program does
+_NOISE: Final = 200
 
 
 class SentAgent(AgentConnection):
@@ -42,7 +41,10 @@ class SentAgent(AgentConnection):
         return (python, "-I", "-S", "-u", "-c", payload.OPEN, str(len(self._program)))
 
     async def _greet(self, opened: Opened) -> dict[str, Any]:
-        """Send the program; what it says of where it runs. Raises EOFError: it has ended before it said anything."""
+        """Send the program; what it says of where it runs.
+
+        Raises EOFError: it has ended before it said anything, with the last line that something else has said.
+        """
         reader, writer = opened
         self._kept = Kept()
         with contextlib.suppress(OSError):  # it has ended: why, the caller finds in what it said
@@ -53,16 +55,14 @@ class SentAgent(AgentConnection):
         return told
 
     async def _greeting(self, reader: asyncio.StreamReader) -> dict[str, Any]:
-        noise = 0
+        noise = ""
         while line := await reader.readline():
             before, found, said = line.decode(errors="replace").partition(self._mark)
             if found:
                 told: dict[str, Any] = json.loads(said)
                 return told
-            noise += len(line)
-            if noise > _NOISE:
-                raise ValueError(f"it says something else than it should: {before.strip()[:200]}")
-        raise EOFError
+            noise = before.strip()[:_NOISE] or noise
+        raise EOFError(noise)
 
     async def _beat(self, writer: asyncio.StreamWriter) -> None:
         """So that a process which hears nothing may end itself: after a daemon's death nothing else would end it."""
@@ -72,15 +72,14 @@ class SentAgent(AgentConnection):
                 await writer.drain()
                 await anyio.sleep(self._silent_s / _BEATS)
 
-    async def _ask(self, writer: asyncio.StreamWriter, ask: frames.Ask) -> Said:
+    def _put(self, writer: asyncio.StreamWriter, ask: frames.Ask) -> None:
         wish = ask.wish
+        name = ""
         if isinstance(wish, frames.Run) and (name := self._kept.name(wish.stdin)):
-            known = self._kept.has(name)
-            self._kept.whole(name, name)
-            ask = msgspec.structs.replace(
-                ask, wish=msgspec.structs.replace(wish, kept=name, stdin=b"" if known else wish.stdin)
-            )
-        return await super()._ask(writer, ask)
+            stdin = b"" if self._kept.has(name) else wish.stdin
+            ask = msgspec.structs.replace(ask, wish=msgspec.structs.replace(wish, kept=name, stdin=stdin))
+        frames.write(writer, ask)  # what cannot be sent is not kept there
+        self._kept.whole(name, name)
 
     async def _end(self) -> None:
         beating, self._beating = self._beating, None
