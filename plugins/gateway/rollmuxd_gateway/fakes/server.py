@@ -209,7 +209,8 @@ class Server:
                 self._work.set()
                 return 200, {"status": "resumed"}
             case "POST /abort_requests" | "POST /abort_request":
-                names = told.get("request_ids") or ([told["rid"]] if told.get("rid") else None)
+                rid = None if told.get("abort_all") else told.get("rid")
+                names = told.get("request_ids") or ([rid] if rid else None)
                 for job in list(engine.running.values()) + list(engine.waiting.values()):
                     if names is None or any(job.id.startswith(name) for name in names):
                         engine.abort(job.id)
