@@ -15,6 +15,7 @@ from rollmuxd_backend_ray import connection
 
 BOX = Node("box")
 WISH = Close("s")
+COMMAND = frames.Run(("true",), {}, b"", 5.0)
 
 
 class Member:
@@ -87,24 +88,39 @@ async def test_many_calls_share_one_connection_and_each_gets_its_own_answer(memb
 @pytest.mark.asyncio
 async def test_cluster_member_that_misses_three_answers_in_a_row_is_given_up_and_one_that_does_not_is_kept(member):
     async with member.serving() as to:
-        await to.ask(BOX, 1, WISH, 5)  # to connect takes its time, too
+        await to.ask(BOX, 1, COMMAND, 5)  # to connect takes its time, too
 
         async def unanswered():
             member.answer = member.never
             with pytest.raises(ContactLost, match=r"did not answer within 0\.02 s"):
-                await to.ask(BOX, 1, WISH, 0.02)
+                await to.ask(BOX, 1, COMMAND, 0.02)
 
         for _ in range(2):
             await unanswered()
         member.answer = member.at_once
-        await to.ask(BOX, 1, WISH, 5)
+        await to.ask(BOX, 1, COMMAND, 5)
         for _ in range(2):
             await unanswered()
+        member.answer = member.at_once
+        await to.ask(BOX, 1, WISH, 5)  # a stream's answer says nothing of commands
         assert member.connections == 1
         await unanswered()
         member.answer = member.at_once
-        assert await to.ask(BOX, 1, WISH, 5) == Data(b"yes")
+        assert await to.ask(BOX, 1, COMMAND, 5) == Data(b"yes")
         assert member.connections == 2
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_is_slow_costs_no_connection(member):
+    async with member.serving() as to:
+        await to.ask(BOX, 1, WISH, 5)  # to connect takes its time, too
+        member.answer = member.never
+        for _ in range(5):
+            with pytest.raises(ContactLost):
+                await to.ask(BOX, 1, WISH, 0.02)
+        member.answer = member.at_once
+        assert await to.ask(BOX, 1, WISH, 5) == Data(b"yes")
+    assert member.connections == 1
 
 
 @pytest.mark.asyncio

@@ -15,7 +15,7 @@ from rollmuxd_backend_local.kept_connection import KeptConnection
 
 #: what is asked keeps to a call's limit itself; so long after it, it has not answered
 _WAY_S: Final = 1.5
-#: so many calls in a row without an answer, and the connection is given up, though it is alive
+#: so many commands in a row without an answer, and the connection is given up, though it is alive
 _UNANSWERED: Final = 3
 
 Opened: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -48,9 +48,11 @@ class AgentConnection(KeptConnection[Opened]):
         except TimeoutError as error:
             if not joined:
                 raise ContactLost(self._why or f"{self._what} is not reached yet") from error
-            self._went_unanswered()
+            if isinstance(wish, frames.Run):
+                self._went_unanswered()
             raise ContactLost(f"{self._agent} did not answer within {limit_s:g} s") from error
-        self._unanswered = 0
+        if isinstance(wish, frames.Run):  # a stream may go on beside looks that hang in a driver
+            self._unanswered = 0
         return answer
 
     async def close(self) -> None:
