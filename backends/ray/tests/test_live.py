@@ -210,6 +210,14 @@ async def test_cluster_member_ends_with_whoever_started_it_and_the_commands_that
 
 
 @pytest.mark.asyncio
+async def test_a_command_does_not_have_what_ray_has_told_its_own_worker(opened, live):
+    Sharing.serving = live.member()
+    backend = await opened("h100", kind=Sharing, labels={"rack": "crate"})
+    assert b"RAY_" not in (await backend.run("h100", ("env",))).stdout
+    await backend.close()
+
+
+@pytest.mark.asyncio
 async def test_a_host_is_the_node_that_labels_and_resources_say(opened, live):
     Sharing.serving = live.member()
 
