@@ -51,7 +51,7 @@ class AgentConnection(KeptConnection[Opened]):
             if isinstance(wish, frames.Run):
                 self._went_unanswered()
             raise ContactLost(f"{self._agent} did not answer within {limit_s:g} s") from error
-        if isinstance(wish, frames.Run):  # a stream may go on beside looks that hang in a driver
+        if isinstance(wish, frames.Run):  # streams may work where looks hang in a driver
             self._unanswered = 0
         return answer
 
