@@ -26,5 +26,5 @@ class SlurmOptions(ReachedOptions, frozen=True, kw_only=True):
     connect_s: Annotated[float, Meta(gt=0, le=600)] = 15.0
     #: nothing new begins on the node in so many seconds before the allocation ends
     drain_before_s: Annotated[float, Meta(ge=0, le=86_400)] = 600.0
-    #: a step that hears nothing from the daemon for so long ends itself, with the commands that run in it
+    #: a step that hears nothing from the daemon for so long ends itself, when its commands have ended
     silent_s: Annotated[float, Meta(ge=1, le=3_600)] = 30.0

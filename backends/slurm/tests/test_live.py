@@ -231,6 +231,21 @@ async def test_a_job_outlives_a_daemon_that_is_killed_with_its_sruns_and_the_kep
 
 
 @pytest.mark.asyncio
+async def test_a_command_continues_when_its_daemon_has_been_killed_and_its_srun_has_not(allocate, opened, tmp_path):
+    backend = await opened({"rx1": {}}, allocation=allocate("--nodelist=rx1"))
+    script = 'touch "$0/begun"; until [ -e "$0/go" ]; do sleep 0.02; done; touch "$0/done"'
+    running = asyncio.create_task(backend.run("rx1", ("sh", "-c", script, str(tmp_path)), timeout_s=PATIENCE_S))
+    await eventually("it has begun", (tmp_path / "begun").exists)
+    backend._lines["rx1"]._process.stdin.close()
+    await asyncio.sleep(0.3)  # by then the step most likely has noticed; noticed later, it is the same
+    (tmp_path / "go").touch()
+    await eventually("it has come to its end", (tmp_path / "done").exists)
+    with pytest.raises(ContactLost):
+        await running
+    await backend.close()
+
+
+@pytest.mark.asyncio
 async def test_an_allocation_that_is_over_is_said_and_hangs_nothing(cluster, allocate, opened, tmp_path):
     allocation, mark = allocate("--nodelist=rx1"), tmp_path / "mark"
     backend = await opened({"rx1": {}}, allocation=allocation)
