@@ -34,7 +34,7 @@ class TinyCore:
         self.state = state
         self.given: list[tuple[Millis, i.Input]] = []
         self.due: Millis | None = None
-        self.crash_on_tick = False
+        self.crash_on_tick: Exception | None = None
 
     def handle(self, given: i.Input, now: Millis) -> Decision:
         self.given.append((now, given))
@@ -56,8 +56,8 @@ class TinyCore:
             case i.Tick():
                 if self.due is not None and now >= self.due:
                     self.due = None
-                if self.crash_on_tick:
-                    raise KeyError("tick")
+                if self.crash_on_tick is not None:
+                    raise self.crash_on_tick
         for fact in facts:
             apply(self.state, fact)
         return Decision(tuple(facts), tuple(effects), Answer(slot=getattr(given, "host", None)))

@@ -13,7 +13,7 @@ import pytest
 from memory_journal import MemoryJournal
 from simkit import swarm
 
-from rollmuxd.daemon.journal.file import JournalFailed
+from rollmuxd.daemon.journal.file import JournalDamaged, JournalFailed
 from rollmuxd.daemon.usage import daily
 from rollmuxd.daemon.usage.daily import LiveUsage, compute_usage
 from rollmuxd.daemon.usage.ledger import UsageLedger
@@ -158,6 +158,25 @@ async def test_the_books_of_a_day_that_is_over_are_in_the_journal_before_any_rep
         assert await told.journal.days() == [0]
         with patch.object(told.journal, "read", side_effect=AssertionError("it reads facts")):
             same(await told.report(), told.plainly())
+
+
+@pytest.mark.parametrize("error", [JournalFailed("just now"), JournalDamaged("j.sqlite3", "its end")])
+async def test_a_day_that_is_over_is_reported_though_the_books_of_today_cannot_be_read(error):
+    facts = history(3)
+    day = facts[-1].at // 2 + 1
+    with patch.object(daily, "DAY", day):
+        told = Told(facts)
+        await told.tell(len(facts))
+        await told.report()  # which writes the books of the day that is over
+
+        async def of_that_day(today):
+            asked = dict(since=None, until=day, now=told.now, durable=told.durable, today=today)
+            return (await compute_usage(told.journal, **asked))[0].view(0, day)
+
+        whole = await of_that_day(told.today)
+        with patch.object(told.today, "usage", side_effect=error):
+            same(await of_that_day(told.today), whole)
+    assert whole.work
 
 
 async def test_what_was_booked_in_part_when_the_journal_failed_is_booked_once():

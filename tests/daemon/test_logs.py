@@ -156,7 +156,7 @@ def test_a_line_for_people_quotes_what_a_terminal_would_obey(monkeypatch):
     )
 
 
-def test_nor_does_a_terminal_obey_what_a_plugin_has_logged_or_an_exception_says(monkeypatch):
+def test_nor_does_a_terminal_obey_what_a_plugin_has_logged_or_an_exception_says(written):
     stream = io.StringIO()
     logs.set_up("info", "console", stream)
     logging.getLogger("plugin").warning("host said \x1b[2J and\n2026-01-01 [error    ] node_lost")
