@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import click
@@ -23,6 +23,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from rollmuxd.client.sync import Daemon
     from rollmuxd.daemon.settings import Settings
 
 NO_DAEMON = 3
@@ -45,25 +46,6 @@ class Failed(click.ClickException):
     def show(self, file: Any = None) -> None:
         """One line, whatever the message was."""
         click.echo(f"rollmuxd: {' '.join(self.message.split())}", err=True)
-
-
-class Daemon(Protocol):
-    """What the commands need of the client."""
-
-    def get(self, path: str, **params: Any) -> Any:
-        """GET, and the decoded answer."""
-
-    def post(self, path: str, body: Any = None) -> Any:
-        """POST, and the decoded answer."""
-
-    def text(self, path: str, **params: Any) -> str:
-        """GET of something that is no JSON."""
-
-    def delete(self, path: str, body: Any = None) -> Any:
-        """DELETE, and the decoded answer."""
-
-    def close(self) -> None:
-        """Close the connection."""
 
 
 def connect(url: str | None, api_key: str | None) -> Daemon:

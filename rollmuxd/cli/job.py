@@ -159,28 +159,19 @@ def _said(verb: str) -> Any:
     return lambda view: click.echo(f"{view['name']} ({view['job']}): {verb}; it is {view['status']}")
 
 
-@job.command()
-@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
-@talks
-def pause(call: Call, job: str) -> None:
-    """Give a job no new slot; the one it has runs to its end."""
-    call.answer(call.post(f"/v1/jobs/{part(job)}/pause"), _said("pausing"))
+def _add(verb: str, said: str, about: str) -> None:
+    """A command that makes one call about a job."""
+
+    @job.command(verb, help=about)
+    @click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
+    @talks
+    def command(call: Call, job: str) -> None:
+        call.answer(call.post(f"/v1/jobs/{part(job)}/{verb}"), _said(said))
 
 
-@job.command()
-@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
-@talks
-def resume(call: Call, job: str) -> None:
-    """Let a paused job continue."""
-    call.answer(call.post(f"/v1/jobs/{part(job)}/resume"), _said("resumed"))
-
-
-@job.command()
-@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
-@talks
-def reinstate(call: Call, job: str) -> None:
-    """Take a quarantined job back."""
-    call.answer(call.post(f"/v1/jobs/{part(job)}/reinstate"), _said("reinstated"))
+_add("pause", "pausing", "Give a job no new slot; the one it has runs to its end.")
+_add("resume", "resumed", "Let a paused job continue.")
+_add("reinstate", "reinstated", "Take a quarantined job back.")
 
 
 @job.command()

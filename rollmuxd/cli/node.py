@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -83,7 +84,7 @@ def _states(view: dict[str, Any]) -> dict[str, str]:
     return {f"{names.get(job, job)}{space}{pool}": status for job, space, pool, status in states}
 
 
-def tell_who_stays(view: dict[str, Any], *, evicted: bool) -> None:
+def _tell_who_stays(view: dict[str, Any], *, evicted: bool) -> None:
     """After a drain: the jobs that will get nothing there, what becomes of them, and what can be done about it."""
     stay = pinned(view)
     if not stay:
@@ -95,48 +96,55 @@ def tell_who_stays(view: dict[str, Any], *, evicted: bool) -> None:
         click.echo("movable jobs go where there is room, the others wait until it is undrained (--evict ends them)")
 
 
-def _said(view: dict[str, Any]) -> None:
+def _said(verb: str, view: dict[str, Any]) -> str:
+    if verb == "undrain" and view["status"] == "unknown":
+        return f"{view['node']}: undrained; it is used again once it was looked at"
     reason = f" ({view['reason']})" if view.get("reason") else ""
-    click.echo(f"{view['node']}: {view['status']}{reason}")
+    return f"{view['node']}: {view['status']}{reason}"
 
 
-def _undrained(view: dict[str, Any]) -> None:
-    if view["status"] == "unknown":
-        click.echo(f"{view['node']}: undrained; it is used again once it was looked at")
-    else:
-        _said(view)
+def add_drains(group: click.Group, noun: str, drains: str, said: Callable[[str, dict[str, Any]], str]) -> None:
+    """Give a group of commands ``drain`` (``drains`` is its help), ``undrain`` and ``declare-clean``.
+
+    ``said`` is the line that answers one of them: of its name, and of the daemon's view of the node or host.
+    """
+    which = click.argument("name", metavar=noun.upper(), shell_complete=names_of(f"/v1/{noun}s", noun))
+
+    def post(call: Call, name: str, verb: str, body: dict[str, Any], *, evicted: bool | None = None) -> None:
+        def show(view: dict[str, Any]) -> None:
+            click.echo(said(verb, view))
+            if evicted is not None:
+                _tell_who_stays(view, evicted=evicted)
+
+        call.answer(call.post(f"/v1/{noun}s/{part(name)}/{verb}", body), show)
+
+    @group.command(help=drains)
+    @which
+    @click.option("--evict", is_flag=True, help="End the jobs that are pinned there.")
+    @click.option("--reason", help="Kept in the journal.")
+    @talks
+    def drain(call: Call, name: str, evict: bool, reason: str | None) -> None:
+        body = {"evict": evict, **({} if reason is None else {"reason": reason})}
+        post(call, name, "drain", body, evicted=evict)
+
+    @group.command(help=f"Use a {noun} again.")
+    @which
+    @talks
+    def undrain(call: Call, name: str) -> None:
+        post(call, name, "undrain", {})
+
+    about = f"Declare that nothing of any job is left on a {noun}'s GPUs. Your word replaces the proof."
+
+    @group.command("declare-clean", help=about)
+    @which
+    @click.option("--reason", default="", help="How you know; it is kept in the journal.")
+    @click.option("--yes", is_flag=True, help="Do not ask.")
+    @talks
+    def declare_clean(call: Call, name: str, reason: str, yes: bool) -> None:
+        ask(f"Nothing of any job is left on the GPUs of {name}?", yes=yes)
+        post(call, name, "declare-clean", {"reason": reason})
 
 
-@node.command()
-@click.argument("node", shell_complete=names_of("/v1/nodes", "node"))
-@click.option("--evict", is_flag=True, help="End the jobs that are pinned to it.")
-@click.option("--reason", help="Kept in the journal.")
-@talks
-def drain(call: Call, node: str, evict: bool, reason: str | None) -> None:
-    """Start nothing new on a node; it is drained when its slots have ended and its GPUs are clean."""
-
-    def said(view: dict[str, Any]) -> None:
-        _said(view)
-        tell_who_stays(view, evicted=evict)
-
-    body = {"evict": evict, **({} if reason is None else {"reason": reason})}
-    call.answer(call.post(f"/v1/nodes/{part(node)}/drain", body), said)
-
-
-@node.command()
-@click.argument("node", shell_complete=names_of("/v1/nodes", "node"))
-@talks
-def undrain(call: Call, node: str) -> None:
-    """Use a node again."""
-    call.answer(call.post(f"/v1/nodes/{part(node)}/undrain"), _undrained)
-
-
-@node.command("declare-clean")
-@click.argument("node", shell_complete=names_of("/v1/nodes", "node"))
-@click.option("--reason", default="", help="How you know; it is kept in the journal.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@talks
-def declare_clean(call: Call, node: str, reason: str, yes: bool) -> None:
-    """Declare that nothing of any job is left on a node's GPUs. Your word replaces the proof."""
-    ask(f"Nothing of any job is left on the GPUs of {node}?", yes=yes)
-    call.answer(call.post(f"/v1/nodes/{part(node)}/declare-clean", {"reason": reason}), _said)
+add_drains(
+    node, "node", "Start nothing new on a node; it is drained when its slots have ended and its GPUs are clean.", _said
+)

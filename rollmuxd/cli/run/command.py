@@ -344,7 +344,7 @@ def _detach(
     begin(logs, (*(role.name for role in job.roles), *(["ray"] if job.ray else [])))
     more = ["--host", host] if host else []
     argv = ["run", "--job", str(job.path), "--key", key, "--logs", str(logs), "--grace", f"{grace_s:g}", *more]
-    env = {**os.environ, "ROLLMUX_URL": str(getattr(call.daemon, "address", call.url or ""))}
+    env = {**os.environ, "ROLLMUX_URL": str(call.daemon.address)}
     if call.api_key:
         env["ROLLMUX_API_KEY"] = call.api_key
     with (logs / "run.log").open("ab") as log:
