@@ -77,8 +77,7 @@ def start(config: Path | None, accept_clock: bool, as_json: bool) -> None:
 
     After an upgrade it may have to replay its whole journal, which can take minutes.
     """
-    state_dir = _state_dir(config)
-    running = find(state_dir)
+    state_dir, running = _running(config)
     if running is not None:
         raise Failed(f"it runs already, pid {running.pid} ({running.socket}); rollmuxd daemon stop ends it")
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -207,7 +206,7 @@ def _answer(running: Running, log: Path, said: str, *, as_json: bool, journal: s
 
 def _running(config: Path | None) -> tuple[Path, Running | None]:
     """The state directory, and the daemon that runs on it."""
-    state_dir = _state_dir(config)
+    state_dir = load_settings(config).daemon.state_dir
     return state_dir, find(state_dir)
 
 
@@ -258,7 +257,3 @@ def _readyz(path: Path) -> str | None:
         return str(json.loads(body)["reason"])
     except (ValueError, KeyError, TypeError):
         return ""
-
-
-def _state_dir(config: Path | None) -> Path:
-    return load_settings(config).daemon.state_dir

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from rollmuxd.cli.common import Call, Failed, cell, table, talks
+from rollmuxd.cli.common import Call, Columns, Failed, cell, listing, table, talks
 from rollmuxd.cli.other_gpus import computed
 from rollmuxd.cli.run.job_file import registration_of
 from rollmuxd.cli.sim.accounting import Accounting, from_accounting, show_saving
@@ -127,37 +127,28 @@ def show(view: Mapping[str, Any]) -> None:
         "pools": "on nodes that there are not",
     }[view["on"]]
     click.echo(f"by policy {view['policy']}, {where}; nothing has changed\n")
-    table(
-        ["JOB", "STATUS", "HOW", "BESIDE", "NODES", "#ALONE s", "#ITERATION s", "#SLOWDOWN", "#SLO", "#MORE PER HOUR"],
-        [
-            [
-                job["name"],
-                job["status"],
-                job["admission"],
-                [other or "another's" for other in job["beside"]],
-                list(dict.fromkeys(node for nodes in job["pins"].values() for node in nodes)),
-                job["solo_s"],
-                job["iteration_s"],
-                job["slowdown"],
-                job["slo"],
-                job["cost_per_hour"] if job["pins"] else None,
-            ]
-            for job in view["jobs"]
-        ],
-        "no jobs",
-    )
+    jobs: Columns = {
+        "JOB": "name",
+        "STATUS": "status",
+        "HOW": "admission",
+        "BESIDE": lambda job: [other or "another's" for other in job["beside"]],
+        "NODES": lambda job: list(dict.fromkeys(node for nodes in job["pins"].values() for node in nodes)),
+        "#ALONE s": "solo_s",
+        "#ITERATION s": "iteration_s",
+        "#SLOWDOWN": "slowdown",
+        "#SLO": "slo",
+        "#MORE PER HOUR": lambda job: job["cost_per_hour"] if job["pins"] else None,
+    }
+    listing(view["jobs"], jobs, "no jobs")
     _waiting(view["jobs"])
     if view["slowed"]:
         click.echo()
-        table(
-            ["THERE ALREADY", "#SLOWDOWN NOW", "#THEN", "#SLO"],
-            [[job["name"] or job["job"], job["before"], job["after"], job["slo"]] for job in view["slowed"]],
-            "",
-        )
+        slowed: Columns = {"THERE ALREADY": lambda job: job["name"] or job["job"], "#SLOWDOWN NOW": "before"}
+        listing(view["slowed"], {**slowed, "#THEN": "after", "#SLO": "slo"}, "")
     click.echo()
-    table(
-        ["POOL", "#NODES", "#USED NOW", "#THEN"],
-        [[pool["pool"], pool["nodes"], pool["used_before"], pool["used_after"]] for pool in view["pools"]],
+    listing(
+        view["pools"],
+        {"POOL": "pool", "#NODES": "nodes", "#USED NOW": "used_before", "#THEN": "used_after"},
         "no pools",
     )
     click.echo()

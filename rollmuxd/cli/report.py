@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from rollmuxd.cli.common import Call, table, talks
+from rollmuxd.cli.common import Call, Columns, listing, talks
 from rollmuxd.cli.sim.estimate import sharing, show_sharing
 from rollmuxd.cli.top.feed import Time
 
@@ -52,49 +52,31 @@ def _show(view: dict[str, Any]) -> None:
     since = "the beginning" if view["since"].startswith("1970-01-01T00:00:00") else view["since"]
     click.echo(f"{since} to {view['until']}\n")
     if view["by"] != "pool":
-        owner = [] if view["by"] == "owner" else ["owner"]
-        table(
-            [
-                *(view["by"].upper(), *map(str.upper, owner), "#CHARGED h", "#USED h", "#ALONE h", "#COST"),
-                *("#ITERATIONS", "#SLOWDOWN", "KEPT", "SWITCHES", "#SWITCHING h", "#WAITED h"),
-            ],
-            [
-                [
-                    row["name"],
-                    *(row[key] for key in owner),
-                    hours(row["gpu_hours_charged"]),
-                    hours(row["gpu_hours_used"]),
-                    hours(row["gpu_hours_alone"]),
-                    hours(row["cost_charged"]),
-                    row["iterations"],
-                    row["slowdown"],
-                    _kept(row),
-                    f"{row['loads_warm']} warm, {row['loads_cold']} cold, {row['parks']} parks",
-                    hours(row["gpu_hours_switching"]),
-                    hours(row["wait_turn_hours"]),
-                ]
-                for row in view["work"]
-            ],
-            "no job held GPUs in that time",
-        )
+        owner: Columns = {} if view["by"] == "owner" else {"OWNER": "owner"}
+        work: Columns = {
+            view["by"].upper(): "name",
+            **owner,
+            "#CHARGED h": _hours("gpu_hours_charged"),
+            "#USED h": _hours("gpu_hours_used"),
+            "#ALONE h": _hours("gpu_hours_alone"),
+            "#COST": _hours("cost_charged"),
+            "#ITERATIONS": "iterations",
+            "#SLOWDOWN": "slowdown",
+            "KEPT": _kept,
+            "SWITCHES": lambda row: f"{row['loads_warm']} warm, {row['loads_cold']} cold, {row['parks']} parks",
+            "#SWITCHING h": _hours("gpu_hours_switching"),
+            "#WAITED h": _hours("wait_turn_hours"),
+        }
+        listing(view["work"], work, "no job held GPUs in that time")
         click.echo()
-    table(
-        ["POOL", "#GPUS", "#CAPACITY h", "#USED h", "#SWITCHING h", "#IDLE h", "#UNALLOCATED h", "#UTILISATION"],
-        [
-            [
-                row["pool"],
-                row["gpus"],
-                hours(row["gpu_hours_capacity"]),
-                hours(row["gpu_hours_used"]),
-                hours(row["gpu_hours_switching"]),
-                hours(row["gpu_hours_idle"]),
-                hours(row["gpu_hours_unallocated"]),
-                None if row["utilisation"] is None else f"{row['utilisation']:.0%}",
-            ]
-            for row in view["pools"]
-        ],
-        "no pools",
-    )
+    figures = ("capacity", "used", "switching", "idle", "unallocated")
+    pools: Columns = {
+        "POOL": "pool",
+        "#GPUS": "gpus",
+        **{f"#{figure.upper()} h": _hours(f"gpu_hours_{figure}") for figure in figures},
+        "#UTILISATION": lambda row: None if row["utilisation"] is None else f"{row['utilisation']:.0%}",
+    }
+    listing(view["pools"], pools, "no pools")
     click.echo(f"\n{_bill(view['bill'])}\n{_saving(view['saving'])}")
     if harvested := sum(row.get("gpu_hours_harvested", 0.0) for row in view["pools"]):
         held_up = sum(row.get("held_up_hours", 0.0) for row in view["work"])
@@ -129,6 +111,10 @@ def _bill(bill: Mapping[str, Any]) -> str:
     if not bill["cost_capacity"]:
         return said
     return f"{said}; in money {hours(bill['cost_charged'])} of {hours(bill['cost_capacity'])}"
+
+
+def _hours(key: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: hours(row[key])
 
 
 def hours(value: float) -> str:

@@ -73,6 +73,7 @@ _WORKLOAD = (
     ),
     click.option(
         "--t-ocs",
+        "t_ocs_ms",
         type=click.FloatRange(0, 1e6),
         metavar="MS",
         help="Of fidelity network: what changing circuits takes. Default: 20.",
@@ -119,7 +120,7 @@ _WORKLOAD = (
         help="What a move takes, for policies that move jobs. Default: 30.",
     ),
     click.option("--fillers", default=0, metavar="N", help="So many fillers work on idle nodes (phase fidelity)."),
-    click.option("--take", default=0, metavar="N", help="So many jobs at most."),
+    click.option("--take", "jobs", default=0, metavar="N", help="So many jobs at most."),
     click.option("--data", default="", metavar="DIR", help="Where large traces lie (default: $ROLLMUX_DATA)."),
     click.option("--set", "more", type=Assigned(), multiple=True, help="A setting of the workload itself."),
 )
@@ -129,43 +130,27 @@ def _describes_a_workload(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that say what is to be simulated; the command gets ``options``."""
 
     @wraps(command)
-    def wrapped(*, slo: Any, prices: str, switch: str, **rest: Any) -> Any:
-        gpus = dict(rest.pop("gpus"))
-        topology, t_ocs = rest.pop("topology"), rest.pop("t_ocs")
-        for option, value in (("--topology", topology), ("--t-ocs", t_ocs)):
-            if value is not None and rest["fidelity"] != "network":
-                raise click.UsageError(
-                    f"{option} says nothing at --fidelity {rest['fidelity']}; add --fidelity network"
-                )
-        if gpus or rest["fidelity"] in ("engine", "network"):
+    def wrapped(**given: Any) -> Any:
+        fidelity = given["fidelity"]
+        for option, key in (("--topology", "topology"), ("--t-ocs", "t_ocs_ms")):
+            if given[key] is None:
+                del given[key]
+            elif fidelity != "network":
+                raise click.UsageError(f"{option} says nothing at --fidelity {fidelity}; add --fidelity network")
+        if given["gpus"] or fidelity in ("engine", "network"):
             needs_numpy()
         from rollmuxd.sim.workload import Options
 
-        own: str | dict[str, float] = prices
+        prices, switch = given["prices"], given["switch"]
         if "=" in prices:
             pairs = [part.partition("=") for part in prices.split(",")]
-            own = {kind.strip(): _number(price, f"the price of {kind}") for kind, _, price in pairs}
-        moves: str | int = switch
+            given["prices"] = {kind.strip(): _number(price, f"the price of {kind}") for kind, _, price in pairs}
         if switch not in ("none", "table"):
-            moves = round(_number(switch, "--switch") * 1000)
-        counts = {name: _count(count, f"--nodes {name}") for name, count in rest.pop("nodes")}
-        options = Options(
-            slo=slo,
-            prices=own,
-            switch=moves,
-            sync=rest.pop("sync"),
-            sync_place=rest.pop("sync_place"),
-            gpus=gpus,
-            topology=topology or "fat-tree",
-            t_ocs_ms=20.0 if t_ocs is None else t_ocs,
-            ram_gb=rest.pop("ram_gb"),
-            nodes=counts,
-            fillers=rest.pop("fillers"),
-            jobs=rest.pop("take"),
-            data=rest.pop("data"),
-            more=dict(rest.pop("more")),
-        )
-        return _plainly(lambda: command(options=options, **rest))
+            given["switch"] = round(_number(switch, "--switch") * 1000)
+        given |= {"gpus": dict(given["gpus"]), "more": dict(given["more"])}
+        given["nodes"] = {name: _count(count, f"--nodes {name}") for name, count in given["nodes"]}
+        options = Options(**{key: given.pop(key) for key in Options.__struct_fields__ if key in given})
+        return _plainly(lambda: command(options=options, **given))
 
     for option in reversed(_WORKLOAD):
         wrapped = option(wrapped)
