@@ -263,10 +263,10 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 1000, highlight=False, emoji=False, markup=False)
 
 
-def needs_numpy() -> None:
-    """Raise Failed where it is not installed."""
+def needs_numpy(it: str = "rollouts as requests need", extra: str = "rollout") -> None:
+    """Raise Failed, with the extra that brings it, where it is not installed."""
     if find_spec("numpy") is None:
-        raise Failed("rollouts as requests need numpy: pip install 'rollmuxd[rollout]'")
+        raise Failed(f"{it} numpy: pip install 'rollmuxd[{extra}]'")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:

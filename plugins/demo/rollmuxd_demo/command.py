@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import tempfile
@@ -53,11 +54,11 @@ def demo(
     Starts a daemon of its own, with a host whose two made-up GPUs stand for two CPU cores, and numpy jobs that learn by
     GRPO. Takes under two minutes on two cores, needs no GPU, and leaves nothing behind.
     """
-    from rollmuxd.cli.common import Failed, print_json
+    from rollmuxd.cli.common import Failed, needs_numpy, print_json
     from rollmuxd_demo import measure, reached, run, show
     from rollmuxd_demo.children import Children
 
-    run.check_numpy()
+    needs_numpy("the demo's RL loops need", "demo")
     planned = run.plan_jobs(jobs)
 
     def say(text: str) -> None:
@@ -93,7 +94,7 @@ def demo(
         result["backend"] = backend
         result["daemon_killed"] = kill_daemon_at is not None
         if keep:
-            (folder / "result.json").write_text(_pretty(result))
+            (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
 
     if as_json:
         print_json(result)
@@ -116,12 +117,6 @@ def problems(result: dict[str, Any]) -> list[str]:
         count = len(result["violations"])
         found.append(f"the mock backend saw what must never happen, {count} times, first: {first.get('why', first)}")
     return found
-
-
-def _pretty(value: Any) -> str:
-    import json
-
-    return json.dumps(value, indent=1) + "\n"
 
 
 def _watcher(plan: Plan, title: str, *, as_json: bool) -> Any:

@@ -68,18 +68,6 @@ def plan_jobs(count: int) -> tuple[JobPlan, ...]:
     return tuple(jobs)
 
 
-def check_numpy() -> None:
-    """The RL loops need numpy.
-
-    Raises:
-        Failed: it is not installed.
-    """
-    from importlib.util import find_spec
-
-    if find_spec("numpy") is None:
-        raise Failed("the demo's RL loops need numpy, which comes with the extra demo: pip install 'rollmuxd[demo]'")
-
-
 def cores() -> list[int]:
     """The cores this process may use; GPU i of the demo stands for the i-th, counted round, as in the examples."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))

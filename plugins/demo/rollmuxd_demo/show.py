@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import click
+
+from rollmuxd.cli.common import Columns, console, fields, listing, table
 from rollmuxd_demo.live import bar, letter
 from rollmuxd_demo.measure import RunRecord, gantt, window
 
@@ -14,26 +17,24 @@ ITERATIONS_SHOWN = 4
 
 def report(result: Mapping[str, Any], shared: RunRecord, in_turn: RunRecord | None) -> None:
     """Print what was found out."""
-    from rollmuxd.cli.common import console
-
-    out = console()
     letters = {job["name"]: letter(index) for index, job in enumerate(result["jobs"])}
-    out.print()
-    _pictures(out, letters, shared, in_turn)
-    out.print()
-    _times(out, result)
-    out.print()
-    _jobs(out, result, letters)
-    out.print()
-    _pools(out, result)
+    click.echo()
+    _pictures(letters, shared, in_turn)
+    click.echo()
+    fields(_times(result))
+    click.echo()
+    _jobs(result, letters)
+    click.echo()
+    _pools(result)
     for sentence in remarks(result):
-        out.print(sentence)
+        click.echo(sentence)
 
 
-def _pictures(out: Any, letters: Mapping[str, str], shared: RunRecord, in_turn: RunRecord | None) -> None:
+def _pictures(letters: Mapping[str, str], shared: RunRecord, in_turn: RunRecord | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    out = console()
     width = max(40, min(100, out.width - 12))
     start, end = window(shared.jobs, ITERATIONS_SHOWN)
     pictures = [("at once", shared, start)]
@@ -47,27 +48,20 @@ def _pictures(out: Any, letters: Mapping[str, str], shared: RunRecord, in_turn: 
         out.print(shown)
 
 
-def _times(out: Any, result: Mapping[str, Any]) -> None:
-    from rich.table import Table
-
-    shown = Table(box=None, show_header=False, pad_edge=False)
-    shown.add_column()
-    shown.add_column(justify="right", style="bold")
-    shown.add_column()
+def _times(result: Mapping[str, Any]) -> dict[str, str]:
     by = "longest job" if result["bound_by"] == "longest" else f"{result['bound_by']} pool"
-    shown.add_row("all jobs at once", f"{result['wall_s']:.1f} s", f"{result['jobs'][0]['iterations']} iterations each")
-    shown.add_row(
-        "least of any schedule",
-        f"{result['lower_bound_s']:.1f} s",
-        f"by the {by}; {result['ratio_to_bound']:.2f} times that was reached",
-    )
+    least = f"{result['lower_bound_s']:.1f} s by the {by}; {result['ratio_to_bound']:.2f} times that was reached"
+    times = {
+        "all jobs at once": f"{result['wall_s']:.1f} s, {result['jobs'][0]['iterations']} iterations each",
+        "least of any schedule": least,
+    }
     if result["bound_by"] != "longest":
         when = "after the last rollout" if result["bound_by"] == "rollout" else "before the first training"
-        shown.add_row("no order avoids", f"{result['first_fill_s']:.1f} s", when)
+        times["no order avoids"] = f"{result['first_fill_s']:.1f} s {when}"
     if result["sequential_wall_s"] is not None:
-        shown.add_row("one after the other", f"{result['sequential_wall_s']:.1f} s", "on the same two pools")
-        shown.add_row("speed-up", f"{result['speedup']:.2f}", _gain(result))
-    out.print(shown)
+        times["one after the other"] = f"{result['sequential_wall_s']:.1f} s on the same two pools"
+        times["speed-up"] = f"{result['speedup']:.2f}; {_gain(result)}"
+    return times
 
 
 def _gain(result: Mapping[str, Any]) -> str:
@@ -78,47 +72,32 @@ def _gain(result: Mapping[str, Any]) -> str:
     return f"two cores here do {result['core_gain']:.2f} times the work of one"
 
 
-def _jobs(out: Any, result: Mapping[str, Any], letters: Mapping[str, str]) -> None:
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "job"):
-        shown.add_column(column, no_wrap=True)
-    for column in ("rollout s", "train s", "slowdown"):
-        shown.add_column(column, justify="right", no_wrap=True)
-    for column in ("reward", "weights"):
-        shown.add_column(column, no_wrap=True)
-    for job in result["jobs"]:
-        same = {None: "not compared", True: "identical", False: "DIFFERENT"}[
-            None if job["sha256_alone"] is None else job["sha256"] == job["sha256_alone"]
-        ]
-        shown.add_row(
-            bar([job["name"]], letters),
-            job["name"],
-            f"{job['rollout_s']:.1f}",
-            f"{job['train_s']:.1f}",
-            "-" if job["slowdown"] is None else f"{job['slowdown']:.2f}",
-            f"{job['reward_first']:.2f} → {job['reward_last']:.2f}",
-            same,
-        )
-    out.print(shown)
+def _jobs(result: Mapping[str, Any], letters: Mapping[str, str]) -> None:
+    columns: Columns = {
+        "": lambda job: letters[job["name"]],
+        "JOB": "name",
+        "#ROLLOUT s": "rollout_s",
+        "#TRAIN s": "train_s",
+        "#SLOWDOWN": "slowdown",
+        "REWARD": lambda job: f"{job['reward_first']:.2f} → {job['reward_last']:.2f}",
+        "WEIGHTS": _compared,
+    }
+    listing(result["jobs"], columns, "no jobs")
 
 
-def _pools(out: Any, result: Mapping[str, Any]) -> None:
-    from rich.table import Table
+def _compared(job: Mapping[str, Any]) -> str:
+    if job["sha256_alone"] is None:
+        return "not compared"
+    return "identical" if job["sha256"] == job["sha256_alone"] else "DIFFERENT"
 
-    alone, moved, moved_alone = result["sequential_utilisation"], result["switches"], result["sequential_switches"]
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("")
-    shown.add_column("at once", justify="right")
-    if alone:
-        shown.add_column("in turn", justify="right")
-    for pool in result["utilisation"]:
-        in_use = [f"{result['utilisation'][pool]:.0%}", *([f"{alone[pool]:.0%}"] if alone else [])]
-        shown.add_row(f"{pool} pool in use", *in_use)
-    for kind in moved:
-        shown.add_row(f"states moved: {kind}", str(moved[kind]), *([str(moved_alone[kind])] if moved_alone else []))
-    out.print(shown)
+
+def _pools(result: Mapping[str, Any]) -> None:
+    runs = [("#AT ONCE", result["utilisation"], result["switches"])]
+    if result["sequential_utilisation"]:
+        runs.append(("#IN TURN", result["sequential_utilisation"], result["sequential_switches"]))
+    rows = [[f"{pool} pool in use", *(f"{used[pool]:.0%}" for _, used, _ in runs)] for pool in result["utilisation"]]
+    rows += [[f"states moved: {kind}", *(str(moved[kind]) for *_, moved in runs)] for kind in result["switches"]]
+    table(["", *(head for head, *_ in runs)], rows, "")
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:

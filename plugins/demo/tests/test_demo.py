@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from command_line import typed
 from patience import PATIENCE_S
 
@@ -375,7 +376,9 @@ def test_nothing_wrong_is_found_where_nothing_was_compared():
 
 
 def test_a_missing_numpy_is_told_with_the_remedy(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("rollmuxd.cli.common.find_spec", lambda name: None)
 
-    with pytest.raises(Failed, match=r"need numpy, which comes with the extra demo: pip install 'rollmuxd\[demo\]'"):
-        run.check_numpy()
+    found = CliRunner().invoke(command.demo)
+
+    assert found.exit_code == 1
+    assert "the demo's RL loops need numpy: pip install 'rollmuxd[demo]'" in found.output
