@@ -7,6 +7,8 @@ of load, park, discard                          of probe
                the reason                           others    not known
     a signal, or over its time limit: not known
 
+Where the connection to the host breaks, ``probe`` is asked until it knows: while the command runs it says "not known".
+
 A command gets the order in its environment: ROLLMUX_ORDER, _KIND, _JOB (its id), _NAME, _OWNER, _RUN, _POOL, _NODE,
 _HOST. Also _GPUS (numbers, with commas), _WARM (0 or 1), _PHASE, _PID (of the job's session), _RESIDUAL_MB (what may
 stay on each GPU). Also _STAMP (two numbers, with a point) and _ISSUED_AT (milliseconds since 1970).
@@ -17,6 +19,8 @@ it has to check that its stamp is not less than that of the last order about its
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Self
+
+import anyio
 
 from rollmuxd.spi import (
     Channel,
@@ -35,6 +39,8 @@ from rollmuxd.spi.options import Options, filled, of_state
 VERBS: Final = ("load", "park", "discard", "probe")
 #: as in sysexits.h
 NOT_KNOWN: Final = 75
+#: between two probes of a command whose connection broke
+ASK_AGAIN_S: Final = 1.0
 _PROBED_DONE, _PROBED_NOT_DONE, _PROBED_NOT_BEGUN = 0, 1, 2
 _TOLD: Final = 600
 
@@ -117,7 +123,13 @@ class CommandResidency:
         argv = self._commands_of(order.state).get(order.kind.value, ())
         if not argv:
             return
-        ran = await self._run(order, argv)
+        try:
+            ran = await self._run(order, argv)
+        except ContactLost:
+            if not self._commands_of(order.state).get("probe"):
+                raise
+            await self._wait_for_word(order)
+            return
         if ran.exit_code == 0:
             return
         text = f"{order.kind.value} of job {order.name!r} on {order.host}: {argv[0]}: {_said(ran)}"
@@ -126,6 +138,20 @@ class CommandResidency:
         if ran.exit_code == NOT_KNOWN:
             raise ContactLost(text)
         raise NotDone(text)
+
+    async def _wait_for_word(self, order: StateOrder) -> None:
+        """Ask what became of a command until that is known: it continues where its connection broke.
+
+        The time limit of the order ends this, as it would have ended the wait for the command.
+        """
+        found = await self.probe(order)
+        while not found.known:
+            await anyio.sleep(ASK_AGAIN_S)
+            found = await self.probe(order)
+        if not found.begun:
+            await self._tell(order)
+        elif not found.done:
+            raise NotDone(f"{order.kind.value} of job {order.name!r} on {order.host}: the probe says so: {found.error}")
 
     async def _run(self, order: StateOrder, argv: tuple[str, ...]) -> Ran:
         backend = runs_commands(order.backend)

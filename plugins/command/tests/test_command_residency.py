@@ -3,6 +3,7 @@
 The commands are real processes of this machine; what they have on a "GPU" is a number in a file.
 """
 
+import contextlib
 import sys
 
 import anyio
@@ -12,7 +13,7 @@ from fake_engines import EngineHost
 from patience import PATIENCE_S
 
 from rollmuxd.core.ids import Fence
-from rollmuxd.spi import ContactLost, GpuObservation, NotDone, Observation, OrderKind, Probed, Residency, StateSpec
+from rollmuxd.spi import ContactLost, GpuObservation, NotDone, Observation, OrderKind, Probed, Ran, Residency, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
 from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_command import CommandResidency
@@ -117,6 +118,35 @@ async def test_a_program_that_is_not_there_is_not_done(tmp_path):
 )
 async def test_a_probe_says_what_its_exit_code_says(script, probed, tmp_path):
     assert await CommandResidency().probe(order(PARK, tmp_path, park=("true",), probe=sh(script))) == probed
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("answers", "error", "parks"),
+    [
+        ((75, 75, 0), None, 1),
+        ((75, 1), NotDone, 1),
+        ((75, 2), None, 2),  # it was not begun, so it is run again
+        ((), ContactLost, 1),  # there is no probe
+    ],
+)
+async def test_a_command_whose_connection_broke_is_asked_for_until_it_is_known(answers, error, parks, tmp_path):
+    given = order(PARK, tmp_path, park=("ctl", "park"), **({"probe": ("ctl", "ask")} if answers else {}))
+    left, ran = list(answers), []
+
+    async def ctl(argv):
+        ran.append(argv[1])
+        if argv[1] == "ask":
+            return Ran(left.pop(0), b"", b"")
+        if ran.count("park") == 1:
+            raise ContactLost("the connection broke")
+        return Ran(0, b"", b"")
+
+    given.backend.commands["ctl"] = ctl
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        await CommandResidency().park(given)
+    assert (left, ran.count("park")) == ([], parks)
 
 
 @pytest.mark.asyncio
