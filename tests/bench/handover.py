@@ -44,9 +44,9 @@ async def _run(folder: Path, budget_s: float, *, waiting: int) -> Json:
     async with AsyncExitStack() as stack:
         bare_process, port = stack.enter_context(bare_server(folder))
         assert bare_process.poll() is None
-        http = await Line.tcp(port)
+        many = await stack.enter_async_context(_many(folder / "many", waiting))  # this takes longest
         one = await stack.enter_async_context(_few(folder / "one"))
-        many = await stack.enter_async_context(_many(folder / "many", waiting))
+        http = await Line.tcp(port)
         floor = stack.enter_context(closing(Floor(folder, http)))
         began = time.monotonic()
         for kind in COMMITS:
@@ -149,8 +149,10 @@ class Group:
 
     async def hand_over(self) -> float:
         """Have the holder release; seconds until the next one has its grant."""
+        for member in self.members:  # before it is measured
+            await member.line.reopen()
         for member in self.others():
-            member.ask_on()  # before it is measured
+            member.ask_on()
         before, began = self.holder, time.perf_counter()
         released = before.release()
         self.holder, reply = await self._next()
@@ -196,6 +198,7 @@ class World:
 
     async def park(self, member: Member) -> None:
         """Let it ask, and see to it that the daemon has its call waiting, and has nothing else to do."""
+        await member.line.reopen()
         asked = member.ask()
         await self.until_queued(member)
         await asyncio.sleep(0.003)

@@ -31,7 +31,7 @@ HALF: Final = 760_000
 #: bytes of rubbish that its engine gives for figures
 GARBAGE: Final = 256_000
 #: calls that wait longer are given up
-PATIENCE_S: Final = 120.0
+PATIENCE_S: Final = 300.0
 #: bytes of a registration's body, at most
 LARGEST: Final = 32_000
 REFUSED_S: Final = 0.1

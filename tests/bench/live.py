@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -218,22 +218,39 @@ class Reply(NamedTuple):
 
 
 class Line(asyncio.Protocol):
-    """One connection that is kept, and one call at a time on it."""
+    """One connection that is kept, and one call at a time on it.
 
-    def __init__(self) -> None:
+    A server hangs up on one that is idle for 75 s. A call then fails at once, and :meth:`reopen` connects again.
+    """
+
+    def __init__(self, connect: Callable[[Callable[[], "Line"]], Awaitable[object]]) -> None:
+        self._connect = connect
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Reply] | None = None
         self._read = b""
 
     @classmethod
     async def tcp(cls, port: int) -> "Line":
-        _, line = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
+        loop = asyncio.get_running_loop()
+        line = cls(lambda make: loop.create_connection(make, "127.0.0.1", port))
+        await line.reopen()
         return line
 
     @classmethod
     async def unix(cls, path: Path) -> "Line":
-        _, line = await asyncio.get_running_loop().create_unix_connection(cls, str(path))
+        loop = asyncio.get_running_loop()
+        line = cls(lambda make: loop.create_unix_connection(make, str(path)))
+        await line.reopen()
         return line
+
+    @property
+    def closed(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    async def reopen(self) -> None:
+        """Connect, unless it is connected."""
+        if self.closed:
+            await self._connect(lambda: self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -244,10 +261,13 @@ class Line(asyncio.Protocol):
             self._answer.set_exception(exc or ConnectionError("the server has hung up"))
 
     def send(self, request: bytes) -> "asyncio.Future[Reply]":
-        """Send a call; its answer comes."""
+        """Send a call; its answer comes, or ConnectionError."""
         assert self._transport is not None
         self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
+        if self.closed:  # asyncio would drop what is written, and say nothing
+            self._answer.set_exception(ConnectionError("the server hung up before the call"))
+        else:
+            self._transport.write(request)
         return self._answer
 
     def data_received(self, data: bytes) -> None:

@@ -50,6 +50,9 @@ class CallsThere:
         self.calls.append(asyncio.get_running_loop().create_future())
         return self.calls[-1]
 
+    async def reopen(self) -> None:
+        """It is never lost."""
+
 
 def reply(status: str, slot: str) -> Any:
     body = {"status": status, "slot": slot, "fence": "1.1"}
@@ -99,6 +102,35 @@ async def test_a_call_that_waited_for_as_long_as_a_call_may_is_made_again(monkey
     await taking
     assert members[2].asked is None
     assert members[1].asked is not calls[0]
+
+
+@pytest.mark.asyncio
+async def test_a_call_on_a_connection_that_the_server_closed_fails_at_once_and_a_hand_over_connects_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A bench that had been idle for 75 s waited for ever."""
+    monkeypatch.syspath_prepend(str(RUN.parent))
+    handover, live = importlib.import_module("handover"), importlib.import_module("live")
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer once."""
+        await reader.readuntil(b"\r\n\r\n")
+        body = json.dumps({"status": "running", "slot": "s", "fence": "1.1"}).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        line = await live.Line.tcp(server.sockets[0].getsockname()[1])
+        members = [live.Member(each, "key", name, "session") for each, name in ((line, "a"), (CallsThere(), "b"))]
+        members[0].granted(await members[0].ask())
+        while not line.closed:
+            await asyncio.sleep(0)
+        failed = line.send(b"")
+        assert failed.done()
+        with pytest.raises(ConnectionError):
+            await failed
+        members[1].ask().set_result(reply("running", "s1"))
+        await handover.Group(members).hand_over()
 
 
 @pytest.mark.slow
