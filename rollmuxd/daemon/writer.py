@@ -487,7 +487,7 @@ class Driver:
             facts = [(self._seq + number, fact) for number, fact in enumerate(decision.facts, 1)]
             self._seq = facts[-1][0]
             life = self._life
-            self._journal.append(facts, lambda done: self._committed(life, facts, done))
+            self._journal.append(facts).add_done_callback(lambda done: self._committed(life, facts, done))
         if decision.effects:
             if self._seq <= self.durable_seq:
                 self._perform(decision.effects)
@@ -569,7 +569,8 @@ class Driver:
         if self._seq == self._snapshot_seq or (self._snapshot_durable and not self._snapshot_durable.done()):
             return
         self._snapshot_seq = self._seq
-        written = self._journal.snapshot(self._seq, msgspec.json.encode(self.scheduler.state))
+        state = msgspec.json.encode(self.scheduler.state)
+        written = asyncio.ensure_future(self._journal.snapshot(self._seq, state))
         # It follows its facts in the journal's queue; should it fail, the next append fails too and is heard of.
         written.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._snapshot_durable = written

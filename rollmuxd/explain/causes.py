@@ -69,7 +69,6 @@ SENTENCES: Final[Mapping[str, str]] = {
     "no_mark": "the journal has no readable mark that would say how far it had come",
     "another_journal": "another journal was used in this directory before this one",
     "facts_missing": "the journal lost its end (it ends at fact {last}, and fact {written} had been written)",
-    "starts_missing": "the journal lost its end (it is of incarnation {incarnation}, and {begun} had begun)",
     "next_process": "another is to be started",
     "starts_elsewhere": "to be started on other nodes",
     "process_is_ended": "its process is ended, to be started on other nodes",

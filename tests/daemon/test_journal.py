@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from contextvars import ContextVar
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -391,13 +390,9 @@ async def test_what_was_answered_for_survives_kill_9(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
-async def test_what_follows_a_commit_runs_where_anyio_knows_its_library_though_sniffio_is_installed(
-    kind, tmp_path, monkeypatch
-):
-    """anyio asks sniffio then, which knows the library of tasks only, and this runs in none."""
+async def test_what_follows_a_commit_runs_in_the_context_of_what_brought_the_facts(kind, tmp_path):
+    """Where sniffio is installed, anyio asks it for its library. It knows that of tasks, and this runs in none."""
     library = ContextVar("library", default=None)
-    monkeypatch.setitem(sys.modules, "sniffio", SimpleNamespace(current_async_library_cvar=library))
-    monkeypatch.setattr(journal_module, "_IN_ASYNCIO", journal_module._in_asyncio())
     journal = Journal.open(tmp_path) if kind == "disk" else MemoryJournal()
     seen, followed = [], asyncio.Event()
 
@@ -405,7 +400,8 @@ async def test_what_follows_a_commit_runs_where_anyio_knows_its_library_though_s
         seen.append((library.get(), asyncio.current_task()))
         followed.set()
 
-    journal.append([(1, host(1))], follow)
+    library.set("asyncio")  # as anyio.run does for all that it runs
+    journal.append([(1, host(1))]).add_done_callback(follow)
     await followed.wait()
     assert seen == [("asyncio", None)]
     await journal.close()

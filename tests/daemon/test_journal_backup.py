@@ -233,8 +233,8 @@ async def test_a_restore_goes_beyond_the_incarnation_of_the_journal_that_was_the
     await write(tmp_path / "live", 4)
     backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
     far = int(time.time()) + 1_000_000
-    change(tmp_path / "live" / "journal.sqlite3", f"UPDATE meta SET value = '{far}' WHERE name = 'incarnation'")
-    (tmp_path / "live" / "mark").write_bytes(b"damaged")
+    change(tmp_path / "live" / "journal.sqlite3", f"UPDATE meta SET value = '{far - 1}' WHERE name = 'incarnation'")
+    await write_more(tmp_path / "live", 5, 5)
     assert restore(tmp_path / "kept", tmp_path / "live").incarnation == far + 1
 
 
@@ -297,7 +297,8 @@ async def test_a_restore_into_a_new_directory_that_breaks_off_begins_no_journal_
     await write(tmp_path / "live", 4)
     backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
     with monkeypatch.context() as patched, pytest.raises(JournalRefused):
-        patched.setattr(journal_tools, "_put_aside", lambda *_: os.stat("/no/such"))
+        replace = Path.replace
+        patched.setattr(Path, "replace", lambda one, to: os.stat("/no/such") if "restoring" in one.name else replace(one, to))
         restore(tmp_path / "kept", tmp_path / "new")
     with pytest.raises(JournalRefused, match="is gone"):
         Journal.open(tmp_path / "new")

@@ -129,17 +129,6 @@ async def test_what_was_found_lost_is_known_until_the_core_has_heard_of_it(tmp_p
     assert "lost its end" in sentence(lost[0].why)
 
 
-async def test_a_journal_that_lost_the_start_of_its_incarnation_has_lost_its_end(tmp_path):
-    """No fact is missing; but the daemon of that incarnation may have given fences."""
-    await start(tmp_path / "state")
-    before = killed(tmp_path / "state", tmp_path / "before")
-    journal = Journal.open(tmp_path / "state")
-    await journal.revoke_key("none", 0)  # any commit
-    shutil.copyfile(tmp_path / "state" / "mark", before / "mark")
-    await journal.close()
-    assert "incarnation" in await start(before)
-
-
 @pytest.mark.parametrize("content", [b"", b"\xff\x00", b"no mark\n", None], ids=["empty", "no text", "words", "gone"])
 async def test_where_the_mark_cannot_be_read_the_end_may_be_lost(tmp_path, content):
     await start(tmp_path)

@@ -10,7 +10,6 @@ from rollmuxd.core import facts as core_facts
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import Millis
 from rollmuxd.daemon.access.keys import ApiKey
-from rollmuxd.daemon.journal import store as on_disk
 from rollmuxd.daemon.journal.file import JournalFailed, Lost, Unreadable
 from rollmuxd.daemon.journal.store import SNAPSHOTS_KEPT, Past, until_large
 
@@ -41,26 +40,21 @@ class MemoryJournal:
     def last_seq(self) -> int:
         return self._bodies[-1][0] if self._bodies else 0
 
-    def append(
-        self, facts: Sequence[tuple[int, Fact]], then: "Callable[[asyncio.Future[None]], None] | None" = None
-    ) -> "asyncio.Future[None]":
+    def append(self, facts: Sequence[tuple[int, Fact]]) -> "asyncio.Future[None]":
         # Encoded although nobody asked: what cannot be journalled must fail here too.
         rows = [(seq, core_facts.encode(fact)) for seq, fact in facts]
-        committed = self._commit(lambda: self._bodies.extend(rows))
-        if then is not None:
-            committed.add_done_callback(then, context=on_disk._IN_ASYNCIO.copy())
-        return committed
+        return self._commit(lambda: self._bodies.extend(rows))
 
     def touch(self) -> None:
         pass
 
-    def snapshot(self, seq: int, body: bytes) -> "asyncio.Future[None]":
+    async def snapshot(self, seq: int, body: bytes) -> None:
         def write() -> None:
             self._snapshots[seq] = body
             for old in sorted(self._snapshots)[:-SNAPSHOTS_KEPT]:
                 del self._snapshots[old]
 
-        return self._commit(write)
+        await self._commit(write)
 
     async def add_key(self, key: ApiKey) -> None:
         if key.id in self._keys:

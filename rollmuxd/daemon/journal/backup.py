@@ -139,15 +139,11 @@ def _damaged_beside(connection: sqlite3.Connection, cut: int) -> Iterator[str]:
         except zlib_error:
             days.append(iso(day * 86_400_000)[:10])
     if days:
-        yield f"the usage of {_some(days)} is damaged"
+        yield f"the usage of {', '.join(days[:MOST_DAMAGED])} is damaged"
     rows = connection.execute(f"{journal_file.ROWS} WHERE seq <= ? AND kind = 'audited' ORDER BY seq", (cut,))
     facts = [str(seq) for seq, fact in journal_file.decoded(rows, None) if fact is DAMAGED]
     if facts:
-        yield f"the audit trail is damaged at fact {_some(facts)}"
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        yield f"the audit trail is damaged at fact {', '.join(facts[:MOST_DAMAGED])}"
 
 
 # ---- backup ----------------------------------------------------------------------------------------------------------
@@ -236,18 +232,17 @@ def restore(file: Path, state_dir: Path) -> Restored:
         try:
             _copy(file, new)
             with closing(sqlite3.connect(new, isolation_level=None)) as connection:
-                known, before = _carry_over(path, connection)
-                now = journal_file.begin_incarnation(connection, before, Cause("restored"))
+                known = _carry_over(path, connection)
+                mark = journal_file.read_mark(path)
+                now = journal_file.begin_incarnation(connection, mark, Cause("restored"))
             files.sync(new)
             files.belong(new)
             # However far we come, what is opened then is the journal that it was, or the backup, whose runs are lost.
             # Where there is neither, the mark keeps a daemon from beginning a new one.
-            if not journal_file.mark_of(path).exists():
-                files.write(journal_file.mark_of(path), now.line())
             kept = _put_aside(path)
+            files.write(journal_file.mark_of(path), now.line())
             new.replace(path)
             files.sync(state_dir)
-            files.write(journal_file.mark_of(path), now.line())
         finally:
             with suppress(OSError):
                 _clear(new)
@@ -257,27 +252,22 @@ def restore(file: Path, state_dir: Path) -> Restored:
     return Restored(str(path), now.incarnation, checked.last, checked.last_at, kept, revoked_known=known)
 
 
-def _carry_over(path: Path, connection: sqlite3.Connection) -> tuple[bool, int]:
+def _carry_over(path: Path, connection: sqlite3.Connection) -> bool:
     """Revoke the API keys that the journal which is there says are revoked; False: it cannot be read.
 
-    And the last incarnation that it, or its mark, says. A key that the backup knows nothing of is written down as
-    revoked, too: a later backup may be restored yet.
+    A key that the backup knows nothing of is written down as revoked, too: a later backup may be restored yet.
     """
-    mark = journal_file.read_mark(path)
-    before = 0 if mark is None else mark.incarnation
     try:
         with closing(connect(path, readonly=True)) as there:
             rows = there.execute("SELECT * FROM keys WHERE revoked_at IS NOT NULL").fetchall()
-            numbers = there.execute("SELECT value FROM meta WHERE name = 'incarnation'")
-            before = max([before, *(int(number) for (number,) in numbers)])
-    except (sqlite3.Error, ValueError):
-        return False, before
+    except sqlite3.Error:
+        return False
     connection.executemany(
         "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         " ON CONFLICT (id) DO UPDATE SET revoked_at = coalesce(revoked_at, excluded.revoked_at)",
         rows,
     )
-    return True, before
+    return True
 
 
 def _put_aside(path: Path) -> str:

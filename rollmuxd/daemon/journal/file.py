@@ -311,19 +311,17 @@ def why_lost(now: Mark, mark: Mark | None) -> Cause | None:
         return Cause("another_journal")
     if now.seq < mark.seq:
         return Cause("facts_missing", {"last": now.seq, "written": mark.seq})
-    if now.incarnation < mark.incarnation:
-        return Cause("starts_missing", {"incarnation": now.incarnation, "begun": mark.incarnation})
     return None
 
 
-def begin_incarnation(connection: sqlite3.Connection, before: int, why: Cause | None) -> Mark:
+def begin_incarnation(connection: sqlite3.Connection, mark: Mark | None, why: Cause | None) -> Mark:
     """Begin a new incarnation, before which facts were lost if there is a reason; the mark that is to be written then.
 
-    ``before``: the last one that anything beside this journal knows of. The number is the time in seconds: a counter
-    would give the same one to two restores of one backup.
+    It is later than that of the mark which is there. The number is the time in seconds: a counter would give the same
+    one to two restores of one backup.
     """
     now = mark_now(connection)
-    number = max(int(time.time()), now.incarnation + 1, before + 1)
+    number = max(int(time.time()), now.incarnation + 1, mark.incarnation + 1 if mark else 0)
     lost = {} if why is None else {"lost": msgspec.json.encode(Lost(number, why)).decode()}
     note(connection, incarnation=str(number), **lost)
     return now._replace(incarnation=number)
@@ -339,7 +337,7 @@ def _begin(connection: sqlite3.Connection, path: Path) -> Millis:
     mark = read_mark(path)
     if (why := why_lost(mark_now(connection), mark)) is not None:
         log.error("journal_lost_its_end", path=str(path), reason=sentence(why), result="all runs are lost")
-    begun = begin_incarnation(connection, 0 if mark is None else mark.incarnation, why)
+    begun = begin_incarnation(connection, mark, why)
     if mark is None or why is not None:
         files.write(mark_of(path), begun.line())
         return 0

@@ -27,8 +27,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from contextvars import Context
-from importlib import import_module
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
@@ -59,6 +57,7 @@ SWEPT: Final = 500
 READ_BYTES: Final = 1_000_000
 #: SQLite's own limit is 32,766 parameters a statement, at five a row
 _ROWS_A_STATEMENT: Final = 4_000
+_INSERT: Final = "INSERT INTO facts (seq, at, kind, body, sum) VALUES"
 #: file systems on which SQLite's WAL does not work (its index is memory shared between processes of one machine)
 REMOTE_FILESYSTEMS: Final = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "fuse.sshfs", "fuse.rclone")
 
@@ -76,27 +75,11 @@ class Past(NamedTuple):
     facts: Generator[tuple[int, Fact]]
 
 
-def _in_asyncio() -> Context:
-    """What callbacks of the loop run in. Where sniffio is installed (many packages bring it) anyio asks it in which
-    library it is, and it knows that of tasks only.
-    """
-    context = Context()
-    with suppress(ImportError):
-        sniffio: Any = import_module("sniffio")
-        context.run(sniffio.current_async_library_cvar.set, "asyncio")
-    return context
-
-
-_IN_ASYNCIO: Final = _in_asyncio()
-
-
 class _Write(NamedTuple):
     """One thing for the writer thread: rows of facts, or an operation of another kind; and the future of its caller."""
 
     rows: Sequence[_Row]
     operation: Callable[[sqlite3.Connection], Any] | None
-    #: called with the future as soon as it is done
-    then: "Callable[[asyncio.Future[None]], None] | None"
     future: "asyncio.Future[Any]"
 
 
@@ -112,8 +95,8 @@ class Journal:
         self._writer = file.connect(path)
         #: stays open: where a disk can be written no longer, the log cannot be opened any more, and can still be read
         self._reader = file.connect(path, readonly=True)
-        #: ``_last``: the number of the last durable fact; the writer thread's
-        self.id, self._last, self.incarnation = file.mark_now(self._writer)
+        #: ``last_seq``: the number of the last durable fact; the writer thread's
+        self.id, self.last_seq, self.incarnation = file.mark_now(self._writer)
         noted = file.notes(self._writer)
         #: the time of the last fact when the journal was opened; 0: there is none
         self.last_at: Millis = self._writer.execute(
@@ -159,20 +142,12 @@ class Journal:
             unless_open.pop_all()
             return journal
 
-    @property
-    def last_seq(self) -> int:
-        """The number of the last fact that is durable."""
-        return self._last
-
     # ---- writing ---------------------------------------------------------------------------------------------------
 
-    def append(
-        self, facts: Sequence[tuple[int, Fact]], then: "Callable[[asyncio.Future[None]], None] | None" = None
-    ) -> "asyncio.Future[None]":
+    def append(self, facts: Sequence[tuple[int, Fact]]) -> "asyncio.Future[None]":
         """Make numbered facts durable. Awaiting the answer returns when they are.
 
         No coroutine but a future, so that the facts are on their way when this returns, and in the order of the calls.
-        ``then`` is called with it as soon as it is done: a turn of the loop before the future's own callbacks are.
 
         Raises:
             JournalFailed: (when awaited) they are not durable, or that is unknown.
@@ -181,13 +156,11 @@ class Journal:
         for seq, fact in facts:
             body = core_facts.encode(fact)
             rows.append((seq, fact.at, core_facts.name(fact), body.decode(), crc32(body, seq & 0xFFFFFFFF)))
-        return self._put(rows, None, then)
+        return self._put(rows, None)
 
-    def snapshot(self, seq: int, body: bytes) -> "asyncio.Future[None]":
+    async def snapshot(self, seq: int, body: bytes) -> None:
         """Keep the state as it is after fact ``seq``, so that a restart needs to replay only what comes after."""
-        return asyncio.ensure_future(self._keep(seq, body, self._writer))
-
-    async def _keep(self, seq: int, body: bytes, writer: sqlite3.Connection) -> None:
+        writer = self._writer
         # Beside the writer's thread: a large one (10,000 jobs: tens of megabytes) would hold each commit up for most of
         # a second.
         packed = await asyncio.get_running_loop().run_in_executor(None, file.packed, body)
@@ -279,8 +252,7 @@ class Journal:
 
     async def make_reserve(self) -> None:
         """Reserve space again, if it was spent and there is room."""
-        if self.tight:
-            await self._in_reader(self._make_reserve)
+        await self._in_reader(self._make_reserve)
 
     async def close(self) -> None:
         """Fold the log into the database, and release the state directory. May be called twice."""
@@ -348,7 +320,7 @@ class Journal:
             JournalFailed: nothing can be read just now.
         """
         with file.refusals(self.path), closing(file.connect(self.path, readonly=True)) as connection:
-            seq, body = file.state_of(connection, self.path, self._last)
+            seq, body = file.state_of(connection, self.path, self.last_seq)
         return Past(seq, body, self._facts_after(seq))
 
     def _facts_after(self, last: int) -> Generator[tuple[int, Fact]]:
@@ -370,13 +342,10 @@ class Journal:
     # ---- the writer thread -------------------------------------------------------------------------------------------
 
     def _put(
-        self,
-        rows: Sequence[_Row],
-        operation: Callable[[sqlite3.Connection], Any] | None,
-        then: "Callable[[asyncio.Future[None]], None] | None" = None,
+        self, rows: Sequence[_Row], operation: Callable[[sqlite3.Connection], Any] | None
     ) -> "asyncio.Future[Any]":
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._queue.put(_Write(rows, operation, then, future))
+        self._queue.put(_Write(rows, operation, future))
         return future
 
     def _write(self) -> None:
@@ -400,13 +369,10 @@ class Journal:
         if self._failed is not None and writes[0].operation != self._reopen:
             return self._failed
         try:
-            try:
-                return self._transaction(writes)
-            except sqlite3.OperationalError as error:
-                if not file.is_full(error) or not self.spend_reserve():
-                    raise
-                return self._transaction(writes)
+            return self._transaction(writes)
         except Exception as error:
+            if file.is_full(error) and self.spend_reserve():
+                return self._commit(writes)
             self._failed = JournalFailed(f"{self.path}: {error}")
             return self._failed
 
@@ -418,20 +384,20 @@ class Journal:
         if rows and len(rows) <= _ROWS_A_STATEMENT and all(write.operation is None for write in writes):
             # A statement outside of a transaction is one by itself. So this thread takes the interpreter's lock, which
             # the loop wants too, once, and not for each of begin, insert and commit.
-            _insert(connection, rows)
+            places = ",".join(["(?,?,?,?,?)"] * len(rows))
+            connection.execute(f"{_INSERT} {places}", [value for row in rows for value in row])
             results: list[Any] = [None] * len(writes)
         else:
             with connection:  # commits in the end, or rolls back
                 connection.execute("BEGIN IMMEDIATE")
-                for start in range(0, len(rows), _ROWS_A_STATEMENT):
-                    _insert(connection, rows[start : start + _ROWS_A_STATEMENT])
+                connection.executemany(f"{_INSERT} (?,?,?,?,?)", rows)
                 results = [None if write.operation is None else write.operation(connection) for write in writes]
-        self._move_on(rows[-1][0] if rows else self._last)
+        self._move_on(rows[-1][0] if rows else self.last_seq)
         return results
 
     def _move_on(self, last: int) -> None:
         """This is the last durable fact from now on: first the mark says so, and then the daemon may answer."""
-        self._last = last
+        self.last_seq = last
         os.pwrite(self._mark, Mark(self.id, last, self.incarnation).line(), 0)
 
     def _wake(self, writes: Sequence[_Write], outcome: list[Any] | JournalFailed) -> None:
@@ -443,14 +409,9 @@ class Journal:
                     write.future.set_exception(outcome)
                 else:
                     write.future.set_result(outcome[number])
-                if write.then is not None:
-                    try:
-                        write.then(write.future)
-                    except Exception:  # the others are to hear of it all the same
-                        log.exception("commit_follow_up_failed")
 
         with suppress(RuntimeError):  # the loop is closed: no caller is left
-            writes[0].future.get_loop().call_soon_threadsafe(wake, context=_IN_ASYNCIO.copy())
+            writes[0].future.get_loop().call_soon_threadsafe(wake)
 
     def _reopen(self, _: sqlite3.Connection) -> None:
         """Start over with the file as it is, and commit something to see whether it can be written."""
@@ -470,22 +431,18 @@ class Journal:
                 os.posix_fallocate(reserve.fileno(), 0, RESERVE_BYTES)
             self.tight = False
         except OSError:
-            self._reserve.unlink(missing_ok=True)
-            self._is_tight()
+            self.spend_reserve()
 
     def spend_reserve(self) -> bool:
         """Free the reserve's space for a commit that needs it; False: there is none. It is made again as always."""
-        self._is_tight()
+        if not self.tight:
+            log.error("disk_full", path=str(self.path.parent), result=DISK_FULL)
+        self.tight = True
         try:
             self._reserve.unlink()
         except OSError:
             return False
         return True
-
-    def _is_tight(self) -> None:
-        if not self.tight:
-            log.error("disk_full", path=str(self.path.parent), result=DISK_FULL)
-        self.tight = True
 
 
 def until_large(rows: Iterable[R]) -> list[R]:
@@ -514,9 +471,3 @@ def refuse_remote(directory: Path, mountinfo: str) -> None:
                 f"state directory {directory} is on a network file system ({kind} at {point}), where the journal "
                 "cannot be kept safe; set daemon.state_dir to a directory on a local disk"
             )
-
-
-def _insert(connection: sqlite3.Connection, rows: Sequence[_Row]) -> None:
-    places = ",".join(["(?,?,?,?,?)"] * len(rows))
-    values = [value for row in rows for value in row]
-    connection.execute(f"INSERT INTO facts (seq, at, kind, body, sum) VALUES {places}", values)  # noqa: S608  # question marks only
