@@ -171,7 +171,7 @@ async def serve(
             now=clock.now,
             environment={"ROLLMUX_URL": f"unix://{settings.daemon.socket_path.absolute()}"},
         )
-        circuits = Circuits(controllers, lambda: driver.scheduler.state, journal.left_alone)
+        circuits = Circuits(controllers, lambda: driver.scheduler.state, journal.notes.left_alone)
         observer = Observer([host.id for host in settings.hosts], settings.limits.observe_s, actuator.perform)
         endings = Endings(
             {host.id: found for host in settings.hosts if isinstance(found := backends[host.backend], EndsSometime)},

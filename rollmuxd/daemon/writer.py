@@ -369,7 +369,7 @@ class Driver:
         crashed = first and not self._stopped_in_order
         away_ms = self._journal.away_ms if first else 0
         # Of what was lost before an earlier start the core has heard then.
-        lost = self._journal.lost.why if self._journal.lost.incarnation > state.incarnation else None
+        lost = noted.why if (noted := self._journal.notes.lost).incarnation > state.incarnation else None
         self._decide(msgspec.structs.replace(self._start, crashed=crashed, lost=lost, away_ms=away_ms))
         results, self._results = self._results, deque()
         for given in results:  # should one of them crash, the others are kept again

@@ -108,7 +108,7 @@ async def test_why_a_switch_is_left_alone_survives_closing_until_it_is_restored(
     await journal.note_left_alone("other", "")
     await journal.close()
     again = opened()
-    assert again.left_alone == {"ocs": "mirrors are cleaned"}
+    assert again.notes.left_alone == {"ocs": "mirrors are cleaned"}
     await again.close()
 
 

@@ -45,7 +45,7 @@ async def write(folder, count=10, *, snapshots=()):
         if number in snapshots:
             await journal.snapshot(number, msgspec.json.encode(state))
     await journal.close()
-    return journal.lost.incarnation
+    return journal.notes.lost.incarnation
 
 
 def change(file, *statements):
@@ -61,7 +61,7 @@ def content(folder):
 async def numbers(folder):
     journal = Journal.open(folder)
     try:
-        return [seq for seq, _ in await journal.read(0, 1000)], journal.lost.incarnation
+        return [seq for seq, _ in await journal.read(0, 1000)], journal.notes.lost.incarnation
     finally:
         await journal.close()
 

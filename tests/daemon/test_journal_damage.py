@@ -38,7 +38,7 @@ async def write(folder, count=10, *, snapshots=()):
         if number in snapshots:
             await journal.snapshot(number, b'{"at":%d}' % number)
     await journal.close()
-    return journal.lost.incarnation
+    return journal.notes.lost.incarnation
 
 
 def change(folder, *statements):
@@ -52,7 +52,7 @@ async def read(folder):
     journal = Journal.open(folder)
     try:
         past = journal.load()
-        return past.seq, [seq for seq, fact in past.facts if fact == host(seq)], journal.lost.incarnation
+        return past.seq, [seq for seq, fact in past.facts if fact == host(seq)], journal.notes.lost.incarnation
     finally:
         await journal.close()
 
@@ -103,7 +103,7 @@ async def test_a_damaged_snapshot_is_passed_over_for_the_one_before(tmp_path, sa
     await write(tmp_path, snapshots=(3, 6))
     change(tmp_path, "UPDATE snapshots SET body = replace(body, '6', '7') WHERE seq = 6")
     assert (await read(tmp_path))[:2] == (3, list(range(4, 11)))
-    assert any(line["event"] == "snapshot_damaged" and line["seq"] == 6 for line in said)
+    assert any(line["event"] == "snapshot_not_used" and line["seq"] == 6 for line in said)
     change(tmp_path, "UPDATE snapshots SET body = ''")
     assert (await read(tmp_path))[:2] == (0, list(range(1, 11)))
 
@@ -154,7 +154,7 @@ async def test_whatever_bytes_change_what_is_read_was_written_or_it_is_refused(t
             assert facts == [(seq, host(seq)) for seq in range(past.seq + 1, past.seq + 1 + len(facts))]
             assert past.seq in (0, 20, 40)
             if past.seq + len(facts) < 60:
-                assert journal.lost.why, "facts went without a trace"
+                assert journal.notes.lost.why, "facts went without a trace"
         finally:
             await journal.close()
         shutil.rmtree(folder)

@@ -185,7 +185,7 @@ def test_a_start_on_a_disk_that_is_nearly_full_loses_no_run_wherever_it_gets_stu
         async def start():
             journal = Journal.open(disk / "state")
             await journal.close()
-            return journal.lost.incarnation
+            return journal.notes.lost.incarnation
 
         async def main():
             journal = Journal.open(disk / "state")

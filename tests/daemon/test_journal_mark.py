@@ -35,7 +35,7 @@ async def start(folder, facts=1):
     journal = Journal.open(folder)
     try:
         await write(journal, facts)
-        return sentence(journal.lost.why) if journal.lost.incarnation == journal.incarnation else ""
+        return sentence(journal.notes.lost.why) if journal.lost.incarnation == journal.incarnation else ""
     finally:
         await journal.close()
 
@@ -71,7 +71,7 @@ async def test_each_start_has_a_greater_incarnation_and_loses_nothing(tmp_path):
         journal = Journal.open(tmp_path)
         seen.append(journal.incarnation)
         await write(journal)
-        assert journal.lost.why is None
+        assert journal.notes.lost.why is None
         await journal.close()
     assert seen == sorted(set(seen))
 
@@ -123,7 +123,7 @@ async def test_what_was_found_lost_is_known_until_the_core_has_heard_of_it(tmp_p
     lost = []
     for _ in range(2):
         journal = Journal.open(left)
-        lost.append(journal.lost)
+        lost.append(journal.notes.lost)
         await journal.close()
     assert lost[0] == lost[1]
     assert "lost its end" in sentence(lost[0].why)
@@ -209,7 +209,7 @@ async def test_starts_that_break_off_anywhere_lose_nothing_and_forget_no_loss(tm
             for number in numbers:
                 broken.add(await breaks_off(here, number))
             journal = Journal.open(here)
-            assert bool(journal.lost.why) == lost
+            assert bool(journal.notes.lost.why) == lost
             await journal.close()
             shutil.rmtree(here)
     assert broken == {True, False}

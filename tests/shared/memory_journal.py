@@ -10,7 +10,7 @@ from rollmuxd.core import facts as core_facts
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import Millis
 from rollmuxd.daemon.access.keys import ApiKey
-from rollmuxd.daemon.journal.file import JournalFailed, Lost, Unreadable
+from rollmuxd.daemon.journal.file import JournalFailed, Notes, Unreadable
 from rollmuxd.daemon.journal.store import SNAPSHOTS_KEPT, Past, until_large
 
 
@@ -23,9 +23,8 @@ class MemoryJournal:
     def __init__(self, *, incarnation: int = 1) -> None:
         self.id = secrets.token_hex(16)
         self.incarnation = incarnation
-        self.lost = Lost(0, "")
+        self.notes = Notes(self.id, incarnation)
         self.away_ms = 0
-        self.left_alone: dict[str, str] = {}
         self.first = 1
         self.tight = False
         self.failing: JournalFailed | None = None
@@ -74,8 +73,10 @@ class MemoryJournal:
         return True
 
     async def note_left_alone(self, switch: str, reason: str) -> None:
-        await self._commit(lambda: self.left_alone.update({switch: reason}))
-        self.left_alone = {name: why for name, why in self.left_alone.items() if why}
+        noted = self.notes.left_alone | {switch: reason}
+        await self._commit(lambda: None)
+        noted = {name: why for name, why in noted.items() if why}
+        self.notes = msgspec.structs.replace(self.notes, left_alone=noted)
 
     async def recover(self) -> None:
         await asyncio.sleep(0)  # as with the thread: whoever waits for an earlier commit hears of it first

@@ -386,12 +386,10 @@ def state_of(connection: sqlite3.Connection, path: Path, until: int) -> tuple[in
     """
     cut = notes(connection).cut
     for seq, _, of_shape, body in states(connection, "WHERE seq <= ?", until):
-        if body is None:
-            log.warning("snapshot_damaged", seq=seq, reason="its checksum does not fit; an older one or the facts do")
-        elif of_shape == shape() or seq == cut:
+        if body is not None and (of_shape == shape() or seq == cut):
             return seq, body
-        else:
-            log.info("snapshot_of_another_version", seq=seq, reason="the facts say it all, it only takes longer")
+        reason = "its checksum does not fit" if body is None else "another version wrote it"
+        log.warning("snapshot_not_used", seq=seq, reason=f"{reason}; an older one or the facts say it all")
     if cut:
         raise JournalDamaged(path, f"facts up to {cut} were compacted away, and the state after them is damaged")
     return 0, None

@@ -97,22 +97,18 @@ class Journal:
         self._reader = file.connect(path, readonly=True)
         #: ``last_seq``: the number of the last durable fact; the writer thread's
         self.id, self.last_seq, self.incarnation = file.mark_now(self._writer)
-        noted = file.notes(self._writer)
+        #: as they were when the journal was opened
+        self.notes = file.notes(self._writer)
         #: the time of the last fact when the journal was opened; 0: there is none
-        self.last_at: Millis = self._writer.execute(
-            "SELECT coalesce(max(at), 0) FROM facts WHERE seq = (SELECT max(seq) FROM facts)"
-        ).fetchone()[0]
+        last = "SELECT at FROM facts ORDER BY seq DESC LIMIT 1"
+        self.last_at: Millis = next(self._writer.execute(last), (0,))[0]
         self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
         self._reader_thread = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
-        #: why facts are lost, and of which incarnation on that is known
-        self.lost = noted.lost
-        #: optical switches that an operator leaves alone, and why, when the journal was opened
-        self.left_alone = noted.left_alone
         #: for how long no daemon used the journal before this one, to :data:`~rollmuxd.daemon.writer.LOOK_AFTER_S`
         self.away_ms = away_ms
         self._mark = os.open(file.mark_of(path), os.O_WRONLY)
         #: the first fact that is there; those before it were compacted away
-        self.first = noted.cut + 1
+        self.first = self.notes.cut + 1
         #: the reserve is spent: what makes more work has to be refused
         self.tight = False
         self._make_reserve()
