@@ -27,14 +27,15 @@ class World:
     """Slots that come and go, and one switch."""
 
     def __init__(self, ports=Ports(16)):  # noqa: B008  # frozen
-        self.state = SimpleNamespace(slots={}, jobs={}, incarnation=7)
+        self.state = SimpleNamespace(slots={}, jobs={}, nodes={}, incarnation=7)
         self.device = FakeSwitch(ports)
         self.circuits = Circuits({"ocs": ("mock", MockFabric(self.device), WIRED)}, lambda: self.state)
         self.switch = self.circuits.switches["ocs"]
 
     def claim(self, slot, nodes, traffic="ring"):
         phase = PhaseSpec("train", ("train",), traffic=traffic)
-        spec = SimpleNamespace(phases=(phase,), side=())
+        spec = SimpleNamespace(phase=lambda name: phase)
+        self.state.nodes[slot] = SimpleNamespace(holders=(slot,))
         self.state.jobs[slot] = SimpleNamespace(spec=spec, pins={"train": tuple(nodes)})
         self.state.slots[slot] = Slot(
             slot, slot, 1, "x", "train", "r", 0, status=SlotStatus.LOADING, claimed_at=len(self.state.slots)

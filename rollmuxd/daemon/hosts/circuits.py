@@ -20,11 +20,9 @@ from typing import Final
 
 import anyio
 import structlog
-from msgspec import Struct
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.ids import SlotId
-from rollmuxd.core.model import Slot, SlotStatus
+from rollmuxd.core.model import SlotStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.hosts.plugin_calls import ask, checked, said
 from rollmuxd.daemon.writer import Numbered
@@ -65,45 +63,21 @@ class FabricStatus(StrEnum):
     DEGRADED = "degraded"
 
 
-class Held(Struct):
-    """What the held slots want, kept up to date by facts: the same for all switches."""
+#: facts that may change what the held slots want
+_CHANGES: Final = (f.SlotClaimed, f.SlotReleased, f.SlotTakenAway)
 
-    state: Callable[[], State]
-    wishes: dict[SlotId, Wish] = {}
 
-    def begin(self, state: State) -> None:
-        """Take what is held from a replayed state."""
-        held = (slot for slot in state.slots.values() if slot.status in _HELD)
-        wishes = [self._wish(state, slot) for slot in sorted(held, key=lambda slot: (slot.claimed_at or 0, slot.id))]
-        self.wishes = {wish.slot: wish for wish in wishes if wish is not None}
-
-    def see(self, facts: Sequence[Numbered]) -> bool:
-        """Take in facts. True: what is wanted has changed."""
-        changed = False
-        for _, fact in facts:
-            match fact:
-                case f.SlotClaimed(slot=slot):
-                    state = self.state()
-                    claimed = state.slots.get(slot)
-                    wish = self._wish(state, claimed) if claimed is not None and claimed.status in _HELD else None
-                    if wish is not None:
-                        self.wishes[slot] = wish
-                        changed = True
-                case f.SlotReleased(slot=slot) | f.SlotTakenAway(slot=slot):
-                    changed |= self.wishes.pop(slot, None) is not None
-                case _:
-                    pass
-        return changed
-
-    @staticmethod
-    def _wish(state: State, slot: Slot) -> Wish | None:
-        job = state.jobs.get(slot.job)
-        if job is None:
-            return None
-        phase = next((phase for phase in (*job.spec.phases, *job.spec.side) if phase.name == slot.phase), None)
-        if phase is None or not phase.traffic:
-            return None
-        return Wish(slot.id, phase.traffic, tuple(job.pins.get(pool, ()) for pool in phase.pools))
+def wishes_of(state: State) -> tuple[Wish, ...]:
+    """What the held slots want, in the order in which they were claimed."""
+    names = dict.fromkeys(name for node in state.nodes.values() for name in node.holders)
+    held = [slot for name in names if (slot := state.slots[name]).status in _HELD]
+    wishes = []
+    for slot in sorted(held, key=lambda slot: (slot.claimed_at or 0, slot.id)):
+        job = state.jobs[slot.job]
+        phase = job.spec.phase(slot.phase)
+        if phase.traffic:
+            wishes.append(Wish(slot.id, phase.traffic, tuple(job.pins.get(pool, ()) for pool in phase.pools)))
+    return tuple(wishes)
 
 
 class Misconfigured(Exception):
@@ -128,9 +102,7 @@ async def ports_of(key: str, controller: FabricController, wired: Wired, limit_s
 class Switch:
     """One switch, and how it is."""
 
-    def __init__(
-        self, name: str, key: str, driver: str, controller: FabricController, wired: Wired, held: Held
-    ) -> None:
+    def __init__(self, name: str, key: str, driver: str, controller: FabricController, wired: Wired) -> None:
         self.name, self.driver, self.wired = name, driver, wired
         self.status = FabricStatus.IDLE
         #: why, where it failed or was left alone
@@ -142,7 +114,7 @@ class Switch:
         self._key = key
         self._controller = controller
         self._ports: Ports | None = None
-        self._held = held
+        self._wishes: tuple[Wish, ...] = ()
         self._changed = anyio.Event()
         self._failures: deque[float] = deque()
         self._until = 0.0
@@ -150,15 +122,17 @@ class Switch:
     def begin(self, incarnation: int) -> None:
         """The writer begins a life: its stamps are above those of all lives before."""
         self.stamp = max(self.stamp, incarnation << _ORDERS_BITS)
-        self.wake()
-
-    def wake(self) -> None:
-        """What is wanted has changed."""
         self._changed.set()
+
+    def wish(self, wishes: tuple[Wish, ...]) -> None:
+        """The held slots want this now."""
+        if wishes != self._wishes:
+            self._wishes = wishes
+            self._changed.set()
 
     def wanted(self) -> frozenset[Circuit]:
         """The circuits of all held slots."""
-        each = wanted(self._held.wishes.values(), self.wired, self.seen or frozenset())
+        each = wanted(self._wishes, self.wired, self.seen or frozenset())
         return frozenset(circuit for circuits in each.values() for circuit in circuits)
 
     def degrade(self, reason: str) -> None:
@@ -170,7 +144,7 @@ class Switch:
         self._failures.clear()
         self._ports = None
         self.status, self.reason, self._until = FabricStatus.IDLE, "", 0.0
-        self.wake()
+        self._changed.set()
 
     async def run(self) -> None:
         """Set circuits, for ever."""
@@ -207,7 +181,7 @@ class Switch:
             self._failed(said(error))
             return RETRY_S
         if not self._is_left_alone():
-            self.status, self.reason = (FabricStatus.ACTIVE if self._held.wishes else FabricStatus.IDLE), ""
+            self.status, self.reason = (FabricStatus.ACTIVE if self._wishes else FabricStatus.IDLE), ""
         if todo:
             await anyio.sleep(DWELL_S)
         return LOOK_S
@@ -246,7 +220,7 @@ class Switch:
         self._failures.clear()
         remedy = f"jobs continue over the electrical network; when it is mended: rollmuxd fabric restore {self.name}"
         log.warning("fabric_degraded", fabric=self.name, reason=why, remedy=remedy)
-        self.wake()
+        self._changed.set()
 
 
 class Circuits:
@@ -259,9 +233,9 @@ class Circuits:
         left_alone: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """``controllers``: in the order of the configuration. ``left_alone``: by an operator, and why."""
-        self._held = Held(state)
+        self._state = state
         self.switches = {
-            name: Switch(name, f"fabric[{number}]", driver, controller, wired, self._held)
+            name: Switch(name, f"fabric[{number}]", driver, controller, wired)
             for number, (name, (driver, controller, wired)) in enumerate(controllers.items())
         }
         for name in self.switches.keys() & left_alone.keys():
@@ -269,15 +243,16 @@ class Circuits:
 
     def begin(self, state: State) -> None:
         """The writer begins a life with this state."""
-        self._held.begin(state)
         for switch in self.switches.values():
             switch.begin(state.incarnation)
+            switch.wish(wishes_of(state))
 
     def on_facts(self, facts: Sequence[Numbered]) -> None:
         """A sink."""
-        if self.switches and self._held.see(facts):
+        if self.switches and any(isinstance(fact, _CHANGES) for _, fact in facts):
+            wishes = wishes_of(self._state())
             for switch in self.switches.values():
-                switch.wake()
+                switch.wish(wishes)
 
     async def run(self) -> None:
         """Set the circuits of every switch, for ever; one that fails hinders no other."""
