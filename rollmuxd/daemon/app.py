@@ -204,7 +204,6 @@ async def serve(
             settings=settings,
             hub=hub,
             clock=clock,
-            started_at=clock.now(),
             drivers=drivers,
             today=today,
             switches=circuits.switches,

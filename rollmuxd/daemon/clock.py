@@ -10,7 +10,6 @@ behind the last fact is refused (:func:`~rollmuxd.daemon.app.check_clock`).
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Protocol
 
 from rollmuxd.core.ids import Millis
 
@@ -18,18 +17,6 @@ from rollmuxd.core.ids import Millis
 def iso(at: Millis) -> str:
     """A time as people and programs read it: ``2026-11-21T09:30:00.125Z``."""
     return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-class Clock(Protocol):
-    """Where the driver has its ``now`` from."""
-
-    def now(self) -> Millis:
-        """Milliseconds since 1970, never less than the answer before."""
-        ...
-
-    def not_before(self, at: Millis) -> None:
-        """From now on, never answer less than this."""
-        ...
 
 
 class SystemClock:
@@ -47,11 +34,13 @@ class SystemClock:
         self._last: Millis = 0
 
     def now(self) -> Millis:
+        """Milliseconds since 1970, never less than the answer before."""
         # Rounded, not cut: 0.3 s of virtual time is 300 ms, although 0.1 * 3 in floats is a hair less.
         self._last = max(self._last, round(self._anchor_ms + (self._monotonic() - self._from) * 1000))
         return self._last
 
     def not_before(self, at: Millis) -> None:
+        """From now on, never answer less than this."""
         behind = at - self.now()
         if behind > 0:
             # Moved along, not held: a clock that stood still until the past is made up would let no lease run out.

@@ -13,8 +13,7 @@ from rollmuxd.daemon.access.visibility import OwnersOfJobs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rollmuxd.core.ids import Millis
-    from rollmuxd.daemon.clock import Clock
+    from rollmuxd.daemon.clock import SystemClock
     from rollmuxd.daemon.hosts.actuator import Actuator
     from rollmuxd.daemon.hosts.channel import ChannelHub
     from rollmuxd.daemon.hosts.circuits import Switch
@@ -39,9 +38,7 @@ class Services:
     settings: Settings
     #: the workload's ranks: ``dial``, ``next_order``, ``result``
     hub: ChannelHub
-    clock: Clock
-    #: on ``clock``
-    started_at: Millis
+    clock: SystemClock
     #: when hosts go away
     endings: Endings
     #: the usage of days, which tends the journal

@@ -56,7 +56,7 @@ from rollmuxd.core.inputs import (
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.audience import EVERYTHING, Audience, Topic
-from rollmuxd.daemon.clock import Clock
+from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.journal.file import JournalFailed, Unreadable
 from rollmuxd.daemon.journal.store import DISK_FULL, Journal, until_large
 
@@ -135,7 +135,7 @@ class Driver:
         self,
         make: Callable[[State], Scheduler],
         journal: Journal,
-        clock: Clock,
+        clock: SystemClock,
         perform: Callable[[Sequence[Effect]], None],
         start: Start,
         *,

@@ -133,7 +133,6 @@ class World:
             settings=settings,
             hub=self.hub,
             clock=self.clock,
-            started_at=self.clock.now(),
             today=self.today,
             endings=self.endings,
             switches=Circuits(
