@@ -190,20 +190,6 @@ async def test_lost_contact_is_never_told_again():
         assert len(driver.told) == 1
 
 
-async def test_the_time_limit_grows_with_what_it_took_and_is_never_shorter_than_configured():
-    state = world(order(), order(id="o2"))
-    async with acting(state, ScriptedDriver(100.0, 299.0)) as (actuator, posted, _):
-        assert actuator.limit_s(order()) == 120
-        actuator.perform([Perform("o1")])
-        await anyio.sleep(101)
-        assert actuator.limit_s(order()) == pytest.approx(300)
-        assert actuator.limit_s(order(m.OrderKind.LOAD)) == 120
-        actuator.perform([Perform("o2")])
-        await anyio.sleep(300)
-
-        assert [type(report) for report in posted] == [OrderDone, OrderDone]
-
-
 async def test_a_park_that_nobody_could_look_at_is_done_but_seen_by_nobody():
     backend = ScriptedBackend()
 
@@ -465,20 +451,6 @@ async def test_a_process_in_which_another_job_lives_is_not_ended_for_this_one():
         actuator.perform([Kill("j1", 1, "n1")])
         await anyio.sleep(1)
         assert len(backend.killed) == 2
-
-
-async def test_effects_that_come_before_it_runs_are_performed_when_it_does():
-    posted: list[object] = []
-    state = world(order())
-    backends, drivers = {"fake": ScriptedBackend()}, {"driver": ScriptedDriver()}
-    actuator = Actuator(backends, drivers, state=lambda: state, post=posted.append, now=lambda: 0)
-    actuator.perform([Perform("o1")])
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(actuator.run)
-        await anyio.sleep(0.1)
-        tasks.cancel_scope.cancel()
-
-    assert posted == [OrderDone("o1", CLEAN)]
 
 
 async def test_a_driver_is_told_in_which_phase_the_state_was_used_last():

@@ -59,8 +59,7 @@ from rollmuxd.spi import (
 
 log = structlog.get_logger("rollmuxd.actuator")
 
-#: how often an order is sent again to an idempotent driver that said that it did not do it
-RETRIES: Final = 2
+#: when an order is sent again to an idempotent driver that said that it did not do it
 RETRY_AFTER_S: Final = (1.0, 4.0)
 #: a look at a host takes no longer
 LOOK_S: Final = 10.0
@@ -72,8 +71,6 @@ PROBE_S: Final = 30.0
 KILL_S: Final = 30.0
 #: nor its start
 LAUNCH_S: Final = 30.0
-#: orders whose times are remembered
-TIMES_KEPT: Final = 10_000
 #: jobs and pools whose last phase is remembered
 PHASES_KEPT: Final = 100_000
 
@@ -128,8 +125,6 @@ class Actuator:
         self.seen: dict[GpuId, Seen] = {}
         self._identities = GpuIdentities()
         self._tasks: TaskGroup | None = None
-        #: told before this runs, performed when it does
-        self._early: list[Effect] = []
         self._under_way: dict[OrderId, asyncio.Task[None]] = {}
         #: what is to be performed once the call before has stopped. An order is stopped when it has left the books in
         #: memory. If that cannot be written down, it is in them again when the writer restarts
@@ -140,15 +135,11 @@ class Actuator:
         self._looking: dict[HostId, bool] = {}
         #: the phase in whose slot a job had a pool last; not known any more after a restart
         self._phases: dict[tuple[JobId, PoolName], str] = {}
-        #: count and sum of the seconds that orders took, per driver, kind and job
-        self._took: dict[tuple[str, OrderKind, JobId], tuple[int, float]] = {}
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Own all that is under way. Cancelling it cancels that; the orders are probed or told again at a restart."""
         try:
             async with anyio.create_task_group() as self._tasks:
-                early, self._early = self._early, []
-                self.perform(early)
                 task_status.started()
                 await anyio.sleep_forever()
         finally:
@@ -161,9 +152,8 @@ class Actuator:
                     await asyncio.wait(under_way, timeout=2 * STOPS_S)
 
     def perform(self, effects: Sequence[Effect]) -> None:
-        """Begin with these effects, in order, and return at once."""
+        """Begin with these effects, in order, and return at once. Where it does not run, nothing begins."""
         if self._tasks is None:
-            self._early.extend(effects)
             return
         for effect in effects:
             match effect:
@@ -197,9 +187,6 @@ class Actuator:
 
     def begin(self, state: State) -> None:
         """A replay has given this state. Facts that no sink got may have taken orders from the books."""
-        self._stop_all_but(state)
-
-    def _stop_all_but(self, state: State) -> None:
         for order in [order for order in self._under_way if order not in state.orders]:
             _cancel_once(self._under_way[order])
 
@@ -243,7 +230,7 @@ class Actuator:
     def on_facts(self, facts: Sequence[tuple[int, Fact]]) -> None:
         """Stop what is under way for orders that have left the books: their GPUs may be another job's by now."""
         if self._under_way and any(isinstance(fact, StateObserved) for _, fact in facts):
-            self._stop_all_but(self._state())
+            self.begin(self._state())
         for _, fact in facts:
             if isinstance(fact, SlotGranted):
                 self._remember_phase(fact.slot)
@@ -261,13 +248,11 @@ class Actuator:
 
     async def _tell(self, driver: Residency, order: Order, told: StateOrder) -> Input:
         verb = {OrderKind.LOAD: driver.load, OrderKind.PARK: driver.park, OrderKind.DISCARD: driver.discard}[told.kind]
-        limit_s = self.limit_s(order)
-        until = anyio.current_time() + limit_s
-        retries = iter(RETRY_AFTER_S[:RETRIES] if driver.traits.idempotent else ())
+        until = anyio.current_time() + self._order_s
+        retries = iter(RETRY_AFTER_S if driver.traits.idempotent else ())
         while True:
-            began = anyio.current_time()
             try:
-                await ask(until - began, verb(told), of_s=limit_s)
+                await ask(until - anyio.current_time(), verb(told), of_s=self._order_s)
             except NotDone as error:
                 wait_s = next(retries, None)
                 if wait_s is None or anyio.current_time() + wait_s >= until:
@@ -282,7 +267,6 @@ class Actuator:
                 log.warning("driver_crashed", order=told.order, job=told.job, driver=order.driver, exc_info=True)
                 return OrderLostContact(told.order, _quoted(error))
             else:
-                self._learn(order, anyio.current_time() - began)
                 return OrderDone(told.order, await self._after(told))
 
     async def _probe(self, driver: Residency, told: StateOrder) -> Input:
@@ -301,18 +285,6 @@ class Actuator:
         if not found.done:
             return OrderFailed(told.order, _its_words(found, "not_done"))
         return OrderDone(told.order, await self._after(told))
-
-    def limit_s(self, order: Order) -> float:
-        """How long an order may take: three times what it took so far, and never less than the configured limit."""
-        count, total = self._took.get((order.driver, order.kind, order.job), (0, 0.0))
-        return max(self._order_s, 3 * total / count) if count else self._order_s
-
-    def _learn(self, order: Order, seconds: float) -> None:
-        key = (order.driver, order.kind, order.job)
-        count, total = self._took.pop(key, (0, 0.0))
-        self._took[key] = (count + 1, total + seconds)  # popped and put back: the first is the one unused for longest
-        if len(self._took) > TIMES_KEPT:
-            del self._took[next(iter(self._took))]
 
     def _told(self, order: Order) -> StateOrder | None:
         """Everything that a driver needs to know of an order, from the state of this moment."""
@@ -413,13 +385,10 @@ class Actuator:
         if observation.uuids:
             nodes = self._state().nodes.values()
             self._identities.check(host, observation, {gpu for node in nodes if node.host == host for gpu in node.gpus})
-        self._remember(observation)
-        return observation
-
-    def _remember(self, observation: Observation) -> None:
         at = self._now()
         for gpu in observation.gpus:
             self.seen[gpu.gpu] = Seen(gpu.used_mb, gpu.processes, at)
+        return observation
 
     # ---- processes of jobs -----------------------------------------------------------------------------------------
 
