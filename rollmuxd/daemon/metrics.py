@@ -165,23 +165,12 @@ class Metrics:
 
     # ---- read by ---------------------------------------------------------------------------------------------------
 
-    def expose(
-        self,
-        state: State,
-        accept: str,
-        *,
-        now: Millis,
-        may_read: Callable[[Job], bool],
-        owner: str | None = None,
-        journal: Path | None = None,
-        retention_failed: bool = False,
-    ) -> tuple[bytes, str]:
+    def expose(self, scrape: "Scrape", accept: str, owner: str | None = None) -> tuple[bytes, str]:
         """All figures, in the text format that the scraper wants; and its media type.
 
-        ``may_read`` says which jobs may be named, and ``owner`` whose series alone are shown (None: all). ``journal``
-        is its file, if it has one, and ``retention_failed`` whether it could not be looked after.
+        ``owner``: whose series alone are shown (None: all).
         """
-        self._state.scrape = Scrape(state, now, may_read, journal, retention_failed)
+        self._state.scrape = scrape
         try:
             encode, media_type = choose_encoder(accept)
             body: bytes = encode(self.registry if owner is None else _OfOwner(self.registry, owner))
@@ -205,8 +194,11 @@ class Scrape(NamedTuple):
 
     state: State
     now: Millis
+    #: which jobs may be named
     may_read: Callable[[Job], bool]
+    #: its file, if it has one
     journal: Path | None
+    #: whether the journal could not be looked after
     retention_failed: bool = False
 
 

@@ -66,45 +66,40 @@ class PlanQuestion:
 
     def answer(self) -> PlanView:
         """The plan."""
-        return answer(self)
-
-
-def answer(asked: PlanQuestion) -> PlanView:
-    """The plan."""
-    began = time.process_time()
-    core = _core(asked)
-    before = _slowdowns(core)
-    cost_before, used_before = _cost(core.state), _used(core.state)
-    placed: dict[JobId, f.JobPlaced] = {}
-    came = _come(core, asked, placed)
-    planned = {job for _, job in came if isinstance(job, str)}
-    spent = time.process_time() - began
-    after = _slowdowns(core)
-    waiting = [job for _, job in came if isinstance(job, str) and core.state.jobs[job].status is JobStatus.WAITING]
-    visibility = Visibility(core, asked.may_read_of)
-    what_ifs = {job: visibility.what_ifs(job) for job in waiting[:WHAT_IFS_MOST]}
-    jobs = [
-        _refused(name, job)
-        if isinstance(job, Rejected)
-        else _planned(visibility, name, job, placed.get(job), visibility.reasons(what_ifs.get(job, ())), asked)
-        for name, job in came
-    ]
-    slowed = [
-        Slowed(job, _name(core.state.jobs[job], asked), core.state.jobs[job].spec.slo, before[job], slower)
-        for job, slower in after.items()
-        if job in before and before[job] != slower and job not in planned
-    ]
-    return PlanView(
-        on="pools" if asked.pools else asked.on,
-        policy=core.policy.name,
-        jobs=jobs,
-        slowed=slowed,
-        pools=[PlannedPool(pool, *counts) for pool, counts in _pools(core.state, used_before).items()],
-        cost_per_hour_before=cost_before,
-        cost_per_hour_after=_cost(core.state),
-        cost_alone_per_hour=round(sum(job.cost_alone_per_hour for job in jobs), 6),
-        least=_least(asked, spent),
-    )
+        began = time.process_time()
+        core = _core(self)
+        before = _slowdowns(core)
+        cost_before, used_before = _cost(core.state), _used(core.state)
+        placed: dict[JobId, f.JobPlaced] = {}
+        came = _come(core, self, placed)
+        planned = {job for _, job in came if isinstance(job, str)}
+        spent = time.process_time() - began
+        after = _slowdowns(core)
+        waiting = [job for _, job in came if isinstance(job, str) and core.state.jobs[job].status is JobStatus.WAITING]
+        visibility = Visibility(core, self.may_read_of)
+        what_ifs = {job: visibility.explainer.what_ifs(job) for job in waiting[:WHAT_IFS_MOST]}
+        jobs = [
+            _refused(name, job)
+            if isinstance(job, Rejected)
+            else _planned(visibility, name, job, placed.get(job), visibility.reasons(what_ifs.get(job, ())), self)
+            for name, job in came
+        ]
+        slowed = [
+            Slowed(job, _name(core.state.jobs[job], self), core.state.jobs[job].spec.slo, before[job], slower)
+            for job, slower in after.items()
+            if job in before and before[job] != slower and job not in planned
+        ]
+        return PlanView(
+            on="pools" if self.pools else self.on,
+            policy=core.policy.name,
+            jobs=jobs,
+            slowed=slowed,
+            pools=[PlannedPool(pool, *counts) for pool, counts in _pools(core.state, used_before).items()],
+            cost_per_hour_before=cost_before,
+            cost_per_hour_after=_cost(core.state),
+            cost_alone_per_hour=round(sum(job.cost_alone_per_hour for job in jobs), 6),
+            least=_least(self, spent),
+        )
 
 
 # ---- where it is played ----------------------------------------------------------------------------------------------
@@ -307,7 +302,7 @@ def _planned(
     return PlannedJob(
         name=name,
         status=str(job.status),
-        reasons=visibility.reasons(visibility.why_job_waits(id, asked.now).reasons) if waits else [],
+        reasons=visibility.reasons(visibility.explainer.why_job_waits(id, asked.now).reasons) if waits else [],
         wishes=what_ifs,
         beside=[_name(other, asked) or None for other in beside],
         pins={pool: list(names) for pool, names in job.pins.items()},

@@ -160,12 +160,8 @@ class Spans:
             return
         how = str(fact.how) if isinstance(fact, f.SlotTakenAway) else f.name(fact).removeprefix("slot_")
         phase.span.set_attribute("rollmux.ended", how)
-        if isinstance(fact, f.SlotTakenAway):
-            from opentelemetry.trace import Status, StatusCode
-
-            phase.span.set_status(Status(StatusCode.ERROR, f"{how}: {sentence(fact.reason)}"))
         phase.part.end(_ns(fact.at))
-        phase.span.end(_ns(fact.at))
+        self._end(phase.span, fact.at, f"{how}: {sentence(fact.reason)}" if isinstance(fact, f.SlotTakenAway) else "")
 
     # ---- parking -----------------------------------------------------------------------------------------------------
 
@@ -177,13 +173,13 @@ class Spans:
 
     def _order_over(self, fact: f.OrderEnded | f.OrderFaulted | f.OrderContactLost) -> None:
         if span := self._orders.over(fact.order):
-            self._moved(span, fact.at, "" if isinstance(fact, f.OrderEnded) else sentence(fact.error))
+            self._end(span, fact.at, "" if isinstance(fact, f.OrderEnded) else sentence(fact.error))
 
     def _seen(self, fact: f.StateObserved) -> None:
         if span := self._orders.seen(fact):
-            self._moved(span, fact.at, f"its end was not reported; the state was seen: {fact.status}")
+            self._end(span, fact.at, f"its end was not reported; the state was seen: {fact.status}")
 
-    def _moved(self, span: Span, at: Millis, error: str) -> None:
+    def _end(self, span: Span, at: Millis, error: str) -> None:
         if error:
             from opentelemetry.trace import Status, StatusCode
 

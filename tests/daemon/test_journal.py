@@ -25,7 +25,6 @@ from rollmuxd.core.facts import HostAdded, SlotQueued
 from rollmuxd.core.inputs import HostSpec
 from rollmuxd.daemon.access.keys import ApiKey, Role
 from rollmuxd.daemon.journal import file
-from rollmuxd.daemon.journal import store as journal_module
 from rollmuxd.daemon.journal.file import JournalFailed, JournalRefused
 from rollmuxd.daemon.journal.store import RESERVE_BYTES, Journal, refuse_remote
 

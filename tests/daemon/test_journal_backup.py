@@ -23,7 +23,6 @@ from rollmuxd.core.apply import apply
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
 from rollmuxd.core.state import State
-from rollmuxd.daemon.journal import backup as journal_tools
 from rollmuxd.daemon.journal.backup import backup, check, restore
 from rollmuxd.daemon.journal.file import JournalFailed, JournalRefused
 from rollmuxd.daemon.journal.store import Journal
@@ -298,7 +297,9 @@ async def test_a_restore_into_a_new_directory_that_breaks_off_begins_no_journal_
     backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
     with monkeypatch.context() as patched, pytest.raises(JournalRefused):
         replace = Path.replace
-        patched.setattr(Path, "replace", lambda one, to: os.stat("/no/such") if "restoring" in one.name else replace(one, to))
+        patched.setattr(
+            Path, "replace", lambda one, to: os.stat("/no/such") if "restoring" in one.name else replace(one, to)
+        )
         restore(tmp_path / "kept", tmp_path / "new")
     with pytest.raises(JournalRefused, match="is gone"):
         Journal.open(tmp_path / "new")

@@ -35,7 +35,7 @@ async def start(folder, facts=1):
     journal = Journal.open(folder)
     try:
         await write(journal, facts)
-        return sentence(journal.notes.lost.why) if journal.lost.incarnation == journal.incarnation else ""
+        return sentence(journal.notes.lost.why) if journal.notes.lost.incarnation == journal.incarnation else ""
     finally:
         await journal.close()
 

@@ -40,9 +40,9 @@ async def test_who_is_to_go_on_elsewhere_is_told_of_what_is_written_down_only(ru
         job = await world.job(client)
         append, durable, held = world.journal.append, world.driver.durable_seq, []
 
-        def late(facts, then=None):
-            held.append((facts, then))
-            return asyncio.get_running_loop().create_future()
+        def late(facts):
+            held.append((facts, asyncio.get_running_loop().create_future()))
+            return held[-1][1]
 
         monkeypatch.setattr(world.journal, "append", late)
         async with anyio.create_task_group() as tasks:
@@ -50,8 +50,9 @@ async def test_who_is_to_go_on_elsewhere_is_told_of_what_is_written_down_only(ru
             while not held:
                 await anyio.sleep(0)
             gone = await root.get("/v1/facts", params={"after": 1_000_000})
-            for facts, then in held:
-                append(facts, then)
+            for facts, durable_now in held:
+                await append(facts)
+                durable_now.set_result(None)
         assert (gone.status_code, gone.json()["data"]["last"]) == (410, durable)
 
 

@@ -110,9 +110,9 @@ async def test_reasons_are_thought_about_anew_after_what_is_decided_and_not_writ
         monkeypatch.setattr(world.clock, "now", lambda: now)  # all of it within one millisecond
         held = []
 
-        def late(facts, then):
-            held.append((facts, then))
-            return asyncio.get_running_loop().create_future()
+        def late(facts):
+            held.append((facts, asyncio.get_running_loop().create_future()))
+            return held[-1][1]
 
         monkeypatch.setattr(world.journal, "append", late)
         answers = []
@@ -131,8 +131,9 @@ async def test_reasons_are_thought_about_anew_after_what_is_decided_and_not_writ
             tasks.start_soon(ask, "GET", "/v1/jobs")
             await eventually("another thought", lambda: len(thoughts) > before)
             monkeypatch.setattr(world.journal, "append", append)
-            for facts, then in held:
-                append(facts, then)
+            for facts, durable in held:
+                await append(facts)
+                durable.set_result(None)
 
 
 async def test_the_list_says_why_one_that_has_its_place_waits_for_its_turn(running):
@@ -619,8 +620,8 @@ async def test_a_rank_is_on_the_line_while_the_end_of_its_job_is_being_written_d
         await client.post(f"{line}/ranks/0", json={"session": job.session})
         append, written = world.journal.append, asyncio.get_running_loop().create_future()
 
-        def slowly(facts, then=None):
-            written.add_done_callback(lambda _: append(facts, then))
+        def slowly(facts):
+            written.add_done_callback(lambda _: append(facts))
             return written
 
         monkeypatch.setattr(world.journal, "append", slowly)

@@ -13,6 +13,7 @@ import os
 import pwd
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -160,8 +161,9 @@ class Gate:
         self._now = now
         self._require_keys = require_keys
         self._keys: dict[str, tuple[ApiKey, Caller]] | None = None
-        self._peers: dict[int, Caller] = {}
         self._own_uid = os.getuid()
+        #: asking the system for a user's name can take long
+        self._by_uid = cache(self._named)
 
     async def load(self) -> None:
         """Read the keys: before the first is asked for, and whenever they have changed."""
@@ -199,12 +201,6 @@ class Gate:
         # Only a caller with the whole secret comes here, and learns just that the key is no longer valid.
         if shut := why_shut(key, now):
             raise NotKnown(f"this API key {shut}; have another made (rollmuxd key add)", login=True, tried=key_id)
-        return caller
-
-    def _by_uid(self, uid: int) -> Caller:
-        caller = self._peers.get(uid)
-        if caller is None:
-            caller = self._peers[uid] = self._named(uid)
         return caller
 
     def _named(self, uid: int) -> Caller:

@@ -17,7 +17,6 @@ from rollmuxd.core.context import Context
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.ids import JobId, Millis, NodeId, SessionId, SlotId
 from rollmuxd.core.model import Job, Session
-from rollmuxd.core.policy import Refusal
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.explain.causes import sentence
 from rollmuxd.explain.explainer import Explainer, Story
@@ -66,30 +65,14 @@ class Visibility:
 
     # ---- thought of now --------------------------------------------------------------------------------------------
 
-    def why_job_waits(self, job: JobId, now: Millis) -> Refusal:
-        """As :meth:`Explainer.why_job_waits`."""
-        return self._explainer.why_job_waits(job, now)
-
     def why_slot_waits(self, slot: SlotId, now: Millis) -> tuple[Reason, ...]:
         """As :meth:`Explainer.why_slot_waits`; and first, if the nodes have gone for which it waits."""
         job = self.core.state.jobs[self.core.state.slot(slot).job]
-        return (*self.gone(job), *self._explainer.why_slot_waits(slot, now))
-
-    def slot_position(self, slot: SlotId, now: Millis) -> int:
-        """As :meth:`Explainer.slot_position`, with every job counted."""
-        return self._of_all.slot_position(slot, now)
-
-    def expected_wait_ms(self, slot: SlotId, now: Millis) -> Millis | None:
-        """As :meth:`Explainer.expected_wait_ms`, with every job counted."""
-        return self._of_all.expected_wait_ms(slot, now)
-
-    def unmet(self, job: JobId) -> str:
-        """As :meth:`Explainer.unmet`."""
-        return self._of_all.unmet(job)
+        return (*self.gone(job), *self.explainer.why_slot_waits(slot, now))
 
     def explain(self, job: JobId, now: Millis) -> Story:
         """As :meth:`Explainer.explain`; and that its nodes have gone, if they have."""
-        story = self._explainer.explain(job, now)
+        story = self.explainer.explain(job, now)
         gone = self.gone(self.core.state.job(job))
         sentences = (f"{reason.text[0].upper()}{reason.text[1:]}." for reason in gone)
         return story._replace(reasons=(*gone, *story.reasons), sentences=(*story.sentences, *sentences))
@@ -109,23 +92,21 @@ class Visibility:
         )
         return (Reason("node_gone", text, {"nodes": nodes}),)
 
-    def what_ifs(self, job: JobId) -> tuple[Reason, ...]:
-        """As :meth:`Explainer.what_ifs`."""
-        return self._explainer.what_ifs(job)
-
     @cached_property
     def hides(self) -> bool:
         """Whether there is a job that the caller may not know of."""
         return not all(map(self._may_read_of, self._owners.of(self.core.state.jobs)))
 
     @property
-    def _of_all(self) -> Explainer:
+    def figures(self) -> Explainer:
+        """What explains by the names of all jobs: for figures, and for what names no other job."""
         return Explainer(self.core.context)
 
     @cached_property
-    def _explainer(self) -> Explainer:
+    def explainer(self) -> Explainer:
+        """What explains by the names that the caller may know."""
         if not self.hides:
-            return self._of_all
+            return self.figures
         core, state = self.core, self.core.state
         jobs = cast("dict[JobId, Job]", _Shown(state.jobs, self._shown))
         sessions = cast("dict[SessionId, Session]", _Shown(state.sessions, self._shown_session))

@@ -41,18 +41,15 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = tuple(
 )
 
 
-def make_app(services: Services, metrics: Metrics | None = None) -> ASGIApp:
-    """The HTTP interface of these services.
-
-    ``metrics`` is to be one of the driver's sinks (``metrics.sink``); without, only calls are counted.
-    """
+def make_app(services: Services, metrics: Metrics) -> ASGIApp:
+    """The HTTP interface of these services. ``metrics`` is to be one of the driver's sinks (``metrics.sink``)."""
     settings = services.settings
     limits = settings.limits
     per_s = limits.calls_per_s
     shared = Shared(
         services=services,
         gate=Gate(services.journal, services.clock.now, require_keys=settings.access.require_keys),
-        metrics=Metrics() if metrics is None else metrics,
+        metrics=metrics,
         body_limit=round(limits.max_body_mb * 1_000_000),
         lease_s=settings.lease.lease_s,
         heartbeat_s=settings.lease.heartbeat_s,

@@ -36,7 +36,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollmuxd.core.decision import Answer
-from rollmuxd.core.errors import Rejected
+from rollmuxd.core.errors import Rejected, UnknownThing
 from rollmuxd.core.facts import Audited
 from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.inputs import Audit, Input
@@ -119,6 +119,13 @@ def page_of(keys: Iterable[str], limit: int, after: str | UnsetType) -> tuple[li
     found = sorted(place for key in keys if (place := (len(key), key)) > start)
     names = [name for _, name in found[:limit]]
     return names, names[-1] if len(found) > limit else None
+
+
+def find(noun: str, things: Mapping[str, T], name: str) -> T:
+    """The thing of that name. Raises UnknownThing."""
+    if (found := things.get(name)) is None:
+        raise UnknownThing(noun, name)
+    return found
 
 
 class ClientGone(Exception):

@@ -109,7 +109,7 @@ def job_view(
         slo=job.spec.slo,
         promised=job.promised,
         at_risk=job.id in core.state.at_risk,
-        unmet=visibility.unmet(job.id),
+        unmet=visibility.figures.unmet(job.id),
         priority=job.spec.priority,
         iterations=job.progress.finished,
         slowdown=None if slower is None else round(slower, 4),
@@ -141,7 +141,7 @@ def _lent(state: State, job: Job) -> str | None:
 
 def waiting_view(visibility: Visibility, job: Job, now: Millis) -> wire.Waiting:
     """Why a job waits for a placement, its position, and what would let it in."""
-    why = visibility.why_job_waits(job.id, now)
+    why = visibility.explainer.why_job_waits(job.id, now)
     return wire.Waiting(
         reasons=visibility.reasons(why.reasons),
         position=position(visibility.core.context, job.id, now),
@@ -241,8 +241,8 @@ def slot_view(
         fence=fence_text(slot.fence) if on and slot.fence is not None and caller.may_act(job) else None,
         gpus=list(slot.gpus),
         lease_s=seconds(lease_left_ms(core, slot.session, now)) if on else None,
-        position=visibility.slot_position(slot.id, now) if queued else None,
-        expected_wait_s=seconds(visibility.expected_wait_ms(slot.id, now)) if queued else None,
+        position=visibility.figures.slot_position(slot.id, now) if queued else None,
+        expected_wait_s=seconds(visibility.figures.expected_wait_ms(slot.id, now)) if queued else None,
         reason=visibility.sentence(slot.reason),
         reasons=visibility.reasons(visibility.why_slot_waits(slot.id, now))
         if queued or slot.overrun_at is not None

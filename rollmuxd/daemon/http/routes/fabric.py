@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable
 
-from rollmuxd.core.errors import UnknownThing
 from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.hosts.circuits import FabricStatus, Switch
 from rollmuxd.daemon.http.routes._query import BODY, PageQuery
-from rollmuxd.daemon.http.routing import Call, Routes, page_of
+from rollmuxd.daemon.http.routing import Call, Routes, find, page_of
 from rollmuxd.spi import Circuit
 from rollmuxd.wire.answers import CircuitView, FabricView, Page
 from rollmuxd.wire.requests import ReasonBody
@@ -28,7 +27,7 @@ async def degrade_fabric(call: Call, fabric: str, body: ReasonBody) -> FabricVie
 
     A restart of the daemon does not restore it.
     """
-    switch = _find(call, fabric)
+    switch = find("fabric", call.services.switches, fabric)
     reason = body.reason or f"by {call.caller.name}"
     await call.services.journal.note_left_alone(fabric, reason)
     await call.note(fabric, "left_alone", reason=body.reason)
@@ -39,18 +38,11 @@ async def degrade_fabric(call: Call, fabric: str, body: ReasonBody) -> FabricVie
 @routes.post("/v1/fabrics/{fabric}/restore", needs=Role.ADMIN, problems=(404,))
 async def restore_fabric(call: Call, fabric: str) -> FabricView:
     """Set its circuits again. Audited."""
-    switch = _find(call, fabric)
+    switch = find("fabric", call.services.switches, fabric)
     await call.note(fabric, "restored")
     await call.services.journal.note_left_alone(fabric, "")
     switch.restore()
     return _view(switch)
-
-
-def _find(call: Call, name: str) -> Switch:
-    switch = call.services.switches.get(name)
-    if switch is None:
-        raise UnknownThing("fabric", name)
-    return switch
 
 
 def _view(switch: Switch) -> FabricView:

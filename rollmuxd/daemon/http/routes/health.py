@@ -11,6 +11,7 @@ from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routing import Call, Plain, Routes
 from rollmuxd.daemon.journal.store import DISK_FULL
+from rollmuxd.daemon.metrics import Scrape
 from rollmuxd.wire.answers import Health
 
 routes = Routes("daemon", charged=False)
@@ -55,15 +56,12 @@ async def metrics(call: Call) -> Plain:
     configured = call.services.settings.owners
     call.shared.services.driver.tell_sinks()
     caller, path = call.caller, getattr(call.services.journal, "path", None)
+    failed = bool(call.services.today.trouble)
     body, media_type = await call.read(
         lambda core, now: call.shared.metrics.expose(
-            core.state,
+            Scrape(core.state, now, caller.may_read, path, failed),
             accept,
-            now=now,
-            may_read=caller.may_read,
-            owner=None if _sees_all_owners(core.state, caller, configured) else caller.owner,
-            journal=path,
-            retention_failed=bool(call.services.today.trouble),
+            None if _sees_all_owners(core.state, caller, configured) else caller.owner,
         )
     )
     return Plain(body, media_type)

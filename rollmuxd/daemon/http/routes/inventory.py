@@ -4,17 +4,16 @@ from collections.abc import Callable
 
 from msgspec import UNSET, UnsetType
 
-from rollmuxd.core.errors import Rejected, UnknownThing
+from rollmuxd.core.errors import Rejected
 from rollmuxd.core.ids import HostId, Millis, NodeId
 from rollmuxd.core.inputs import DeclareClean, DrainNode, Input, UndrainNode
 from rollmuxd.core.model import Group, Host, Node, NodeStatus
-from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.routes._query import BODY, Id, PageQuery
-from rollmuxd.daemon.http.routing import Call, Routes
+from rollmuxd.daemon.http.routing import Call, Routes, find
 from rollmuxd.wire.answers import GroupView, HostView, NodeView, Page, PoolView
 from rollmuxd.wire.requests import DrainBody, ReasonBody
 
@@ -123,14 +122,10 @@ async def list_hosts(call: Call, query: PageQuery) -> Page[HostView]:
 @routes.get("/v1/hosts/{host}", problems=(404,))
 async def get_host(call: Call, host: str) -> HostView:
     """One host."""
-
-    def look(core: Scheduler, now: Millis) -> HostView:
-        found = core.state.hosts.get(host)
-        if found is None:
-            raise UnknownThing("host", host)
-        return views.host_view(call.visibility(core), found, call.services.endings)
-
-    return await call.read(look)
+    endings = call.services.endings
+    return await call.read(
+        lambda core, _: views.host_view(call.visibility(core), find("host", core.state.hosts, host), endings)
+    )
 
 
 @routes.post("/v1/hosts/{host}/drain", needs=Role.ADMIN, problems=(*BODY, 404, 409))
@@ -198,11 +193,6 @@ async def list_groups(call: Call, query: GroupsQuery) -> Page[GroupView]:
 @routes.get("/v1/groups/{group}", problems=(404,))
 async def get_group(call: Call, group: str) -> GroupView:
     """One group."""
-
-    def look(core: Scheduler, now: Millis) -> GroupView:
-        found = core.state.groups.get(group)
-        if found is None:
-            raise UnknownThing("group", group)
-        return views.group_view(call.visibility(core), found)
-
-    return await call.read(look)
+    return await call.read(
+        lambda core, _: views.group_view(call.visibility(core), find("group", core.state.groups, group))
+    )

@@ -1,11 +1,10 @@
 """API keys."""
 
-from rollmuxd.core.errors import UnknownThing
 from rollmuxd.daemon.access.keys import ApiKey, Role, new_key, why_shut
 from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.routes._query import BODY, PageQuery
-from rollmuxd.daemon.http.routing import Call, Routes, page_of
+from rollmuxd.daemon.http.routing import Call, Routes, find, page_of
 from rollmuxd.wire.answers import KeyView, Page
 from rollmuxd.wire.requests import KeyBody
 
@@ -39,21 +38,16 @@ async def list_keys(call: Call, query: PageQuery) -> Page[KeyView]:
 async def revoke_key(call: Call, key: str) -> KeyView:
     """From now on this key opens nothing."""
     now = call.services.clock.now()
-    known = await _find(call, key)
-    if known is None:
-        raise UnknownThing("key", key)
-    before = why_shut(known, now) or "good"
+    before = why_shut(await _find(call, key), now) or "good"
     # First the revocation: were the journal to lose it, the fact would be lost with it, and that is noticed.
     await call.services.journal.revoke_key(key, now)
     await call.services.driver.submit(call.noted(key, before, "revoked"))
     await call.shared.gate.load()
-    revoked = await _find(call, key)
-    assert revoked is not None  # keys are revoked, never removed
-    return _view(call, revoked)
+    return _view(call, await _find(call, key))
 
 
-async def _find(call: Call, key_id: str) -> ApiKey | None:
-    return next((key for key in await call.services.journal.list_keys() if key.id == key_id), None)
+async def _find(call: Call, key_id: str) -> ApiKey:
+    return find("key", {key.id: key for key in await call.services.journal.list_keys()}, key_id)
 
 
 def _view(call: Call, key: ApiKey, secret: str | None = None) -> KeyView:

@@ -52,7 +52,7 @@ def _heard(call: Call, visibility: Visibility, job: JobId, found: Iterable[core.
     directives = [views.directive(given, visibility) for given in found]
     named = msgspec.json.encode([(it.kind, it.slot, it.keep, it.gpus) for it in directives])
     tag = f"{crc32(named):08x}" if directives else ""
-    if unmet := visibility.unmet(job):  # its figures change all the time, and are worth no answer of their own
+    if unmet := visibility.figures.unmet(job):  # its figures change all the time, and are worth no answer of their own
         directives.append(Directive("unpromised", reason=unmet))
     if (at := call.services.endings.ends_at(job)) is not None:
         directives.append(Directive("ends", ends_at=iso(round(at * 1000))))

@@ -5,9 +5,8 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
 
-from rollmuxd.core.errors import UnknownThing
 from rollmuxd.daemon.clock import iso
-from rollmuxd.daemon.http.routing import Call, Plain, Routes
+from rollmuxd.daemon.http.routing import Call, Plain, Routes, find
 from rollmuxd.wire.answers import MeView
 
 routes = Routes("dashboard")
@@ -57,10 +56,7 @@ async def dashboard(call: Call) -> Plain:
 @routes.get("/web/{file:path}", needs=None, produces=("text/javascript", "text/css", "image/svg+xml"), problems=(404,))
 async def dashboard_file(call: Call, file: str) -> Plain:
     """A part of the dashboard: styles, modules, the picture in the tab."""
-    found = FILES.get(file)
-    if found is None:
-        raise UnknownThing("file", file)
-    return found
+    return find("file", FILES, file)
 
 
 @routes.get("/v1/me", problems=(503,))
