@@ -95,6 +95,7 @@ class Group:
 
     async def hand_over(self) -> float:
         """Give it to whom the daemon chooses; how long that took."""
+        await self.holder.line.reopen()  # before it is measured
         before, began = self.holder, time.perf_counter()
         released = before.release()
         done, _ = await asyncio.wait(self.waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -213,6 +214,7 @@ async def _wait(made: Daemon, jobs: Sequence[Client], size: Size) -> list[Group]
 
 async def _beat(line: Line, members: Sequence[Client]) -> None:
     """Let each be heard of once a minute."""
+    await line.reopen()
     for member in itertools.cycle(members):
         (await line.send(member.beat())).json()
         await asyncio.sleep(BEAT_S / len(members))
