@@ -63,6 +63,7 @@ class JobProcesses(ABC, Generic[Options]):
             "pid": pid,
             "started": started,
             "job": job,
+            "user": options.users.get(owner, ""),
             "login": login if options.owns_sessions else "",
         }
         return bool(await self._said(host, question, PROCESS_S))
@@ -84,7 +85,7 @@ class JobProcesses(ABC, Generic[Options]):
             "cwd": order.cwd,
             "env": dict(order.env),
             "log": self._log(host, order.launch),
-            "user": self._become(host, order),
+            "user": self._user_of(host, order),
             "inherits": patterns(),
         }
         return Process(**await self._said(host, {"ask": "start", "order": told}, PROCESS_S))
@@ -119,10 +120,6 @@ class JobProcesses(ABC, Generic[Options]):
             raise NotDone(f"{host}: options.users names no login for owner {order.owner!r}")
         return users.get(order.owner, "")
 
-    def _become(self, host: HostId, order: ProcessOrder) -> str:
-        """The user that the host is to start the process as; empty: the user that is asked there."""
-        return self._user_of(host, order)
-
     def _log(self, host: HostId, launch: LaunchId) -> str:
         folder = self._of(host).logs
         return f"{folder}/{launch}.log" if folder else ""
@@ -143,6 +140,8 @@ class Asking(JobProcesses[Options]):
     #: what the configuration calls the backend, and the options of its hosts
     name: ClassVar[str]
     kind: ClassVar[type[HostOptions]]
+    #: the user that all jobs' processes run as, where there is no choice
+    runs_as: ClassVar[str] = ""
 
     @classmethod
     async def open(cls, hosts: Sequence[HostConfig], options: Mapping[str, Any]) -> Self:
@@ -154,6 +153,10 @@ class Asking(JobProcesses[Options]):
         defaults = dict(options)
         state_dir = defaults.pop("state_dir", None)
         said: Any = {host.id: read(cls.kind, cls.name, host.id, {**defaults, **host.options}) for host in hosts}
+        if cls.runs_as and (named := [host for host, its in said.items() if its.users]):
+            raise ValueError(
+                f"{named[0]}: options.users is not for backend {cls.name}: what it starts runs as {cls.runs_as}"
+            )
         return cls({host.id: host for host in hosts}, said, read_owner(state_dir))
 
     def __init__(self, hosts: Mapping[HostId, HostConfig], options: Mapping[HostId, Options], owner: str) -> None:

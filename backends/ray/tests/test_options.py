@@ -10,7 +10,7 @@ from rollmuxd_backend_ray import RayBackend
 async def node(options, **defaults):
     backend = await RayBackend.open([HostConfig(id="box", options=options)], defaults)
     try:
-        return backend._node("box")
+        return backend._where("box")
     finally:
         await backend.close()
 
@@ -29,7 +29,7 @@ async def test_hosts_of_one_cluster_share_cluster_member_and_those_of_two_do_not
         HostConfig(id=host, options={"address": address}) for host, address in (("a", "x"), ("b", "x"), ("c", "y"))
     ]
     backend = await RayBackend.open(hosts, {})
-    lines = [backend._line(backend.options[host.id]) for host in hosts]
+    lines = [backend._line(host.id) for host in hosts]
     assert lines[0] is lines[1]
     assert lines[0] is not lines[2]
     await backend.close()

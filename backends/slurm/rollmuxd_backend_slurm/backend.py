@@ -10,8 +10,7 @@ from typing import Any, Self
 import anyio
 
 from rollmuxd.spi import ContactLost, Finding, FoundHost, HostConfig, HostEnd, HostId
-from rollmuxd_backend_local.agent import NodeStream, Reached, frames
-from rollmuxd_backend_local.agent.reached import Said
+from rollmuxd_backend_local.agent import Reached
 from rollmuxd_backend_slurm import controller
 from rollmuxd_backend_slurm.controller import Node
 from rollmuxd_backend_slurm.line import Line
@@ -25,11 +24,10 @@ class SlurmBackend(Reached[SlurmOptions]):
     One allocation has one owner, and only the owner can make steps in it: everything runs as that user.
     """
 
-    name, kind = "slurm", SlurmOptions
+    name, kind, runs_as = "slurm", SlurmOptions, "the allocation's owner"
 
     def __init__(self, hosts: Mapping[HostId, HostConfig], options: Mapping[HostId, SlurmOptions], owner: str) -> None:
         super().__init__(hosts, options, owner)
-        self._lines: dict[HostId, Line] = {}
         self._steps = Steps()
 
     @classmethod
@@ -41,10 +39,6 @@ class SlurmBackend(Reached[SlurmOptions]):
         """
         opened = await super().open(hosts, options)
         for host, its in opened.options.items():
-            if its.users:
-                raise ValueError(
-                    f"{host}: options.users is not for backend slurm: what it starts runs as the allocation's owner"
-                )
             if not _allocation(its):
                 raise ValueError(
                     f"{host}: no allocation is named; start the daemon inside one (sbatch, salloc), or give its number "
@@ -71,7 +65,7 @@ class SlurmBackend(Reached[SlurmOptions]):
                 hosts.append(FoundHost(id=name, options=own, kind=number))
         return tuple(hosts)
 
-    async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float, user: str = "") -> dict[str, Any]:
         """Over the kept step; what starts a job's process, as a step of its own."""
         if question["ask"] != "start":
             return await super().ask(host, question, limit_s)
@@ -117,11 +111,8 @@ class SlurmBackend(Reached[SlurmOptions]):
 
     async def close(self) -> None:
         """End the kept steps. Steps of jobs stay."""
-        lines, self._lines = self._lines, {}
         self._steps.leave()
-        async with anyio.create_task_group() as tasks:
-            for line in lines.values():
-                tasks.start_soon(line.close)
+        await super().close()
 
     # ---- how ---------------------------------------------------------------------------------------------------------
 
@@ -150,24 +141,15 @@ class SlurmBackend(Reached[SlurmOptions]):
             looked["gpus"] = [one for one in looked["gpus"] if str(one["index"]) in own]
         return looked
 
-    async def _wish(self, host: HostId, wish: frames.Wish, limit_s: float) -> Said:
-        options = self._of(host)
-        try:
-            return await self._line(host).ask(frames.Node(), options.connect_s, wish, limit_s)
-        except ContactLost as error:
-            raise ContactLost(f"{host}: {error}") from error
-
     def _reach_s(self, host: HostId) -> float:
         return self._of(host).connect_s
 
-    def _stream(self, host: HostId, name: str) -> NodeStream:
-        return NodeStream(self._line(host), frames.Node(), name, self._of(host).connect_s)
-
-    def _line(self, host: HostId) -> Line:
+    def _line(self, host: HostId, user: str = "") -> Line:
+        options = self._of(host)
         if host not in self._lines:
-            options = self._of(host)
             self._lines[host] = Line(self._node(host), options)
-        return self._lines[host]
+        line: Line = self._lines[host]  # type: ignore[assignment]  # no other is made here
+        return line
 
     def _node(self, host: HostId) -> Node:
         options = self._of(host)

@@ -102,7 +102,7 @@ class Looked(SlurmBackend):
 
     gpus = 2
 
-    async def _wish(self, host, wish, limit_s):
+    async def _wish(self, host, wish, limit_s, user=""):
         mark = json.loads(zlib.decompress(wish.stdin))[3]
         gpus = [{"index": number, "mig": False, "trouble": ""} for number in range(self.gpus)]
         answer = {"said": {"boot_id": "b", "gpus": gpus, "ram_mb": 1}}

@@ -41,14 +41,14 @@ class HostConnection(SentAgent):
         self, host: HostId, options: SshOptions, user: str = "", *, now: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(options.connect_s, _SILENT_S, now)
-        self._what, self._agent = host, f"the process on {host}"
+        self._host, self._what, self._agent = host, f"host {host}", f"the process on {host}"
         self._options = options
         self._user = user or options.user
         self._connection: SSHClientConnection | None = None
 
     async def _open(self) -> Opened:
         try:
-            self._connection = await asyncssh.connect(self._options.address or self._what, **await self._how())
+            self._connection = await asyncssh.connect(self._options.address or self._host, **await self._how())
             process = await self._connection.create_process(
                 plain(self._python(self._options.python)), encoding=None, request_pty=False
             )
@@ -81,7 +81,7 @@ class HostConnection(SentAgent):
         }
         said = {key: value for key, value in given.items() if value}
         # What the ssh configuration makes of it: asyncssh would not look at host keys where that says so.
-        read = await asyncssh.SSHClientConnectionOptions.construct(host=options.address or self._what, **said)
+        read = await asyncssh.SSHClientConnectionOptions.construct(host=options.address or self._host, **said)
         if read.known_hosts is None:
             raise ValueError("its ssh configuration says UserKnownHostsFile none: the host's key could not be checked")
         usual = [str(path.expanduser()) for path in _KNOWN_HOSTS if path.expanduser().is_file()]
@@ -100,7 +100,7 @@ class HostConnection(SentAgent):
 
     def _said(self, error: Exception) -> str:
         """An error in words, with what to do about it."""
-        by_hand = f"ssh {f'{self._user}@' if self._user else ''}{self._options.address or self._what} true"
+        by_hand = f"ssh {f'{self._user}@' if self._user else ''}{self._options.address or self._host} true"
         if isinstance(error, asyncssh.HostKeyNotVerifiable):
             return f"its host key is not the one in known_hosts, or not in it ({error}); look at it with: {by_hand}"
         if isinstance(error, asyncssh.PermissionDenied):

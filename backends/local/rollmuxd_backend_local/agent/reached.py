@@ -5,11 +5,13 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
+import anyio
 import anyio.abc
 
-from rollmuxd.spi import ContactLost, HostId, NotDone, Ran
+from rollmuxd.spi import ContactLost, HostConfig, HostId, NotDone, Ran
 from rollmuxd_backend_local import payload
 from rollmuxd_backend_local.agent import frames
+from rollmuxd_backend_local.agent.connection import AgentConnection
 from rollmuxd_backend_local.agent.stream import NodeStream
 from rollmuxd_backend_local.asking import Asking
 from rollmuxd_backend_local.options import HostOptions
@@ -35,23 +37,42 @@ ReachedBy = TypeVar("ReachedBy", bound=ReachedOptions)
 class Reached(Asking[ReachedBy]):
     """A question is a program that the node's Python reads from its input."""
 
+    def __init__(self, hosts: Mapping[HostId, HostConfig], options: Mapping[HostId, ReachedBy], owner: str) -> None:
+        super().__init__(hosts, options, owner)
+        self._lines: dict[Any, AgentConnection] = {}
+
     @abstractmethod
-    async def _wish(self, host: HostId, wish: frames.Wish, limit_s: float) -> Said:
-        """What the process on the node answers. Raises ContactLost, with the host's name."""
+    def _line(self, host: HostId, user: str = "") -> AgentConnection:
+        """The kept connection, in ``_lines``; of a ``user``, where logins have connections of their own."""
 
     @abstractmethod
     def _reach_s(self, host: HostId) -> float:
         """What reaching the node, or an address from there, may take."""
 
-    @abstractmethod
-    def _stream(self, host: HostId, name: str) -> NodeStream:
-        """The connection that was opened there under this name."""
+    def _where(self, host: HostId) -> frames.Node:
+        """Which node it is, where a connection reaches several."""
+        return frames.Node()
 
-    async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    async def close(self) -> None:
+        """Close all connections. Jobs' processes on the hosts continue."""
+        lines, self._lines = self._lines, {}
+        async with anyio.create_task_group() as tasks:
+            for line in lines.values():
+                tasks.start_soon(line.close)
+
+    async def _wish(self, host: HostId, wish: frames.Wish, limit_s: float, user: str = "") -> Said:
+        """What the process on the node answers. Raises ContactLost, with the host's name."""
+        try:
+            return await self._line(host, user).ask(self._where(host), self._reach_s(host), wish, limit_s)
+        except ContactLost as error:
+            raise ContactLost(f"{host}: {error}") from error
+
+    async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float, user: str = "") -> dict[str, Any]:
         """A question and the program that answers it, as a command there."""
         # Without site-packages it starts in half of the time, and needs nothing of them.
         argv = (self._of(host).python, "-I", "-S", "-c", payload.OPEN)
-        said = await self._wish(host, frames.Run(argv, {}, payload.pack(dict(question), _MARK), limit_s), limit_s)
+        wish = frames.Run(argv, {}, payload.pack(dict(question), _MARK), limit_s)
+        said = await self._wish(host, wish, limit_s, user)
         if not isinstance(said, frames.Ran):
             raise ContactLost(f"{host}: {why(said)}")
         try:
@@ -89,7 +110,7 @@ class Reached(Asking[ReachedBy]):
             raise NotDone(f"{host}: nothing can be reached at {address} port {port} ({said.why})")
         if not isinstance(said, frames.Data):
             raise ContactLost(f"{host}: {address} port {port}: {why(said)}")
-        return self._stream(host, name)
+        return NodeStream(self._line(host), self._where(host), name, self._reach_s(host))
 
 
 def _error(host: HostId, said: object) -> NotDone | ContactLost:
