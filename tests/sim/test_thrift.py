@@ -296,7 +296,12 @@ def test_regrouping_eight_jobs_comes_within_two_per_cent_of_the_optimum() -> Non
     free = {"greedy": SETTINGS["greedy"], "thrift": _rented("free", steady=True).where_a_move_takes(0)}
     for seed in range(6):
         workload = all_at_once(seed, 8)
-        best = optimal.cheapest(workload.jobs, workload.pools, planner=SchedulePlanner)
+        search = optimal.Search(workload.jobs, workload.pools)
+        search.planner = SchedulePlanner(workload.jobs, workload.pools)
+        for number in range(len(workload.jobs)):
+            search.arrive(number)
+        search.regroup()
+        best = search.partition()
         assert best.exact
         for name, policy in free.items():
             ratios[name].append(_settled(workload, policy, seed) / best.cost)

@@ -468,11 +468,6 @@ class MostIdle(Heuristic):
 
     name = "most-idle"
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        #: by group, for one version of it
-        self._idle: dict[GroupId, tuple[int, float]] = {}
-
     def _in_order(self, state: State, groups: list[Group], draw: Random) -> list[Group]:
         return sorted(groups, key=lambda group: -self._idle_share(state, group))  # of equal ones the first stays first
 
@@ -483,13 +478,8 @@ class MostIdle(Heuristic):
 
     def _idle_share(self, state: State, group: Group) -> float:
         """Of the time of all the group's nodes, the share in which nothing runs there."""
-        known = self._idle.get(group.id)
-        if known is None or known[0] != group.version:
-            busy = self._busy(state, group, group.nodes)
-            known = self._idle[group.id] = (group.version, 1 - sum(busy.values()) / len(busy))
-            if len(self._idle) > 2 * len(state.groups) + 16:  # groups that are gone
-                self._idle = {name: kept for name, kept in self._idle.items() if name in state.groups}
-        return known[1]
+        busy = self._busy(state, group, group.nodes)
+        return 1 - sum(busy.values()) / len(busy)
 
 
 def _unused(state: State, pool: PoolName) -> list[NodeId]:

@@ -113,21 +113,6 @@ class Optimal(Bound):
         return _Course(workload, seed, accounting, search).run()
 
 
-def cheapest(
-    jobs: Sequence[SimJob],
-    pools: Sequence[Pool],
-    *,
-    max_group: int = MAX_GROUP,
-    planner: "type[Planner] | None" = None,
-) -> "Partition":
-    """The cheapest partition of jobs that are all there at once."""
-    search = Search(jobs, pools, max_group, planner)
-    for job in range(len(jobs)):
-        search.arrive(job)
-    search.regroup()
-    return search.partition()
-
-
 class Partition(Struct, frozen=True):
     """Groups of jobs, each with its plan."""
 
@@ -397,14 +382,8 @@ def _orders(
 class Search:
     """The jobs that are present, and how they are grouped."""
 
-    def __init__(
-        self,
-        jobs: Sequence[SimJob],
-        pools: Sequence[Pool],
-        max_group: int = MAX_GROUP,
-        planner: type[Planner] | None = None,
-    ) -> None:
-        self.planner = (planner or Planner)(jobs, pools)
+    def __init__(self, jobs: Sequence[SimJob], pools: Sequence[Pool], max_group: int = MAX_GROUP) -> None:
+        self.planner = Planner(jobs, pools)
         self.max_group = max_group
         #: of each job that is present, the group that it is in
         self.groups: dict[int, Members] = {}

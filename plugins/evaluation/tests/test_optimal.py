@@ -6,7 +6,7 @@ tries every partition, every pinning and every order, and asks the recurrence fo
 
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations, permutations
 
 import pytest
@@ -22,12 +22,22 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.schedule import period_ms
+from rollmuxd.sim.policies import MAX_GROUP
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Workload
 from rollmuxd_evaluation import optimal
-from rollmuxd_evaluation.optimal import Optimal, Search, cheapest
+from rollmuxd_evaluation.optimal import Optimal, Partition, Search
 
 H20, H800 = 8 * 1.76, 8 * 5.28  # dollars per node-hour (research 1.3, as the artifact has them)
 POOLS = (Pool("rollout", "H20", 1.76), Pool("train", "H800", 5.28))
+
+
+def cheapest(jobs: Sequence[SimJob], pools: Sequence[Pool], max_group: int = MAX_GROUP) -> Partition:
+    """The cheapest partition of jobs that are all there at once."""
+    search = Search(jobs, pools, max_group)
+    for number in range(len(jobs)):
+        search.arrive(number)
+    search.regroup()
+    return search.partition()
 
 
 def job(

@@ -76,13 +76,10 @@ class RealLogs(Iterated):
 
     def _drawn(self, seed: int) -> Drawn:
         draw = random.Random(f"logs {seed}")
-        known: dict[tuple[str, str], Series] = {}
 
         def drawn(shape: Shape, count: int) -> Series:
             del count  # a log that is over begins again
-            run, logged = draw.choice(draw.choice(self._families))
-            if (run, shape.kind) not in known:
-                known[run, shape.kind] = Series(scaled(logged, shape.planned))
-            return known[run, shape.kind]
+            _, logged = draw.choice(draw.choice(self._families))
+            return Series(scaled(logged, shape.planned))
 
         return drawn

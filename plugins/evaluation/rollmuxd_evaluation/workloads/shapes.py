@@ -98,14 +98,9 @@ def model(size_b: float) -> Model:
     is as the smallest. Larger than the largest is as the largest, since it is spread over more nodes (the OSDI text
     says so of 70B).
     """
-    sizes = list(MODELS)
-    if size_b <= sizes[0]:
-        return MODELS[sizes[0]]
-    for low, high in itertools.pairwise(sizes):
-        if size_b <= high:
-            share = (size_b - low) / (high - low)
-            return Model(*(a + share * (b - a) for a, b in zip(MODELS[low], MODELS[high], strict=True)))
-    return MODELS[sizes[-1]]
+    held = min(max(size_b, min(MODELS)), max(MODELS))
+    columns = (dict(zip(MODELS, column, strict=True)) for column in zip(*MODELS.values(), strict=True))
+    return Model(*(_between(column, held) for column in columns))
 
 
 class Shape(Struct, frozen=True):
@@ -168,7 +163,6 @@ class Terms:
             others = {*options.gpus.values()} - {*GPU_TYPES.values()}
             given = {name: price for name, price in given.items() if name not in others}
         self._prices = prices(given)
-        self._states: dict[float, tuple[StateSpec, ...]] = {}
 
     # ---- what a workload has of its own ------------------------------------------------------------------------------
 
@@ -243,19 +237,14 @@ class Terms:
         Parking takes as long as a warm start where starts are by table. The paper publishes no time for the way from
         GPU to host RAM, which is as wide. A number of milliseconds is the load of every switch, and parking is free.
         """
-        known = self._states.get(size_b)
-        if known is None:
-            row, starts = model(size_b), self.starts(size_b)
-            load = {pool: starts[pool].warm_ms if pool in starts else 0 for pool in GPU_TYPES}
-            park = load if self.options.switch == "table" else dict.fromkeys(GPU_TYPES, 0)
-            ram = {ROLLOUT: row.rollout_gb, TRAIN: row.train_gb}
-            known = self._states[size_b] = tuple(
-                StateSpec(
-                    pool=pool, ram_mb=round(ram[pool] * 1000), driver="sim", load_ms=load[pool], park_ms=park[pool]
-                )
-                for pool in GPU_TYPES
-            )
-        return known
+        row, starts = model(size_b), self.starts(size_b)
+        load = {pool: starts[pool].warm_ms if pool in starts else 0 for pool in GPU_TYPES}
+        park = load if self.options.switch == "table" else dict.fromkeys(GPU_TYPES, 0)
+        ram = {ROLLOUT: row.rollout_gb, TRAIN: row.train_gb}
+        return tuple(
+            StateSpec(pool=pool, ram_mb=round(ram[pool] * 1000), driver="sim", load_ms=load[pool], park_ms=park[pool])
+            for pool in GPU_TYPES
+        )
 
     def job(
         self,
