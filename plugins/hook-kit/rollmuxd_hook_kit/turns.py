@@ -1,6 +1,8 @@
 """One phase after the other, for a loop that is not ours: the one that is held is left where the next one begins."""
 
 import contextlib
+import functools
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -83,9 +85,7 @@ class Turns:
             joined.__exit__(None, None, None)
         if error is None:
             self._settle()
-        self._job.phase(phase, then=then).__exit__(
-            type(error) if error is not None else None, error, error.__traceback__ if error is not None else None
-        )
+        self._job.phase(phase, then=then).__exit__(None, error, None)
 
     @contextlib.contextmanager
     def within(self, phase: str, *, or_in: tuple[str, ...] = ("init",)) -> Iterator[None]:
@@ -125,9 +125,48 @@ class Turns:
         try:
             self.leave(error=error)
         finally:
-            self._job.__exit__(
-                type(error) if error is not None else None, error, error.__traceback__ if error is not None else None
-            )
+            self._job.__exit__(None, error, None)
+
+
+def around(
+    owner: Any,
+    name: str,
+    *,
+    before: Callable[[], Any] | None = None,
+    after: Callable[[], Any] | None = None,
+    within: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> None:
+    """Have an object's method begin with ``before`` and end with ``after``, unless it raises, all of it ``within``.
+
+    In a coroutine these block its loop: nothing of it may continue without the GPUs, and an interruption gets through.
+    """
+    method = getattr(owner, name)
+
+    @contextlib.contextmanager
+    def bracket() -> Iterator[None]:
+        with within():
+            (before or nothing)()
+            yield
+            (after or nothing)()
+
+    if inspect.iscoroutinefunction(method):
+
+        @functools.wraps(method)
+        async def bracketed(*args: Any, **kwargs: Any) -> Any:
+            with bracket():
+                return await method(*args, **kwargs)
+    else:
+
+        @functools.wraps(method)
+        def bracketed(*args: Any, **kwargs: Any) -> Any:
+            with bracket():
+                return method(*args, **kwargs)
+
+    setattr(owner, name, bracketed)
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing: it has been done, or is the framework's to do."""
 
 
 def job_name(said: str, default: str) -> str:

@@ -6,9 +6,11 @@ weights in its sleep, so it wakes as verl wakes it: by sending it the trainer's,
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from rollmuxd.client.job import Job
+from rollmuxd_hook_kit.turns import around
 
 
 class Engine:
@@ -22,22 +24,11 @@ class Engine:
         #: it was awake when it was parked, and is to be when it is loaded
         self._to_wake = False
 
-    def watch(self, manager: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Follow whether the engine is awake, from when it sleeps; returns how to send it weights, and to sleep."""
-        send, sleep = manager.update_weights, manager.sleep_replicas
-
-        def update_weights(*args: Any, **kwargs: Any) -> Any:
-            sent = send(*args, **kwargs)
-            self.awake = True
-            return sent
-
-        def sleep_replicas(*args: Any, **kwargs: Any) -> Any:
-            slept = sleep(*args, **kwargs)
-            self.awake = False
-            return slept
-
-        self._send, self._sleep = update_weights, sleep_replicas
-        return update_weights, sleep_replicas
+    def watch(self, manager: Any) -> None:
+        """Follow whether the engine is awake, from when it sleeps."""
+        around(manager, "update_weights", after=partial(setattr, self, "awake", True))
+        around(manager, "sleep_replicas", after=partial(setattr, self, "awake", False))
+        self._send, self._sleep = manager.update_weights, manager.sleep_replicas
 
     def attach(self, job: Job, *, pool: str) -> None:
         """Have the daemon park and load it. The hooks run while the trainer waits for a slot."""

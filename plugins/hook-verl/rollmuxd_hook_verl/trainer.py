@@ -30,7 +30,7 @@ from typing import Any
 
 import rollmuxd
 from rollmuxd_hook_kit.contract import check, check_class, facts_under, release
-from rollmuxd_hook_kit.turns import Turns, check_settings, job_name
+from rollmuxd_hook_kit.turns import Turns, around, check_settings, job_name
 from rollmuxd_hook_verl.contract import ONE_STEP, PPO_TRAINER, TRAINING, V1_TRAINER, VERL
 from rollmuxd_hook_verl.residency import Engine, check_offload
 
@@ -120,22 +120,18 @@ class Sharing(_Trainer):  # type: ignore[misc]
     def _watch_engine(self) -> None:
         """Have what the trainer asks of its engines, through verl's manager of them, begin and end phases."""
         manager = self.checkpoint_manager
-        send, sleep = self._engine.watch(manager)
+        self._engine.watch(manager)
+        around(
+            manager,
+            "update_weights",
+            within=lambda: self._turns.within("sync", or_in=("init", self._eval_phase)),
+            after=lambda: self._leave("init"),  # the last of it
+        )
+        around(manager, "sleep_replicas", after=lambda: self._leave("rollout"))
 
-        def update_weights(*args: Any, **kwargs: Any) -> Any:
-            with self._turns.within("sync", or_in=("init", self._eval_phase)):
-                sent = send(*args, **kwargs)
-            if self._turns.current == "init":  # the last of it
-                self._turns.leave()
-            return sent
-
-        def sleep_replicas(*args: Any, **kwargs: Any) -> Any:
-            slept = sleep(*args, **kwargs)
-            if self._turns.current == "rollout":
-                self._turns.leave()
-            return slept
-
-        manager.update_weights, manager.sleep_replicas = update_weights, sleep_replicas
+    def _leave(self, phase: str) -> None:
+        if self._turns.current == phase:
+            self._turns.leave()
 
     # ---- train -------------------------------------------------------------------------------------------------------
 
@@ -237,15 +233,7 @@ class SharingV1(Sharing):
     def _watch_weights(self) -> None:
         """Have a slot end when an asynchronous run's weights are at its engines."""
         manager = self.standalone_checkpoint_manager
-        send = manager.update_weights
-
-        def update_weights(*args: Any, **kwargs: Any) -> Any:
-            self._turns.go("train")
-            sent = send(*args, **kwargs)
-            self._turns.leave()
-            return sent
-
-        manager.update_weights = update_weights
+        around(manager, "update_weights", before=lambda: self._turns.go("train"), after=self._turns.leave)
 
     def _is_asynchronous(self, config: Any) -> bool:
         if not _is_separate(config):

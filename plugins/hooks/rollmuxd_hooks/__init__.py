@@ -11,5 +11,5 @@ the phase that each of them is in:
 
 A new hook has its :class:`~rollmuxd_hook_kit.contract.Contract` in ``contract``, and a module that calls
 :func:`~rollmuxd_hooks.installed.look_at` first. The module makes a :class:`~rollmuxd_hooks.loop.Loop` and puts brackets
-around methods by :func:`~rollmuxd_hooks.loop.around`. ``make drift`` writes its facts, and a test drives its loop.
+around methods by :func:`~rollmuxd_hook_kit.turns.around`. ``make drift`` writes its facts, and a test drives its loop.
 """

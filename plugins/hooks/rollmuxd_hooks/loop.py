@@ -7,18 +7,16 @@ GPU that is not verified clean goes to no job.
 
 import contextlib
 import enum
-import functools
 import importlib
-import inspect
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import rollmuxd
-from rollmuxd_hook_kit.turns import Mover, Turns, check_settings, job_name, with_sides
+from rollmuxd_hook_kit.turns import Mover, Turns, check_settings, job_name, nothing, with_sides
 
 #: names a file with keywords of :func:`rollmuxd.job`, as TOML
 FILE: Final = "ROLLMUX_HOOK"
@@ -68,6 +66,9 @@ class Loop:
     Raises TypeError and ValueError for settings that cannot be.
     """
 
+    #: the last one that has begun: a driver makes one run
+    current: "ClassVar[Loop | None]" = None
+
     def __init__(
         self,
         given: Mapping[str, Any] | None,
@@ -107,7 +108,7 @@ class Loop:
         self.job = rollmuxd.job(**settings)
         self.turns = Turns(self.job, settle, gateway=gateway)
         if not resident:
-            self.parked_by(_nothing)
+            self.parked_by(nothing)
 
     def parked_by(
         self, park: Callable[[], Any], *, load: Callable[[], Any] | None = None, pool: str | None = None
@@ -117,8 +118,8 @@ class Loop:
         Both while the loop waits, in another thread; for what the framework has not parked by itself.
         """
         self.job.on_park(lambda _: park(), pool=pool)
-        self.job.on_load(lambda _: (load or _nothing)(), pool=pool)
-        self.job.on_discard(_nothing, pool=pool)
+        self.job.on_load(lambda _: (load or nothing)(), pool=pool)
+        self.job.on_discard(nothing, pool=pool)
 
     @property
     def asynchronous(self) -> bool:
@@ -137,6 +138,14 @@ class Loop:
         self.turns.start()
         with self.ending_with_an_error():
             self.turns.go("init")
+        Loop.current = self
+
+    @classmethod
+    def begun(cls, by: str) -> "Loop":
+        """The loop that has begun in this process. Raises RuntimeError where none has: ``by`` begins it."""
+        if cls.current is None:
+            raise RuntimeError(f"the job has not begun: import {by} too")
+        return cls.current
 
     def rollout(self) -> None:
         """Generate from here."""
@@ -201,43 +210,6 @@ class Loop:
             self.turns.end(error)
 
 
-def around(
-    owner: Any,
-    name: str,
-    *,
-    before: Callable[[], Any] | None = None,
-    after: Callable[[], Any] | None = None,
-    within: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-) -> None:
-    """Have an object's method begin with ``before`` and end with ``after``, unless it raises, all of it ``within``.
-
-    In a coroutine these block its loop: nothing of it may continue without the GPUs, and an interruption gets through.
-    """
-    method = getattr(owner, name)
-
-    @contextlib.contextmanager
-    def bracket() -> Iterator[None]:
-        with within():
-            (before or _nothing)()
-            yield
-            (after or _nothing)()
-
-    if inspect.iscoroutinefunction(method):
-
-        @functools.wraps(method)
-        async def bracketed(*args: Any, **kwargs: Any) -> Any:
-            with bracket():
-                return await method(*args, **kwargs)
-    else:
-
-        @functools.wraps(method)
-        def bracketed(*args: Any, **kwargs: Any) -> Any:
-            with bracket():
-                return method(*args, **kwargs)
-
-    setattr(owner, name, bracketed)
-
-
 def refuse(what: str, instead: str, why: str = "the hook does not know where this loop needs its GPUs") -> ValueError:
     """Return the refusal of a loop that would lose gradients, deadlock, or compute on GPUs of another job."""
     return ValueError(f"{what}: {why}; {instead}")
@@ -290,7 +262,3 @@ def _job_settings(given: Mapping[str, Any], name: str, shape: Shape, mover: Move
     pools = {"train": {"nodes": 1}} | ({"rollout": {"nodes": 1}} if shape is Shape.TWO_POOLS else {})
     by_default = {"name": job_name(name, "train"), "phases": dict(_PHASES[shape]), **pools}
     return {**by_default, **with_sides(given, mover)}
-
-
-def _nothing(*_: Any) -> None:
-    """Do nothing: it has been done, or is the framework's to do."""

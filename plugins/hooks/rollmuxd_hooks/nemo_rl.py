@@ -11,18 +11,16 @@ From there through training and the refit to the end of generation the policy is
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import NEMO_RL
 from rollmuxd_hooks.installed import look_at
-from rollmuxd_hooks.loop import Loop, Shape, around, get, refuse
+from rollmuxd_hooks.loop import Loop, Shape, get, refuse
 
 look_at(NEMO_RL, "nemo_rl")
 
 from nemo_rl.algorithms import grpo as theirs  # noqa: E402
 
 __all__ = ["async_grpo_train", "grpo_train", "setup"]
-
-#: of this process: its driver makes one run
-_run: dict[str, Loop] = {}
 
 
 def setup(master_config: Any, *args: Any, rollmux: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
@@ -48,14 +46,13 @@ def setup(master_config: Any, *args: Any, rollmux: Mapping[str, Any] | None = No
         else "NeMo-RL takes policy and engines off the GPUs only with policy.generation.colocated.enabled=true",
     )
     loop.begin()
-    _run["loop"] = loop
     with loop.ending_with_an_error():
         return theirs.setup(master_config, *args, **kwargs)
 
 
 def grpo_train(policy: Any, policy_generation: Any, *args: Any, **kwargs: Any) -> Any:
     """NeMo-RL's, as the job that :func:`setup` has begun; it ends with this."""
-    loop = _begun()
+    loop = Loop.begun("setup from rollmuxd_hooks.nemo_rl")
     for name in ("prepare_for_lp_inference", "prepare_for_training", "offload_before_refit", "offload_after_refit"):
         around(policy, name, before=loop.train)
     around(policy_generation, "prepare_for_generation", before=loop.train)
@@ -66,7 +63,7 @@ def grpo_train(policy: Any, policy_generation: Any, *args: Any, **kwargs: Any) -
 
 def async_grpo_train(policy: Any, policy_generation: Any, *args: Any, **kwargs: Any) -> Any:
     """NeMo-RL's, as the job that :func:`setup` has begun; it ends with this."""
-    loop = _begun()
+    loop = Loop.begun("setup from rollmuxd_hooks.nemo_rl")
     bring, park, save = policy.prepare_for_training, policy.offload_after_refit, policy.save_checkpoint
 
     def rest() -> None:
@@ -98,9 +95,3 @@ def _refits(loop: Loop, bring: Callable[[], Any]) -> None:
     if loop.turns.on and loop.turns.current not in ("init", "train"):
         loop.train()
         bring()
-
-
-def _begun() -> Loop:
-    if "loop" not in _run:
-        raise RuntimeError("no job has begun: import setup from rollmuxd_hooks.nemo_rl too")
-    return _run["loop"]

@@ -13,9 +13,10 @@ from typing import Any
 import ray
 
 from rollmuxd_hook_kit.late import when_imported
+from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import OPENRLHF
 from rollmuxd_hooks.installed import look_at
-from rollmuxd_hooks.loop import Loop, Shape, around, get, refuse
+from rollmuxd_hooks.loop import Loop, Shape, get, refuse
 
 
 class Local:

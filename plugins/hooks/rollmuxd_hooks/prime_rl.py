@@ -13,9 +13,10 @@ import torch
 
 from rollmuxd_channel.torch_state import TorchState
 from rollmuxd_hook_kit.ranks import settle, store
+from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import PRIME_RL
 from rollmuxd_hooks.installed import look_at
-from rollmuxd_hooks.loop import Loop, Shape, around, from_file, get, refuse
+from rollmuxd_hooks.loop import Loop, Shape, from_file, get, refuse
 
 look_at(PRIME_RL, "prime_rl")
 

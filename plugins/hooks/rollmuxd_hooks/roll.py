@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollmuxd_hook_kit.contract import check_class
+from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import ROLL
 from rollmuxd_hooks.installed import look_at
-from rollmuxd_hooks.loop import Loop, Shape, around, get, refuse
+from rollmuxd_hooks.loop import Loop, Shape, get, refuse
 
 look_at(ROLL, "roll")
 

@@ -15,9 +15,10 @@ from typing import Any, Final
 import ray
 
 from rollmuxd_hook_kit.contract import release
+from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import SKYRL, SKYRL_ASYNC
 from rollmuxd_hooks.installed import look_at
-from rollmuxd_hooks.loop import FILE, Loop, Shape, around, from_file, refuse
+from rollmuxd_hooks.loop import FILE, Loop, Shape, from_file, refuse
 
 look_at(SKYRL, "skyrl")
 

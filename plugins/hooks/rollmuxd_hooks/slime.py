@@ -17,24 +17,16 @@ from typing import Any
 
 import ray
 
+from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import SLIME
 from rollmuxd_hooks.installed import look_at
-from rollmuxd_hooks.loop import Loop, Shape, around, get, refuse
+from rollmuxd_hooks.loop import Loop, Shape, get, refuse
 
 look_at(SLIME, "slime")
 
 from slime.ray import placement_group as theirs  # noqa: E402
 
 __all__ = ["create_placement_groups", "create_rollout_manager", "create_training_models"]
-
-#: of this process: its driver makes one run
-_run: dict[str, Loop] = {}
-
-
-def _loop() -> Loop:
-    if "loop" not in _run:
-        raise RuntimeError("the job has not begun: import create_placement_groups from rollmuxd_hooks.slime too")
-    return _run["loop"]
 
 
 def create_placement_groups(args: Any, *, rollmux: Mapping[str, Any] | None = None) -> Any:
@@ -60,20 +52,19 @@ def create_placement_groups(args: Any, *, rollmux: Mapping[str, Any] | None = No
         ahead=0,
     )
     loop.begin()
-    _run["loop"] = loop
     return theirs.create_placement_groups(args)
 
 
 def create_rollout_manager(args: Any, pg: Any) -> Any:
     """slime's, with the stand-in in the manager's place."""
-    loop = _loop()
+    loop = Loop.begun("create_placement_groups from rollmuxd_hooks.slime")
     manager, *rest = theirs.create_rollout_manager(args, pg)
     return (Manager(manager, loop), *rest)
 
 
 def create_training_models(args: Any, pgs: Any, rollout_manager: Any, **more: Any) -> Any:
     """slime's, with brackets around the groups' methods."""
-    loop = _loop()
+    loop = Loop.begun("create_placement_groups from rollmuxd_hooks.slime")
     groups = theirs.create_training_models(args, pgs, rollout_manager.handle, **more)
     for group in groups:
         if group is None:

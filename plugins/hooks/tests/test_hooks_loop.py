@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from rollmuxd.testing import fake_daemon
-from rollmuxd_hooks.loop import Loop, Shape, around, get
+from rollmuxd_hook_kit.turns import around
+from rollmuxd_hooks.loop import Loop, Shape, get
 
 
 @pytest.fixture(autouse=True)
