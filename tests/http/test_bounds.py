@@ -24,8 +24,9 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon import question
 from rollmuxd.daemon.http import background, limits, routing
 from rollmuxd.daemon.http.app import ENDPOINTS
-from rollmuxd.daemon.http.routes import jobs, plan
+from rollmuxd.daemon.http.routes import jobs, plan, report
 from rollmuxd.daemon.journal import store
+from rollmuxd.daemon.usage.daily import DailyUsage
 
 pytestmark = pytest.mark.asyncio
 
@@ -565,3 +566,32 @@ async def test_the_process_that_answers_a_question_gives_way_before_it_imports_a
                 await anyio.sleep(0.01)
         assert os.getsid(pid) == pid, "Linux shares a processor between sessions: in the daemon's it takes its share"
         held_questions.let_go()
+
+
+async def test_one_report_of_an_owner_is_made_at_a_time_and_no_other_owner_waits(running, monkeypatch):
+    making, statuses, go = [], [], anyio.Event()
+
+    async def slow(*_, **__):
+        making.append(0)
+        await go.wait()
+        return DailyUsage(), 0
+
+    monkeypatch.setattr(report, "compute_usage", slow)
+    async with running() as world, world.client() as client, world.client("stranger") as stranger:
+
+        async def ask(caller):
+            statuses.append((await caller.get("/v1/report")).status_code)
+
+        async with anyio.create_task_group() as tasks:
+            with anyio.fail_after(PATIENCE_S):
+                for _ in range(limits.PAGES + 1):
+                    tasks.start_soon(ask, client)
+                while not statuses:
+                    assert len(making) <= 1
+                    await anyio.sleep(0.01)
+                assert (statuses, len(making)) == ([429], 1)
+                tasks.start_soon(ask, stranger)
+                while len(making) < 2:
+                    await anyio.sleep(0.01)
+            go.set()
+        assert sorted(statuses) == [200] * (limits.PAGES + 1) + [429]

@@ -38,7 +38,7 @@ LONG: Final = 64_000
 ANSWERS: Final = 32_000_000
 #: bytes of the items of a page, after which it ends
 PAGE: Final = 2_000_000
-#: pages of one owner that are made or wait
+#: pages of one owner that are made or wait, and reports
 PAGES: Final = 100
 #: seconds of work for one call after which the loop is left to other calls, and for how many times as long
 SLICE_S: Final = 0.001
@@ -175,6 +175,10 @@ class Paces:
         """A call of this owner has held the loop up for so long."""
         if asyncio.get_running_loop().time() - self._alternated_at < CALLING_S:
             self._account.charge(owner, seconds)
+
+    async def pause(self, owner: str) -> None:
+        """Wait until a charged call of this owner may begin: for a call that holds the loop late."""
+        await anyio.sleep(self._account.pause_s(owner))
 
     def _next(self, line: tuple[str, bool]) -> None:
         waiting, loop = self._waiting[line], asyncio.get_running_loop()

@@ -161,6 +161,8 @@ class Shared:
     questions: Questions = field(default_factory=Questions)
     #: pages that are made now
     pages: Lines = field(default_factory=lambda: Lines(PAGES, "pages"))
+    #: and reports
+    reports: Lines = field(default_factory=lambda: Lines(PAGES, "reports"))
     #: bodies that have arrived in part
     bodies: Bytes = field(
         default_factory=lambda: Bytes(

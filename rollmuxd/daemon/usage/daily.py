@@ -38,7 +38,7 @@ EVERY_S: Final = 60.0
 BATCH: Final = 200
 #: how long it is kept what people did; twenty failed logins a minute for all that time are some gigabytes
 AUDIT_DAYS: Final = 1_095
-#: slept between two batches where no call waits for them
+#: slept between two batches of a day that is read once more, or that no call waits for
 PAUSE_S: Final = 0.005
 
 #: the time, and the last fact before it, once that is durable
@@ -205,7 +205,7 @@ async def compute_usage(
             stop = end if last else min(end, ends)
             begun, state = await _begin(journal, number)
             ledger = UsageLedger(since=at, until=None if last and until is None else stop, state=state)
-            await _fold(journal, ledger, begun, durable)
+            await _fold(journal, ledger, begun, durable, PAUSE_S)
             total.add(ledger.close(now)[0])
             at = stop
     return total, max(end, 0)

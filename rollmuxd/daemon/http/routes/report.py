@@ -29,25 +29,28 @@ class ReportQuery(Query, frozen=True):
     format: Literal["json", "csv"] | UnsetType = UNSET
 
 
-@routes.get("/v1/report", produces=("text/csv",), problems=(410, 422, 503))
+@routes.get("/v1/report", produces=("text/csv",), problems=(410, 422, 429, 503))
 async def get_report(call: Call, query: ReportQuery) -> ReportView | Plain:
     """GPU-hours held and used, waits, switches, and what each job alone would have used.
 
     Of days (UTC) whose facts were compacted away the whole is known: a span that begins or ends within one is 410.
     JSON, or CSV (``format=csv``, or ``Accept: text/csv``). Others than admins see the rows of their owner's jobs.
+    More than 100 of one owner at a time are 429.
     """
     since, until = _time("since", query.since), _time("until", query.until)
     if since is not None and until is not None and since > until:
         raise Refusal(problems.INVALID, "query: since is after until", data={"in": "query", "field": "since"})
-    services = call.services
-    now, durable = await call.read(lambda core, now: (now, services.driver.last_seq))
-    try:
-        usage, end = await compute_usage(
-            services.journal, since=since, until=until, now=now, durable=durable, today=services.today
-        )
-    except FactsGone as error:
-        raise Refusal(problems.GONE, str(error), data={"first": error.first}) from None
-    report = usage.view(since or 0, end, by=query.by, owner=None if call.caller.admin else call.caller.owner)
+    services, owner = call.services, call.caller.owner
+    async with call.shared.reports.turn(owner):
+        await call.shared.paces.pause(owner)
+        now, durable = await call.read(lambda core, now: (now, services.driver.last_seq))
+        try:
+            usage, end = await compute_usage(
+                services.journal, since=since, until=until, now=now, durable=durable, today=services.today
+            )
+        except FactsGone as error:
+            raise Refusal(problems.GONE, str(error), data={"first": error.first}) from None
+        report = usage.view(since or 0, end, by=query.by, owner=None if call.caller.admin else owner)
     report = replace(report, mode=services.settings.daemon.mode)
     wants_csv = query.format == "csv" if query.format else "text/csv" in (call.header(b"accept") or "")
     return Plain(as_csv(report), "text/csv; charset=utf-8") if wants_csv else report
