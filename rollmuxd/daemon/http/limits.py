@@ -30,8 +30,6 @@ T = TypeVar("T")
 REGISTRATION: Final = 32_000
 #: bytes of one owner's bodies that have arrived in part and not to their end
 BODIES: Final = 8_000_000
-#: bytes of a body from which all of it is counted when its head has come, and not only what has come
-LARGE_BODY: Final = 64_000
 #: bytes from which an answer is long
 LONG: Final = 64_000
 #: bytes of one owner's long answers that were not taken yet

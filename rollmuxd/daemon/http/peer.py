@@ -16,8 +16,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rollmuxd.daemon.access.gate import PEER_EXTENSION, Peer
-from rollmuxd.daemon.http.problems import BAD_REQUEST, HEAD_TOO_LARGE, MEDIA_TYPE, SLOW, Kind
-from rollmuxd.wire.answers import Problem
+from rollmuxd.daemon.http.problems import BAD_REQUEST, HEAD_TOO_LARGE, MEDIA_TYPE, SLOW, Kind, Refusal, problem_of
 
 #: ``struct ucred``: pid, uid, gid
 _UCRED = struct.Struct("iII")
@@ -238,13 +237,11 @@ class _Refused(Exception):
 
 def refusal(kind: Kind, detail: str) -> bytes:
     """An answer where there is no call yet that could be answered; the last one on its connection."""
-    body = msgspec.json.encode(
-        Problem(title=kind.title, status=kind.status, detail=detail, type=f"urn:rollmux:problem:{kind.code}")
-    )
-    again = "" if kind.retry_after is None else f"retry-after: {kind.retry_after}\r\n"
+    problem, headers = problem_of(Refusal(kind, detail), "")
+    body, more = msgspec.json.encode(problem), "".join(f"{name}: {text}\r\n" for name, text in headers)
     head = (
         f"HTTP/1.1 {kind.status} {HTTPStatus(kind.status).phrase}\r\ncontent-type: {MEDIA_TYPE}\r\n"
-        f"content-length: {len(body)}\r\n{again}connection: close\r\n\r\n"
+        f"content-length: {len(body)}\r\n{more}connection: close\r\n\r\n"
     )
     return head.encode() + body
 

@@ -174,7 +174,7 @@ class Shared:
         default_factory=lambda: Bytes(limits.ANSWERS, "answers that were not taken", "read those answers first")
     )
     #: calls that wait for facts now, by owner; a heartbeat that is held back is one of them
-    facts_waiting: dict[str, int] = field(default_factory=dict)
+    facts_waiting: Counter[str] = field(default_factory=Counter)
     #: requests that calls attend now, by (job, request id): the last call to go detaches the slot
     attended: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: for repeated actions: those already written down, by caller, action and object
@@ -336,32 +336,18 @@ class Call:
         await self.read(lambda core, now: None)  # all that was seen is durable
         return Page(items=views, next=following)
 
-    @contextmanager
-    def body_expected(self, limit: int) -> Iterator[int]:
-        """Refuse a body by its head, before any of it is read. Gives the bytes that are counted until this is left.
-
-        Raises:
-            Refusal: it is not JSON or too large, or the owner's other bodies that have not come in full are.
-        """
+    def check_head(self, limit: int) -> None:
+        """Refuse a body that is not JSON, or too large, by its head: before any of it is read."""
         kind = self.header(b"content-type")
         if kind is not None and (media := kind.partition(";")[0].strip().lower()) != "application/json":
             raise Refusal(problems.BAD_TYPE, f"the body is {media or 'nothing'}, and this takes application/json")
         length = self.header(b"content-length")
-        size = int(length) if length is not None and length.isdigit() else 0
-        if size > limit:
+        if length is not None and length.isdigit() and int(length) > limit:
             raise _too_large(limit)
-        if size < limits.LARGE_BODY:
-            yield 0
-            return
-        self.shared.bodies.add(self.caller.owner, size)
-        try:
-            yield size
-        finally:
-            self.shared.bodies.free(self.caller.owner, size)
 
-    async def body(self, limit: int, expected: int) -> bytes:
-        """The body. What comes in parts, and is more than was ``expected``, is counted until all of it is here."""
-        come, counted = bytearray(), 0
+    async def body(self, limit: int) -> bytes:
+        """The body. What comes in parts is counted until all of it is here."""
+        come = bytearray()
         try:
             while True:
                 message = await self._receive()
@@ -370,15 +356,13 @@ class Call:
                     raise _too_large(limit)
                 if not come and not message.get("more_body", False):
                     break
-                if (more := len(come) + len(body) - expected - counted) > 0:
-                    self.shared.bodies.add(self.caller.owner, more)
-                    counted += more
+                self.shared.bodies.add(self.caller.owner, len(body))
                 come += body
                 if not message.get("more_body", False):
                     body = bytes(come)
                     break
         finally:
-            self.shared.bodies.free(self.caller.owner, counted)
+            self.shared.bodies.free(self.caller.owner, len(come))
         if message["type"] == "http.disconnect":
             raise ClientGone
         return body
@@ -391,14 +375,11 @@ class Call:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Count this call among those of its owner that wait for facts."""
-        waiting, owner = self.shared.facts_waiting, self.caller.owner
-        waiting[owner] = waiting.get(owner, 0) + 1
+        self.shared.facts_waiting[self.caller.owner] += 1
         try:
             yield
         finally:
-            waiting[owner] -= 1
-            if not waiting[owner]:
-                del waiting[owner]
+            self.shared.facts_waiting[self.caller.owner] -= 1
 
     async def park(self, until: Callable[[], Awaitable[T]], seconds: float) -> T | None:
         """Wait for ``until``; None: it took longer than that. Raises ClientGone when the client hangs up."""
@@ -492,17 +473,16 @@ class Endpoint:
         """Read the body, and do it."""
         shared = call.shared
         most = min(self.max_body or shared.body_limit, shared.body_limit)
-        with call.body_expected(most) as expected:
-            if self.charged:
-                if (turn := shared.paces.take(call.caller.owner, charged=True)) is not None:
-                    await turn
-                if self.method != "GET":
-                    shared.paces.charge(call.caller.owner, limits.COMMIT_S)
-            if self.decoder is not None:
-                raw = await call.body(most, expected)
-                arguments["body"] = _decode_body(self.decoder, raw, optional=self.body_optional)
-            elif self.method != "GET":
-                _decode_body(_NO_BODY, await call.body(most, expected), optional=True)
+        call.check_head(most)
+        if self.charged:
+            if (turn := shared.paces.take(call.caller.owner, charged=True)) is not None:
+                await turn
+            if self.method != "GET":
+                shared.paces.charge(call.caller.owner, limits.COMMIT_S)
+        if self.decoder is not None:
+            arguments["body"] = _decode_body(self.decoder, await call.body(most), optional=self.body_optional)
+        elif self.method != "GET":
+            _decode_body(_NO_BODY, await call.body(most), optional=True)
         answer = await self.handler(call, **arguments)
         if self.method != "GET":
             await call.note_what_was_not(operators=self.needs is Role.ADMIN)

@@ -142,7 +142,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
             await take(wait_ms)
 
     owner = call.caller.owner
-    most, number = call.services.settings.limits.max_facts_waiting, call.shared.facts_waiting.get(owner, 0)
+    most, number = call.services.settings.limits.max_facts_waiting, call.shared.facts_waiting[owner]
     if query.wait_ms and number >= most:
         raise TooMany(
             f"{number} calls of owner {owner} wait for facts, which is the limit (limits.max_facts_waiting); follow "

@@ -62,7 +62,7 @@ def _heard(call: Call, visibility: Visibility, job: JobId, found: Iterable[core.
 def _may_wait(call: Call) -> bool:
     """Whether a heartbeat may be held back. The owner's dashboards and feeds have half of the places for themselves."""
     most = call.services.settings.limits.max_facts_waiting
-    return 2 * call.shared.facts_waiting.get(call.caller.owner, 0) < most
+    return 2 * call.shared.facts_waiting[call.caller.owner] < most
 
 
 async def _until_others(

@@ -23,7 +23,7 @@ from rollmuxd.core.inputs import (
     ShrinkSlot,
     WithdrawSlot,
 )
-from rollmuxd.core.model import Job, JobStatus, OrderKind, OrderStatus, Slot, SlotStatus
+from rollmuxd.core.model import Job, JobStatus, OrderKind, OrderStatus, Slot, SlotStatus, nodes_in
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import Park
 from rollmuxd.core.state import State
@@ -193,8 +193,8 @@ def _by_host(
     """By host, those of these GPUs that are on the job's nodes, in the order of these."""
     hosts: dict[str, list[GpuId]] = {}
     held = dict.fromkeys(wanted)
-    for name in dict.fromkeys(name for nodes in job.pins.values() for name in nodes if name not in but_on):
-        if gpus := [gpu for gpu in state.nodes[name].gpus if gpu in held]:
+    for name in nodes_in(job.pins):
+        if name not in but_on and (gpus := [gpu for gpu in state.nodes[name].gpus if gpu in held]):
             hosts.setdefault(state.nodes[name].host, []).extend(gpus)
     return hosts
 
