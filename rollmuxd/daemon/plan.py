@@ -20,7 +20,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.ids import JobId, Millis, PoolName
-from rollmuxd.core.model import HostSpec, Job, JobStatus, NodeSpec
+from rollmuxd.core.model import HostSpec, Job, JobStatus, NodeSpec, nodes_in
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
@@ -267,7 +267,7 @@ def _least_view(asked: PlanQuestion, found: Found, hosts: Sequence[HostSpec], no
                 _price(core.state, node)
                 for _, job in came
                 if isinstance(job, str)
-                for node in {node for pins in core.state.jobs[job].pins.values() for node in pins}
+                for node in nodes_in(core.state.jobs[job].pins)
             ),
             6,
         ),
@@ -298,7 +298,6 @@ def _planned(
     waits = job.status is JobStatus.WAITING
     group = state.groups.get(job.group or "")
     beside = [] if group is None else [state.jobs[other] for other in group.jobs if other != id]
-    nodes = dict.fromkeys(node for nodes in job.pins.values() for node in nodes)
     return PlannedJob(
         name=name,
         status=str(job.status),
@@ -313,7 +312,7 @@ def _planned(
         iteration_s=None if took is None else took / 1000,
         slowdown=_ratio(took, solo),
         cost_per_hour=0.0 if placed is None else round(placed.cost_per_hour, 6),
-        cost_alone_per_hour=round(sum(_price(state, node) for node in nodes), 6),
+        cost_alone_per_hour=round(sum(_price(state, node) for node in nodes_in(job.pins)), 6),
     )
 
 

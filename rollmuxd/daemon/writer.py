@@ -165,8 +165,8 @@ class Driver:
 
         #: read by others through :meth:`read`, written by the core only
         self.scheduler = make(State())
-        #: the number of the last fact that is durable
-        self.durable_seq = 0
+        #: the number of the last fact, and of the last one that is durable
+        self.last_seq = self.durable_seq = 0
         #: whose facts are
         self.belongs = Audience()
         #: set when the daemon is about to stop: long polls answer 503, and come again when it is back
@@ -181,7 +181,6 @@ class Driver:
         self._fatal: BaseException | None = None
         self._ended = asyncio.Event()  # the writer has ended, or is asked to
         self._stop_asked = asyncio.Event()
-        self._seq = 0  # the number of the last fact, durable or not
         self._snapshot_seq = 0
         self._snapshot_durable: asyncio.Future[None] | None = None
         #: what leaves once the facts up to a number are durable, in order
@@ -194,11 +193,6 @@ class Driver:
         self._timer: asyncio.Handle | None = None
         self._due: Millis = 0
         self._no_tick_before = 0.0  # by the loop's clock
-
-    @property
-    def last_seq(self) -> int:
-        """The number of the last fact, durable or not."""
-        return self._seq
 
     # ---- what others ask -------------------------------------------------------------------------------------------
 
@@ -386,25 +380,25 @@ class Driver:
         past = self._journal.load()
         self._stopped_in_order = past.seq == self._journal.last_seq
         state = State() if past.snapshot is None else msgspec.json.decode(past.snapshot, type=State)
-        self._seq = past.seq
+        self.last_seq = past.seq
         all_of_it, told, told_at = self._journal.last_seq - past.seq, False, anyio.current_time()
         with closing(past.facts):
             while facts := list(islice(past.facts, REPLAYED_AT_ONCE)):
                 for seq, fact in facts:
                     apply(state, fact)
-                    self._seq = seq
+                    self.last_seq = seq
                 await anyio.lowlevel.checkpoint()
                 if self._stop_asked.is_set():
                     raise Unavailable("the daemon is stopping", retry_after_s=5)
                 if anyio.current_time() >= told_at + TOLD_EVERY_S:
                     told, told_at = True, anyio.current_time()
-                    self._replaying(self._seq - past.seq, all_of_it)
+                    self._replaying(self.last_seq - past.seq, all_of_it)
         if told:
             self._replaying(all_of_it, all_of_it)
         # Facts that the life before did not know to be durable are not among the recent ones, and woke no follower.
         self._recent.clear()
         self._wake_all()
-        self.durable_seq = self._snapshot_seq = self._seq
+        self.durable_seq = self._snapshot_seq = self.last_seq
         return state
 
     async def _recover(self) -> None:
@@ -484,21 +478,21 @@ class Driver:
     def _take(self, decision: Decision) -> None:
         """Send a decision's facts to the journal; keep back its effects until they are durable."""
         if decision.facts:
-            facts = [(self._seq + number, fact) for number, fact in enumerate(decision.facts, 1)]
-            self._seq = facts[-1][0]
+            facts = [(self.last_seq + number, fact) for number, fact in enumerate(decision.facts, 1)]
+            self.last_seq = facts[-1][0]
             life = self._life
             self._journal.append(facts).add_done_callback(lambda done: self._committed(life, facts, done))
         if decision.effects:
-            if self._seq <= self.durable_seq:
+            if self.last_seq <= self.durable_seq:
                 self._perform(decision.effects)
             else:
-                self._effects.append((self._seq, decision.effects))
+                self._effects.append((self.last_seq, decision.effects))
 
     async def _durable(self) -> None:
         self._check_up()
-        if self._seq > self.durable_seq:
+        if self.last_seq > self.durable_seq:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._answers.append((self._seq, future))
+            self._answers.append((self.last_seq, future))
             await future
 
     # ---- one commit ------------------------------------------------------------------------------------------------
@@ -566,11 +560,11 @@ class Driver:
 
     def _snapshot(self) -> None:
         """Have the state as it is kept. It is encoded here, where it cannot change; the journal's thread writes it."""
-        if self._seq == self._snapshot_seq or (self._snapshot_durable and not self._snapshot_durable.done()):
+        if self.last_seq == self._snapshot_seq or (self._snapshot_durable and not self._snapshot_durable.done()):
             return
-        self._snapshot_seq = self._seq
+        self._snapshot_seq = self.last_seq
         state = msgspec.json.encode(self.scheduler.state)
-        written = asyncio.ensure_future(self._journal.snapshot(self._seq, state))
+        written = asyncio.ensure_future(self._journal.snapshot(self.last_seq, state))
         # It follows its facts in the journal's queue; should it fail, the next append fails too and is heard of.
         written.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._snapshot_durable = written

@@ -548,10 +548,6 @@ async def test_what_is_remembered_is_bounded():
     assert hub.last("j1", "o499") is not None
     assert hub.last("j1", "o0") is None
 
-    for number in range(500):
-        hub.on_facts([(number, SessionOpened(0, f"n{number}", "j1", 1))])
-    assert len(hub._jobs) == 1
-
 
 async def test_lines_of_jobs_that_have_ended_are_forgotten_and_not_looked_through_for_each():
     hub, looks = ChannelHub(), 0

@@ -16,7 +16,7 @@ from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import Context
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.ids import JobId, Millis, NodeId, SessionId, SlotId
-from rollmuxd.core.model import Job, Session
+from rollmuxd.core.model import Job, Session, nodes_in
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.explain.causes import sentence
 from rollmuxd.explain.explainer import Explainer, Story
@@ -81,7 +81,7 @@ class Visibility:
         """That nodes which the job has, and still waits for, are not in the configuration any more."""
         if self._configured is None or not job.has_place:
             return ()
-        nodes = gone_from(self._configured, job)
+        nodes = [node for node in nodes_in(job.pins) if node not in self._configured]
         if not nodes:
             return ()
         which = f"its node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)}"
@@ -134,12 +134,6 @@ class Visibility:
     def reasons(self, given: Iterable[Reason]) -> list[wire.Reason]:
         """Why something waits."""
         return [wire.Reason(code=reason.code, text=reason.text, data=reason.data) for reason in given]
-
-
-def gone_from(configured: Container[NodeId], job: Job) -> list[NodeId]:
-    """The nodes that a job has and the configuration has not."""
-    nodes = dict.fromkeys(node for nodes in job.pins.values() for node in nodes)
-    return [node for node in nodes if node not in configured]
 
 
 class _Shown(Mapping[K, V]):

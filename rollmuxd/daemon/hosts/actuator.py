@@ -35,7 +35,7 @@ from rollmuxd.core.inputs import (
     OrderLostContact,
     OrderNotBegun,
 )
-from rollmuxd.core.model import Job, Order, OrderKind, OrderStatus, Session, SessionStatus
+from rollmuxd.core.model import Job, Order, OrderKind, OrderStatus, Session, SessionStatus, nodes_in
 from rollmuxd.core.spec import StateSpec
 from rollmuxd.core.state import State, state_key
 from rollmuxd.daemon.hosts.cuda_env import visible
@@ -180,10 +180,6 @@ class Actuator:
                     self._tasks.start_soon(self._kill, effect)
                 case _:
                     assert_never(effect)
-
-    async def observe(self, host: HostId, gpus: Collection[GpuId]) -> tuple[GpuObservation, ...]:
-        """What the backend sees on these GPUs now; nothing where it cannot say soon. Unknown is never free."""
-        return await self._look(host, gpus, OBSERVATION_S)
 
     def begin(self, state: State) -> None:
         """A replay has given this state. Facts that no sink got may have taken orders from the books."""
@@ -331,8 +327,10 @@ class Actuator:
 
     # ---- looking ---------------------------------------------------------------------------------------------------
 
-    async def _look(self, host: HostId, gpus: Collection[GpuId], limit_s: float) -> tuple[GpuObservation, ...]:
-        """What is on these GPUs; nothing unless it is known of all of them."""
+    async def observe(
+        self, host: HostId, gpus: Collection[GpuId], limit_s: float = OBSERVATION_S
+    ) -> tuple[GpuObservation, ...]:
+        """What the backend sees on these GPUs now; nothing unless it is known of all of them. Unknown is never free."""
         backend = self._backend_of(host)
         if backend is None:
             return ()
@@ -357,7 +355,7 @@ class Actuator:
 
     async def _after(self, told: StateOrder) -> tuple[GpuObservation, ...]:
         """What is on the GPUs after an order. A load frees none, and its slot waits for its word."""
-        return () if told.kind is OrderKind.LOAD else await self._look(told.host, told.gpus, LOOK_S)
+        return () if told.kind is OrderKind.LOAD else await self.observe(told.host, told.gpus, LOOK_S)
 
     async def _seen(self, host: HostId) -> HostObserved:
         backend = self._backend_of(host)
@@ -414,7 +412,7 @@ class Actuator:
         backend = self._backend_of(launch.host)
         if not isinstance(backend, StartsProcesses):
             return Launched(effect.launch, error=Cause("no_launcher", {"host": launch.host}))
-        nodes = [state.nodes[name] for name in dict.fromkeys(name for pinned in job.pins.values() for name in pinned)]
+        nodes = [state.nodes[name] for name in nodes_in(job.pins)]
         ours = {
             "ROLLMUX_JOB": job.spec.name,
             "ROLLMUX_RUN_KEY": job.idempotency_key,

@@ -132,8 +132,6 @@ class ChannelHub:
     def __init__(self, time: Callable[[], float] = anyio.current_time) -> None:
         self._time = time
         self._lines: dict[JobId, _Line] = {}
-        #: whose the sessions are that are not over
-        self._jobs: dict[SessionId, JobId] = {}
         self._closed = False
         #: every session that there is has been told of: a job without a line has no process
         self._begun = False
@@ -292,8 +290,6 @@ class ChannelHub:
                 if told.fetched or told.results or line.over_at is not None:
                     told.lose("the job's process was replaced by another while this was to be done")
                 told.from_before = False
-            self._jobs.pop(line.session, None)
-            self._jobs[session] = job
             line.session, line.over_at = session, None
             line.heard.clear()
             line.wake()
@@ -301,7 +297,7 @@ class ChannelHub:
 
     def _left_by(self, session: SessionId) -> _Line | None:
         """The line of a session that is over from now on."""
-        return self._lines.get(self._jobs.pop(session, ""))
+        return next((line for line in self._lines.values() if line.session == session), None)
 
     def _over(self, line: _Line) -> None:
         if line.over_at is None:

@@ -17,6 +17,7 @@ import structlog
 from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.ids import HostId, JobId, NodeId
 from rollmuxd.core.inputs import DrainNode, HostEnds, Input, UndrainNode
+from rollmuxd.core.model import nodes_in
 from rollmuxd.core.state import State
 from rollmuxd.daemon import files
 from rollmuxd.daemon.hosts.plugin_calls import ask, checked, said
@@ -64,7 +65,7 @@ class Endings:
         known = state.jobs.get(job)
         if known is None or not self.ends:
             return None
-        hosts = (state.nodes[name].host for names in known.pins.values() for name in names)
+        hosts = (state.nodes[name].host for name in nodes_in(known.pins))
         return min((end.at for host in hosts if (end := self.ends.get(host)) is not None), default=None)
 
     def look(self) -> None:

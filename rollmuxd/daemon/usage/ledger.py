@@ -30,7 +30,7 @@ import msgspec
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply import apply
 from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId
-from rollmuxd.core.model import Job, JobStatus, Node, Order, OrderKind, OrderStatus, Slot, SlotStatus
+from rollmuxd.core.model import Job, JobStatus, Node, Order, OrderKind, OrderStatus, Slot, SlotStatus, nodes_in
 from rollmuxd.core.state import State, state_key
 from rollmuxd.daemon.clock import iso
 from rollmuxd.wire.answers import Bill, PoolRow, ReportView, Saving, WorkRow
@@ -303,7 +303,7 @@ class UsageLedger:
                 book.solo += solo
                 book.elapsed += now.elapsed_ms - before.elapsed_ms
                 # A node that is in several of the job's pools is one node.
-                alone = [state.nodes[name] for name in dict.fromkeys(n for of in pins.values() for n in of)]
+                alone = [state.nodes[name] for name in nodes_in(pins)]
                 book.alone += solo * sum(len(node.gpus) for node in alone)
                 book.cost_alone += solo * sum(len(node.gpus) * node.price_per_gpu_hour for node in alone)
 
@@ -438,7 +438,7 @@ class UsageLedger:
                 | f.SlotOver()
             ):
                 slot = state.slots.get(fact.slot)
-                return () if slot is None else _pinned(state.jobs[slot.job])
+                return () if slot is None else tuple(nodes_in(state.jobs[slot.job].pins))
             case _ if f.name(fact) in _PLACES:  # where a job is placed, or no longer; of a move, both ends
                 job = str(getattr(fact, "job", ""))
                 named = [name for nodes in getattr(fact, "pins", {}).values() for name in nodes]
@@ -577,10 +577,6 @@ def _saving(usage: Sequence[_Work], charges: Mapping[JobId, Charge]) -> Saving:
         gpu_hours_saved=_hours(alone - charged.gpu_ms),
         cost_saved=_hours(sum(book.cost_alone for book in usage) - charged.cost),
     )
-
-
-def _pinned(job: Job) -> tuple[NodeId, ...]:
-    return tuple(dict.fromkeys(name for nodes in job.pins.values() for name in nodes))
 
 
 def _job_of(fact: f.Fact, state: State) -> JobId | None:
