@@ -541,7 +541,7 @@ async def test_the_process_that_answers_a_question_gives_way_before_it_imports_a
         held_questions.let_go()
 
 
-async def test_one_report_of_an_owner_is_made_at_a_time_and_no_other_owner_waits(running, monkeypatch):
+async def test_one_report_of_an_owner_is_made_at_a_time_and_no_other_owner_waits(running, send_raw, monkeypatch):
     making, statuses, go = [], [], anyio.Event()
 
     async def slow(*_, **__):
@@ -551,6 +551,9 @@ async def test_one_report_of_an_owner_is_made_at_a_time_and_no_other_owner_waits
 
     monkeypatch.setattr(report, "compute_usage", slow)
     async with running() as world, world.client() as client, world.client("stranger") as stranger:
+
+        async def hangs_up():
+            return {"type": "http.disconnect"}
 
         async def ask(caller):
             statuses.append((await caller.get("/v1/report")).status_code)
@@ -566,5 +569,7 @@ async def test_one_report_of_an_owner_is_made_at_a_time_and_no_other_owner_waits
                 tasks.start_soon(ask, stranger)
                 while len(making) < 2:
                     await anyio.sleep(0.01)
+                headers = {"Authorization": f"Bearer {world.secrets['stranger']}"}
+                assert await send_raw(world.app, "GET", "/v1/report", hangs_up, headers=headers) == []
             go.set()
         assert sorted(statuses) == [200] * (limits.PAGES + 1) + [429]

@@ -1,6 +1,9 @@
 """What the GPUs were used for."""
 
+import math
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
@@ -41,7 +44,9 @@ async def get_report(call: Call, query: ReportQuery) -> ReportView | Plain:
     if since is not None and until is not None and since > until:
         raise Refusal(problems.INVALID, "query: since is after until", data={"in": "query", "field": "since"})
     services, owner = call.services, call.caller.owner
-    async with call.shared.reports.turn(owner):
+    async with AsyncExitStack() as stack:
+        # A caller that hangs up leaves the line. During its turn it does not: a count that is cut short is lost.
+        await call.park(partial(stack.enter_async_context, call.shared.reports.turn(owner)), math.inf)
         await call.shared.paces.pause(owner)
         now, durable = await call.read(lambda core, now: (now, services.driver.last_seq))
         try:
