@@ -25,8 +25,6 @@ PLACED: Final = (JobStatus.PROBING, JobStatus.ADMITTED, JobStatus.MOVING)
 #: and may be granted slots there
 SERVED: Final = (JobStatus.PROBING, JobStatus.ADMITTED)
 
-_NO_TRAITS: Final = DriverTraits()
-
 
 class Context:
     """The state, what is derived from it, and the facts and effects of the decision at hand.
@@ -71,4 +69,4 @@ class Context:
 
     def traits(self, driver: str) -> DriverTraits:
         """What a residency driver says of itself; of one that says nothing, nothing is presumed."""
-        return self.config.drivers.get(driver, _NO_TRAITS)
+        return self.config.drivers.get(driver, DriverTraits())

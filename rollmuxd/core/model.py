@@ -125,6 +125,12 @@ def nodes_in(pins: Mapping[PoolName, Iterable[NodeId]]) -> list[NodeId]:
     return list(dict.fromkeys(chain.from_iterable(pins.values())))
 
 
+def nodes_left(pins: Mapping[PoolName, Iterable[NodeId]], to: Mapping[PoolName, Iterable[NodeId]]) -> list[NodeId]:
+    """The nodes of a placement that another one does not have."""
+    there = nodes_in(to)
+    return [name for name in nodes_in(pins) if name not in there]
+
+
 class NodeSpec(Struct, frozen=True):
     """A node as the configuration and the backend's inventory give it."""
 

@@ -65,10 +65,6 @@ class Timers:
             self.at(now + lease_ms, "lease", session)
         self.seen[session] = now
 
-    def forget_session(self, session: SessionId) -> None:
-        """It has ended."""
-        self.seen.pop(session, None)
-
     def detach(self, slot: SlotId, *, until: Millis, awaited_until: Millis) -> None:
         """No call attends the request."""
         self.detached[slot] = until, awaited_until
@@ -82,12 +78,6 @@ class Timers:
         """The request or slot has ended."""
         self.attach(slot)
         self.progress.pop(slot, None)
-
-    def renew_all(self, now: Millis) -> None:
-        """Renew every lease in full."""
-        self.renewed_at = now
-        for session in self.seen:
-            self.seen[session] = now
 
     def restart(self, state: State, now: Millis, config: Config) -> None:
         """The daemon has started: leases in full, every request detached until it is asked for again."""

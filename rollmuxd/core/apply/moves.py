@@ -6,7 +6,7 @@ from rollmuxd.core.apply.jobs import set_job
 from rollmuxd.core.apply.measures import start_fresh_times
 from rollmuxd.core.apply.pins import follow, owner_of, pin, unpin
 from rollmuxd.core.lifecycle import meet
-from rollmuxd.core.model import JobMove, JobStatus, nodes_in
+from rollmuxd.core.model import JobMove, JobStatus, nodes_left
 from rollmuxd.core.state import State
 
 
@@ -50,8 +50,7 @@ def move_ended(state: State, fact: f.MoveEnded) -> None:
         group.schedule = rewound(group, move.schedule)
     old.version += 1
     group.version += 1
-    there = set(nodes_in(move.pins))
-    gone = [name for name in nodes_in(job.pins) if name not in there]
+    gone = nodes_left(job.pins, move.pins)
     job.newest = {pool: follow(was, job.newest[pool], move.pins[pool]) for pool, was in job.pins.items()}
     job.last_pins, job.pins, job.group, job.placed_at = job.pins, move.pins, group.id, fact.at
     job.admission, job.promised, job.planned_period_ms = move.admission, move.promised, move.period_ms
@@ -78,11 +77,9 @@ def move_abandoned(state: State, fact: f.MoveAbandoned) -> None:
         group.coming.remove(job.id)
         group.schedule = [turn for turn in group.schedule if turn.job != job.id]
     group.version += 1
-    here = set(nodes_in(job.pins))
     if not move.off or has_begun:  # a move off a drained node that has not begun ends
         job.moved_at = fact.at
     job.move = None
     del state.moving[job.id]
-    gone = (name for name in nodes_in(move.pins) if name not in here)
-    unpin(state, job, gone, owner_of(state, job))
+    unpin(state, job, nodes_left(move.pins, job.pins), owner_of(state, job))
     forget_empty(state, group)

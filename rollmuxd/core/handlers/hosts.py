@@ -232,13 +232,13 @@ def host_observed(c: Context, told: i.HostObserved) -> Answer:
             if c.state.nodes[name].status is not NodeStatus.LOST:
                 c.fact(f.NodeLost(c.now, name, told.unreachable))
         return NOTHING
-    rebooted = bool(told.boot_id and host.boot_id) and told.boot_id != host.boot_id
-    if told.boot_id and told.boot_id != host.boot_id:
-        c.fact(f.HostBooted(c.now, host.id, told.boot_id))
     sights = {sight.gpu: sight for sight in told.gpus}
     since = c.now + 1 if told.since is None else told.since
-    if rebooted:
-        forget_contents(c, host, sights, since)
+    before = host.boot_id
+    if told.boot_id and told.boot_id != before:
+        c.fact(f.HostBooted(c.now, host.id, told.boot_id))
+        if before:
+            forget_contents(c, host, sights, since)
     c.timers.looked_at[host.id] = since
     for name in list(host.nodes):
         node = c.state.nodes[name]
@@ -348,5 +348,6 @@ def audit(c: Context, given: i.Audit) -> Answer:
 
 def stalled(c: Context, given: i.Stalled) -> Answer:
     c.fact(f.LoopStalled(c.now, given.late_ms))
-    c.timers.renew_all(c.now)
+    c.timers.renewed_at = c.now
+    c.timers.seen = dict.fromkeys(c.timers.seen, c.now)
     return NOTHING

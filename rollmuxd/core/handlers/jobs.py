@@ -88,7 +88,7 @@ def never_opened(c: Context, name: JobId) -> None:
 
 def launched(c: Context, told: i.Launched) -> Answer:
     """A job's process was started. Where it could not be: as if it had died at once."""
-    job = launched_for(c, told.launch)
+    job = next((it for it in c.state.jobs.values() if it.launch is not None and it.launch.id == told.launch), None)
     if job is None or job.launch is None or job.launch.pid:
         return NOTHING
     if told.error is None:
@@ -96,10 +96,6 @@ def launched(c: Context, told: i.Launched) -> Answer:
     elif job.live and not job.launch.over:
         job_lost(c, job, Cause("launch_failed", {"host": job.launch.host}, told.error))
     return NOTHING
-
-
-def launched_for(c: Context, launch: str) -> Job | None:
-    return next((job for job in c.state.jobs.values() if job.launch is not None and job.launch.id == launch), None)
 
 
 def reap(c: Context, name: JobId) -> None:
@@ -167,7 +163,7 @@ def open_session(c: Context, ask: i.OpenSession) -> Answer:
         if (old.pid, old.host, old.started) == (ask.pid, ask.host, ask.started) and ask.started:
             c.timers.see(old.id, c.now, c.config.lease_ms)
             return Answer(job=job.id, session=old.id, repeated=True)
-        c.timers.forget_session(old.id)
+        c.timers.seen.pop(old.id, None)
     c.fact(f.SessionOpened(c.now, new, job.id, job.run, ask.pid, ask.host, ask.started))
     c.timers.see(new, c.now, c.config.lease_ms)
     reason = Cause("another_session")
@@ -197,7 +193,7 @@ def close_session(c: Context, ask: i.CloseSession) -> Answer:
     if session.status is not SessionStatus.ALIVE:
         return Answer(session=session.id, repeated=True)
     job = c.state.jobs[session.job]
-    end_session(c, job)
+    end_session(c, session)
     if job.live and job.launch is not None and not job.launch.over and job.session == session.id:
         c.timers.at(c.now + c.config.lease_ms, "reap", job.id)  # it may still have something to write
         job_lost(c, job, Cause("process_left", {"pid": session.pid}), leaves=True)
@@ -218,8 +214,7 @@ def live_session(c: Context, session: SessionId) -> Session:
 
 def lose(c: Context, session: Session, reason: Cause) -> None:
     """The job of a session is lost at once, between slots too."""
-    c.fact(f.SessionLost(c.now, session.id))
-    c.timers.forget_session(session.id)
+    end_session(c, session, lost=True)
     job = c.state.jobs[session.job]
     if job.live and job.session == session.id:
         job_lost(c, job, reason)

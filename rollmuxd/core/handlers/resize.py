@@ -34,7 +34,7 @@ from rollmuxd.core.steps.dispatch import (
     request_of,
 )
 from rollmuxd.core.steps.lines import next_turn_on
-from rollmuxd.core.steps.reclaim import is_loading
+from rollmuxd.core.steps.reclaim import orders_for
 
 
 def grow(c: Context, ask: i.GrowSlot) -> Answer:
@@ -73,7 +73,7 @@ def rest_of(c: Context, slot: Slot) -> tuple[GpuId, ...]:
     slot may claim them: one that begins on a part does so beside a tail.
     """
     job, is_tail = c.state.jobs[slot.job], slot.status is SlotStatus.TAIL
-    if slot.fence is None or not job.has_place or is_loading(c, slot) or (not is_tail and is_tail_bound(c, slot)):
+    if slot.fence is None or not job.has_place or orders_for(c, slot) or (not is_tail and is_tail_bound(c, slot)):
         return ()
     nodes = [c.state.nodes[name] for name in c.state.phase_nodes(job, slot.phase)]
     if len(slot.gpus) == sum(len(node.gpus) for node in nodes):
@@ -137,17 +137,15 @@ def directives(c: Context, session: SessionId, slot: SlotId) -> tuple[Directive,
     more = rest_of(c, known)
     if more and not (known.status is SlotStatus.TAIL and is_waited_for(c, job, c.state.phase_nodes(job, known.phase))):
         return (Directive("grow", slot, gpus=slot_with(c, known, more)),)
-    move = job.move
-    if move is None:
+    if job.move is None:
         return ()
-    names = nodes_in(move.pins)
-    there = tuple(gpu for name in names for gpu in c.state.nodes[name].gpus)
-    return (Directive("move", slot, reason=move.why, gpus=there),)
+    there = tuple(gpu for name in nodes_in(job.move.pins) for gpu in c.state.nodes[name].gpus)
+    return (Directive("move", slot, reason=job.move.why, gpus=there),)
 
 
 def shrink_wish(c: Context, slot: Slot) -> tuple[str, ...]:
     """The GPUs that a tail should keep; () while it should keep all, as when no job can use the part."""
-    if slot.status is not SlotStatus.RUNNING or not is_tail_bound(c, slot) or is_loading(c, slot):
+    if slot.status is not SlotStatus.RUNNING or not is_tail_bound(c, slot) or orders_for(c, slot):
         return ()
     job = c.state.jobs[slot.job]
     group, keep = c.state.group_of(job), least_of(c, job, slot)

@@ -18,7 +18,7 @@ from rollmuxd.core.steps.admit import limits_of, moves_without_its_process
 from rollmuxd.core.steps.dispatch import take_place
 from rollmuxd.core.steps.guard import watch as watch_credit
 from rollmuxd.core.steps.observe import gpus_observed
-from rollmuxd.core.steps.reclaim import drop_request, end_now, is_loading, park_own, take_away
+from rollmuxd.core.steps.reclaim import drop_request, end_now, orders_for, park_own, take_away
 from rollmuxd.core.steps.replan import measure
 from rollmuxd.core.steps.replan import watch as watch_times
 
@@ -91,9 +91,8 @@ def queue(c: Context, job: Job, session: SessionId, phase: str, request_id: str)
     take_place(c, job)  # before it is judged: the judgement reads where it is in the schedule
     if begins:
         measure(c, job)
-    if begins and job.status is JobStatus.PROBING and job.progress.finished >= c.config.probe_iterations:
-        judge(c, job)
-    if begins:
+        if job.status is JobStatus.PROBING and job.progress.finished >= c.config.probe_iterations:
+            judge(c, job)
         watch_times(c, job)
         watch_credit(c, job)
     return slot
@@ -190,7 +189,7 @@ def shrink(c: Context, ask: i.ShrinkSlot) -> Answer:
         raise Impossible(f"slot {slot.id} holds {', '.join(slot.gpus)}, and is to keep {', '.join(ask.keep)}")
     if len(kept) == len(slot.gpus):
         return Answer(slot=slot.id, repeated=True)
-    if is_loading(c, slot):
+    if orders_for(c, slot):
         raise Conflict(f"slot {slot.id} grows, and what is loaded for it is not there yet: shrink it after that")
     c.fact(f.SlotShrunk(c.now, slot.id, kept))
     gpus_observed(c, ask.seen)

@@ -23,9 +23,6 @@ from rollmuxd.core.steps.dispatch import take_place
 from rollmuxd.core.steps.launch import launch
 from rollmuxd.core.timers import AdmissionPass
 
-_NO_LIMITS = OwnerLimits()
-
-
 #: what one input may spend on trying waiting jobs; the rest is tried at the next tick, which is due at once
 SPENT_AT_ONCE: Final = 600
 #: waiting jobs are tried again after this time, although nothing has made room that they are known to wait for
@@ -67,7 +64,7 @@ def rank_at(c: Context, now: Millis) -> Callable[[JobId], Rank]:
 
 def limits_of(c: Context, owner: str) -> OwnerLimits:
     """What the owner may have."""
-    return c.config.owners.get(owner, _NO_LIMITS)
+    return c.config.owners.get(owner, OwnerLimits())
 
 
 def admit(c: Context) -> None:

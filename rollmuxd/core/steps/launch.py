@@ -37,19 +37,13 @@ def end_process(c: Context, job: Job, reason: Cause) -> bool:
 
 def kill(job: Job) -> e.Kill:
     """The order to end what is left of the job's processes."""
-    if job.launch is None:
-        return e.Kill(job.id, job.run, job.session)
-    return e.Kill(job.id, job.run, job.session, job.launch.id, job.launch.host)
+    launched = () if job.launch is None else (job.launch.id, job.launch.host)
+    return e.Kill(job.id, job.run, job.session, *launched)
 
 
 def losses_of_late(c: Context, job: Job) -> list[Millis]:
     """When the job was lost, as far back as it counts."""
     return [at for at in job.losses if at > c.now - c.config.relaunch_window_ms]
-
-
-def is_relaunched(job: Job) -> bool:
-    """Whether a lost job is started again."""
-    return job.spec.on_loss is OnLoss.RELAUNCH and job.spec.launch is not None
 
 
 def is_ended_for_it(job: Job) -> bool:
@@ -60,7 +54,7 @@ def is_ended_for_it(job: Job) -> bool:
 def lost_too_often(c: Context, job: Job, reason: Cause) -> Cause | None:
     """Why a job that is started again when it is lost is not any more; None: it is, or never was."""
     lost = len(losses_of_late(c, job))
-    if not is_relaunched(job) or lost < c.config.relaunch_limit:
+    if job.spec.on_loss is not OnLoss.RELAUNCH or lost < c.config.relaunch_limit:
         return None
     within = c.config.relaunch_window_ms // 60_000
     return Cause("lost_too_often", {"times": lost, "within_min": within}, reason)
@@ -68,7 +62,7 @@ def lost_too_often(c: Context, job: Job, reason: Cause) -> Cause | None:
 
 def plan_relaunch(c: Context, job: Job) -> tuple[Millis | None, int]:
     """When a lost job is started again, after a minute, two, four, ..., and for the how-manieth time; None: never."""
-    if not is_relaunched(job):
+    if job.spec.on_loss is not OnLoss.RELAUNCH:
         return None, 0
     attempt = len(losses_of_late(c, job)) + 1
     due = c.now + c.config.relaunch_after_ms * 2 ** (attempt - 1)

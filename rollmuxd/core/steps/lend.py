@@ -81,8 +81,9 @@ class Search:
         #: fillers of each node that do not leave it
         jobs = c.state.jobs
         self.crowds = {it.id: sum(jobs[name].has_place for name in it.fillers) for it in c.state.nodes.values()}
-        #: whether some are on their way: where they come to is not known yet
-        self.moving = any(is_on_its_way(c, jobs[it]) for it in c.state.fillers)
+        #: whether some leave a node on which what they have can be seen to go: where they come to is not known yet
+        seen = (it for it in c.state.nodes.values() if it.status not in (NodeStatus.LOST, NodeStatus.QUARANTINED))
+        self.moving = any(jobs[name].status is JobStatus.WAITING for it in seen for name in it.fillers)
         #: what was searched for in vain, on nodes with fewer fillers than so many
         self._in_vain: dict[tuple[object, ...], int] = {}
 
@@ -152,12 +153,6 @@ def find_home(c: Context, job: Job, search: Search) -> None:
             search.crowds[name] -= 1
             search.crowds[home.id] += 1
             c.fact(f.JobUnplaced(c.now, job.id, Cause("emptier_node", {"node": home.id})))
-
-
-def is_on_its_way(c: Context, job: Job) -> bool:
-    """Whether a filler leaves its node for another one, and what it has there can be seen to go."""
-    away = (NodeStatus.LOST, NodeStatus.QUARANTINED)
-    return job.status is JobStatus.WAITING and any(c.state.nodes[it].status not in away for it in nodes_in(job.pins))
 
 
 def no_room(c: Context, job: Job, node: Node) -> Cause | None:

@@ -33,6 +33,7 @@ from rollmuxd.core.model import (
     OrderKind,
     StateStatus,
     nodes_in,
+    nodes_left,
 )
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.spec import Movable
@@ -81,7 +82,7 @@ def advance(c: Context, job: Job) -> None:
     if may_begin(c, job, told(job)):
         begin(c, job)
     if job.status is JobStatus.MOVING:
-        for kept in states_on(c, job, leaving(job, told(job).pins)):
+        for kept in states_on(c, job, nodes_left(job.pins, told(job).pins)):
             park_if_unheld(c, kept)
         if is_ready(c, job, told(job)):
             end(c, job)
@@ -93,19 +94,16 @@ def may_begin(c: Context, job: Job, move: JobMove) -> bool:
     Or it asks for what it does not get before it has moved, as the nodes that it leaves are drained. A job that is
     started again elsewhere loses the iteration then, but would never have ended it.
     """
-    if job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing or not is_up(c, move):
+    if job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing:
+        return False
+    if not c.state.are_up(nodes_in(move.pins)):
         return False
     asked = c.state.request_of(job)
     if asked is None:
         return next_phase(c, job) in (None, job.spec.phases[0])
-    claims = set(leaving(job, move.pins)).intersection(c.state.phase_nodes(job, asked.phase))
+    claims = set(nodes_left(job.pins, move.pins)).intersection(c.state.phase_nodes(job, asked.phase))
     begins = not asked.side and asked.phase == job.spec.phases[0].name
     return begins or any(c.state.nodes[name].drain for name in claims)
-
-
-def is_up(c: Context, move: JobMove) -> bool:
-    """Whether all nodes to which it goes are."""
-    return c.state.are_up(nodes_in(move.pins))
 
 
 def may_be_moved(job: Job) -> bool:
@@ -121,15 +119,9 @@ def told(job: Job) -> JobMove:
 # ---- from its planning to its end ------------------------------------------------------------------------------------
 
 
-def leaving(job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> list[NodeId]:
-    """The nodes that the job sits on, and will not any more when it sits on those."""
-    there = set(nodes_in(pins))
-    return list(dict.fromkeys(name for name in nodes_in(job.pins) if name not in there))
-
-
 def cannot_leave(c: Context, job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> Node | None:
     """A node that the job would leave for those, and on which nothing can be parked."""
-    nodes = (c.state.nodes[name] for name in leaving(job, pins))
+    nodes = (c.state.nodes[name] for name in nodes_left(job.pins, pins))
     return next((node for node in nodes if node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED)), None)
 
 
@@ -163,7 +155,7 @@ def begin(c: Context, job: Job) -> None:
     c.fact(f.MoveBegan(c.now, job.id))
     if job.spec.movable is Movable.RELAUNCH:
         drop_request(c, job, Cause("process_is_ended"))
-        end_session(c, job)
+        end_session(c, c.state.session_of(job))
         end_process(c, job, Cause("starts_elsewhere"))
         for kept in c.state.states_of(job):  # what the process had anywhere has to be seen gone
             record_unknown(c, kept)
@@ -182,17 +174,17 @@ def is_gone_from(c: Context, job: Job, nodes: list[NodeId]) -> bool:
 
 def is_ready(c: Context, job: Job, move: JobMove) -> bool:
     """Whether nothing of it is in use where it sits, and the nodes to which it goes are up."""
-    if not is_up(c, move):
+    if not c.state.are_up(nodes_in(move.pins)):
         return False
     if job.spec.movable is Movable.RELAUNCH:  # of a process that was ended nothing may be left anywhere
         return is_gone_from(c, job, nodes_in(job.pins))
     parked = (StateStatus.PARKED, StateStatus.GONE)
-    return all(kept.status in parked for kept in states_on(c, job, leaving(job, move.pins)))
+    return all(kept.status in parked for kept in states_on(c, job, nodes_left(job.pins, move.pins)))
 
 
 def end(c: Context, job: Job) -> None:
     """The job has its new nodes and resumes there; another job may fit where it was."""
-    left = leaving(job, told(job).pins)
+    left = nodes_left(job.pins, told(job).pins)
     if job.spec.movable is Movable.RELAUNCH:  # a process that comes back late finds that the run is no longer its own
         c.fact(f.MoveEnded(c.now, job.id, job.run + 1, run_key(c, job.id, job.run + 1)))
         launch(c, job)

@@ -36,14 +36,9 @@ def gpus_observed(c: Context, seen: tuple[i.GpuObservation, ...]) -> None:
 
 
 def node_with(c: Context, gpu: str) -> Node | None:
-    host, _, _ = gpu.rpartition("/")
-    known = c.state.hosts.get(host)
-    if known is not None:
-        for name in known.nodes:
-            node = c.state.nodes[name]
-            if gpu in node.gpus:
-                return node
-    return None
+    host = c.state.hosts.get(gpu.rpartition("/")[0])
+    nodes = () if host is None else map(c.state.nodes.__getitem__, host.nodes)
+    return next((node for node in nodes if gpu in node.gpus), None)
 
 
 def clean_limit_mb(c: Context, node: Node) -> int:

@@ -4,7 +4,6 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.clean import is_dirty_by, may_still_fill
 from rollmuxd.core.context import Context
-from rollmuxd.core.ids import JobId
 from rollmuxd.core.model import (
     Job,
     JobStatus,
@@ -13,6 +12,7 @@ from rollmuxd.core.model import (
     Order,
     OrderKind,
     OrderStatus,
+    Session,
     Slot,
     SlotStatus,
     StateStatus,
@@ -86,8 +86,7 @@ def end_if_clean(c: Context, job: Job, slot: Slot) -> None:
     """
     released = slot.status is SlotStatus.RELEASED
     if released:
-        orders = (order for order in open_orders(c, job.id) if order.slot == slot.id)
-        ended = all(order.status is not OrderStatus.ISSUED for order in orders)
+        ended = all(order.status is not OrderStatus.ISSUED for order in orders_for(c, slot))
     else:
         if job.has_place:
             park_own(c, job, slot)
@@ -102,14 +101,10 @@ def end_if_clean(c: Context, job: Job, slot: Slot) -> None:
             expect_clean(c, node, job, Cause("after_release", {"job": job.id}))
 
 
-def is_loading(c: Context, slot: Slot) -> bool:
-    """Whether something is loaded for a slot that runs, or may yet be: an order of which there is no word counts."""
-    return any(order.slot == slot.id for order in open_orders(c, slot.job))
-
-
-def open_orders(c: Context, job: JobId) -> list[Order]:
-    orders = [c.state.order_of(kept) for kept in c.state.states_of(c.state.jobs[job])]
-    return [order for order in orders if order is not None]
+def orders_for(c: Context, slot: Slot) -> list[Order]:
+    """What is moved for a slot, or may yet be: an order of which there is no word counts."""
+    orders = (c.state.order_of(kept) for kept in c.state.states_of(c.state.jobs[slot.job]))
+    return [order for order in orders if order is not None and order.slot == slot.id]
 
 
 def abandon(c: Context, job: Job, reason: Cause) -> None:
@@ -128,15 +123,14 @@ def end_now(c: Context, job: Job, *, reason: Cause, by: str) -> None:
     c.fact(f.JobEnded(c.now, job.id, reason, by))
     if job.launch is not None and not job.launch.over:  # it may leave by itself first
         c.timers.at(c.now + c.config.lease_ms, "reap", job.id)
-    end_session(c, job)
+    end_session(c, c.state.session_of(job))
 
 
-def end_session(c: Context, job: Job) -> None:
-    """The job's process makes no further calls, if it is there."""
-    session = c.state.session_of(job)
+def end_session(c: Context, session: Session | None, *, lost: bool = False) -> None:
+    """The process makes no further calls, if one is there."""
     if session is not None:
-        c.fact(f.SessionClosed(c.now, session.id))
-        c.timers.forget_session(session.id)
+        c.fact(f.SessionLost(c.now, session.id) if lost else f.SessionClosed(c.now, session.id))
+        c.timers.seen.pop(session.id, None)
 
 
 def quarantine(c: Context, job: Job, reason: Cause) -> None:
