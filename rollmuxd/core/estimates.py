@@ -64,16 +64,6 @@ def promised_ms(job: Job, phase: PhaseSpec) -> Millis | None:
     return phase_ms(job, phase) if times is None or times.mean_ms is None else times.mean_ms
 
 
-def unstated_ms(job: Job) -> dict[str, Millis]:
-    """What was measured where plans need a time and the job states none."""
-    found = {}
-    for phase in job.spec.timed:
-        took = phase_ms(job, phase)
-        if phase.planned_ms is None and took is not None:
-            found[phase.name] = took
-    return found
-
-
 def recent_ms(times: PhaseTimes, window: int) -> list[Millis]:
     """The last observations, so many at most, of those made since plans were made with the phase's times."""
     return times.recent_ms[len(times.recent_ms) - min(window, times.fresh, len(times.recent_ms)) :]

@@ -205,15 +205,13 @@ class JobPromised(JobFact, frozen=True, tag="job_promised"):
 
     promised: bool
     period_ms: Millis | None = None
-    #: the times that plans use from now on, by phase, where the job states none
-    times: dict[str, Millis] = {}
 
 
 class TimesDrifted(JobFact, frozen=True, tag="times_drifted"):
     """A job's phases, or its loads and parks, take another time than plans reckoned with: now they reckon with this."""
 
     times: dict[str, Millis]
-    #: what they reckoned with till now, and of how many observations the new times are means
+    #: what they reckoned with till now (none: the job states no time), and of how many observations the new times are
     was: dict[str, Millis] = {}
     samples: dict[str, int] = {}
     #: the means of the same observations, where plans reckon with more than that

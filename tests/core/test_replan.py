@@ -217,7 +217,7 @@ def test_phases_that_take_no_time_at_all_are_planned_with_a_millisecond_once_and
         cluster.goes_round(other, 0, 0)
     assert cluster.reckoned(name) == (1, 1)
     assert cluster.reckoned(other) == (1, 1)
-    assert len(cluster.told(f.TimesDrifted)) == 1
+    assert [fact.job for fact in cluster.told(f.TimesDrifted)] == [name, other]
     cluster.comes(spec("c", 10, 5, 2.0))
 
 
@@ -234,7 +234,9 @@ def test_of_phases_that_nobody_stated_plans_reckon_with_the_first_few_until_thos
     name = cluster.comes(spec("a", None, None, 2.0))
     for _ in range(4):
         cluster.goes_round(name, 10_000, 5_000)
-    assert cluster.told(f.JobPromised)[0].times == {"rollout": 10_000, "train": 5_000}
+    first = cluster.told(f.TimesDrifted)[0]
+    assert (first.times, first.was) == ({"rollout": 10_000, "train": 5_000}, {})
+    assert cluster.told(f.JobPromised)
     cluster.goes_round(name, 10_500, 5_000)
     cluster.goes_round(name, 10_500, 5_000)
     assert cluster.reckoned(name) == (10_000, 5_000)  # what plans were made with is what they are asked about

@@ -94,8 +94,6 @@ def job_promised(state: State, fact: f.JobPromised) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact)
     job.promised, job.planned_period_ms = fact.promised, fact.period_ms
-    for phase, took in fact.times.items():
-        plan_with(job, phase, took, job.times[phase].count, job.times[phase].mean_ms)
     state.its_group(job).version += 1  # what was derived without this job's times is out of date
 
 
@@ -104,7 +102,7 @@ def times_drifted(state: State, fact: f.TimesDrifted) -> None:
     for phase, took in fact.times.items():
         plan_with(job, phase, took, fact.samples.get(phase, 0), fact.means.get(phase))
     job.moves_ms.update(fact.moves)
-    if fact.times:
+    if fact.was:
         job.drifted_at = fact.at
     state.its_group(job).version += 1
 

@@ -9,7 +9,7 @@ from rollmuxd.core.causes import Cause, said
 from rollmuxd.core.context import HOLDS, NOTHING, Context
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict, Impossible, Rejected, StaleFence, TakesNoRequests, TooMany
-from rollmuxd.core.estimates import judged_by_ms, solo_ms, unstated_ms
+from rollmuxd.core.estimates import judged_by_ms, solo_ms
 from rollmuxd.core.handlers.jobs import live_session, lose
 from rollmuxd.core.ids import Fence, SessionId, SlotId
 from rollmuxd.core.model import Job, JobStatus, SessionStatus, Slot, SlotStatus
@@ -107,7 +107,7 @@ def judge(c: Context, job: Job) -> None:
     if found.period_ms is None and job.spec.slo is not None:
         return  # another member's times are not known yet: the next iteration tells more
     if job.spec.slo is None or promised or job.spec.if_unmet is IfUnmet.BEST_EFFORT:
-        c.fact(f.JobPromised(c.now, job.id, promised, found.period_ms, unstated_ms(job)))
+        c.fact(f.JobPromised(c.now, job.id, promised, found.period_ms))
     elif job.spec.if_unmet is IfUnmet.END:
         end_now(c, job, reason=Cause("slo_not_kept", {"slo": job.spec.slo}), by="if_unmet")
     else:

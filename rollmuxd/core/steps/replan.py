@@ -69,44 +69,35 @@ def watch(c: Context, job: Job) -> None:
 
 
 def measure(c: Context, job: Job) -> None:
-    """What plans take from the first few observations on: loads and parks of which the job states nothing.
-
-    Where plans reckon with more than the mean, phases of which it states nothing as well.
-    """
-    if not c.config.drift or job.status not in SERVED or job.group is None:
+    """What plans take from the first few observations on: phases, loads and parks of which the job states nothing."""
+    if job.status not in SERVED or job.group is None:
         return
     stated = {spec.pool for spec in job.spec.states if spec.load_ms or spec.park_ms}
-    seen = observed_moves_ms(job, c.state.states)
+    seen = observed_moves_ms(job, c.state.states) if c.config.drift else {}
     moves = {pool: took for pool, took in seen.items() if pool not in stated and pool not in job.moves_ms}
     if not moves_have_left(job, moves, MOVES_MATTER):
         moves = {}
-    times = first_times(c, job)
-    if not moves and not times:
-        return
-    plans_follow(c, job, times, moves, "moves_planned")
-
-
-def first_times(c: Context, job: Job) -> dict[str, list[Millis]]:
-    """The first few observations of a probed job's phases, where plans take a quantile of them."""
-    if c.config.plan is PlanWith.MEAN or job.status is not JobStatus.PROBING:
-        return {}
-    times = {it.name: job.times.get(it.name, PhaseTimes()) for it in job.spec.timed if it.planned_ms is None}
-    if any(it.count < ENOUGH or it.planned_ms is not None for it in times.values()):
-        return {}
-    return {name: [max(1, took) for took in it.recent_ms] for name, it in times.items()}
+    unstated = (it.name for it in job.spec.timed if it.planned_ms is None and job.status is JobStatus.PROBING)
+    times = {name: it for name in unstated if (it := job.times.get(name, PhaseTimes())).planned_ms is None}
+    if any(it.count < ENOUGH for it in times.values()):
+        times = {}
+    if moves or times:
+        first = {name: [max(1, took) for took in it.recent_ms] for name, it in times.items()}
+        plans_follow(c, job, first, moves, "moves_planned")
 
 
 def plans_follow(
     c: Context, job: Job, seen: Mapping[str, Sequence[Millis]], moves: dict[PoolName, Millis], why: str
 ) -> None:
     """From now on plans reckon with these observations of phases, by name, and of loads and parks."""
+    before = {} if job.status is JobStatus.PROBING else {it.name: phase_ms(job, it) or 0 for it in job.spec.timed}
     mean = c.config.plan is PlanWith.MEAN  # then promises reckon with the same
     c.fact(
         f.TimesDrifted(
             c.now,
             job.id,
             {name: planned_with(some, c.config.plan) for name, some in seen.items()},
-            was={phase.name: phase_ms(job, phase) or 0 for phase in job.spec.timed if phase.name in seen},
+            was={name: took for name, took in before.items() if name in seen},
             samples={name: len(some) for name, some in seen.items()},
             means={} if mean else {name: sum(some) // len(some) for name, some in seen.items()},
             moves=moves,

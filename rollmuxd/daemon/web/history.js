@@ -502,6 +502,7 @@ function describe(history, fact) {
         `${job}'s ${fact.pool} state leaves ${fact.mb / 1000} GB on each GPU of ${fact.node}; ${fact.agreed_mb / 1000} GB were agreed`,
       ];
     case "times_drifted":
+      if (!fact.was) return ["info", `plans reckon with what ${job}'s phases, loads or parks were seen to take`];
       return ["info", `phases, loads or parks of ${job} take another time than planned`];
     case "group_replanned":
       if (!fact.at_risk?.length) return undefined;

@@ -215,7 +215,6 @@ class Credit(Records):
     def _is_judged(self, fact: f.JobPromised) -> None:
         account = self._account(fact.job)
         account.promised, account.judged = fact.promised, True
-        account.reckoned = fact.times | account.reckoned
 
     def _is_to_move(self, fact: f.MovePlanned) -> None:
         self._account(fact.job).promised_there = fact.promised

@@ -77,11 +77,13 @@ class Moving(Placements):
         """For a placed job, whose phases take another time than was planned, and not again too soon."""
         config, kept = self.config, member.kept
         why = ""
-        if member.status != "placed" or not config.drift:
+        if member.status != "placed" or (fact.was and not config.drift):
             why = f"it is {member.status}"
-        elif not fact.times:
-            if not fact.moves or not kept.moves_seen.isdisjoint(fact.moves):
-                why = f"of its loads and parks {fact.moves} those of {kept.moves_seen} were in plans already"
+        elif not fact.was:
+            stated = {phase.name for phase in member.spec.timed if phase.planned_ms is not None}
+            known = kept.moves_seen.intersection(fact.moves) or stated.intersection(fact.times)
+            if known or not (fact.times or fact.moves):
+                why = f"of its phases, and of its loads and parks {fact.moves}, those of {known} were in plans already"
         elif kept.drifted_at is not None and fact.at < kept.drifted_at + config.replan_every_ms:
             why = f"they were at {kept.drifted_at}"
         elif (
@@ -218,7 +220,7 @@ class Moving(Placements):
         member = self.who_has_ended_gets_nothing_more(fact.job, "has other times")
         self.plans_are_made_anew_only_so_often(fact, member)
         member.kept.moves_seen.update(fact.moves)
-        if fact.times:
+        if fact.was:
             member.kept.drifted_at = fact.at
 
     def _replanned(self, fact: f.GroupReplanned) -> None:
