@@ -55,7 +55,6 @@ def make_app(services: Services, metrics: Metrics) -> ASGIApp:
         heartbeat_s=settings.lease.heartbeat_s,
         openapi=_description,
         origin_check=OriginCheck(settings),
-        calls_per_s=per_s,
         rates=Account(1 / per_s, per_s * limits.calls_burst_s - 1) if per_s else None,
     )
     return routing.router(shared, list(ENDPOINTS))

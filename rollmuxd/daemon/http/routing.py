@@ -21,7 +21,7 @@ import math
 import re
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -110,17 +110,6 @@ def status_of_job(state: State, job: JobId) -> str:
     return "" if known is None else f"{known.status}, run {known.run} of {known.owner}/{known.user}"
 
 
-def page_of(keys: Iterable[str], limit: int, after: str | UnsetType) -> tuple[list[str], str | None]:
-    """The keys after one, in their order, and the last of them if there are more.
-
-    Keys count up within their kind (``j2`` comes before ``j10``), so a page stays right while things come and go.
-    """
-    start = (-1, "") if after is UNSET else (len(after), after)
-    found = sorted(place for key in keys if (place := (len(key), key)) > start)
-    names = [name for _, name in found[:limit]]
-    return names, names[-1] if len(found) > limit else None
-
-
 def find(noun: str, things: Mapping[str, T], name: str) -> T:
     """The thing of that name. Raises UnknownThing."""
     if (found := things.get(name)) is None:
@@ -146,7 +135,6 @@ class Shared:
     openapi: Callable[[], bytes]
     #: of calls, by key, user or address; None: no caller is counted
     rates: Account | None
-    calls_per_s: float
     #: under which names it is heard without a key
     origin_check: OriginCheck
     #: whether a failure is logged: each is a page, and a caller may know how to cause it again
@@ -307,21 +295,24 @@ class Call:
         limit: int,
         after: str | UnsetType,
         things: Callable[[State], Mapping[str, T]],
-        wanted: Callable[[State, T], bool],
         view: Callable[[Visibility, T, Millis], Struct],
+        wanted: Callable[[State, T], bool] = lambda state, it: True,
     ) -> Page[Any]:
         """As many items after ``after`` as a page may have, in number and bytes; their views are encoded already.
 
         They are made a few at a time, and between them the loop is left to other calls. ``things`` gives all items by
-        their keys. One that is gone when its turn comes is left out.
+        their keys. One that is gone when its turn comes is left out. Keys count up within their kind (``j2`` comes
+        before ``j10``), so a page stays right while things come and go.
         """
+        start = (-1, "") if after is UNSET else (len(after), after)
         views: list[Any] = []
         size, last, driver = 0, "", self.services.driver
         async with self.shared.pages.turn(self.caller.owner):
             slices, visibility = limits.Slices(), self.visibility(driver.scheduler)
             known = things(state := visibility.core.state)
-            keys, following = page_of((key for key, it in known.items() if wanted(state, it)), limit, after)
-            for key in keys:
+            found = sorted(at for key, it in known.items() if (at := (len(key), key)) > start and wanted(state, it))
+            following = found[limit - 1][1] if len(found) > limit else None
+            for _, key in found[:limit]:
                 if await slices.pause():
                     visibility = self.visibility(driver.scheduler)
                     known = things(visibility.core.state)
@@ -653,10 +644,10 @@ def _count(shared: Shared, who: str) -> None:
     if shared.rates is None:
         return
     if wait_s := shared.rates.pause_s(who):
-        again_s = math.ceil(wait_s)
+        again_s, most = math.ceil(wait_s), shared.services.settings.limits.calls_per_s
         raise Refusal(
             problems.TOO_FAST,
-            f"more than {shared.calls_per_s:g} calls a second came from {who}; continue in {again_s} s, or have "
+            f"more than {most:g} calls a second came from {who}; continue in {again_s} s, or have "
             "limits.calls_per_s raised",
             headers=(("retry-after", str(again_s)),),
         )

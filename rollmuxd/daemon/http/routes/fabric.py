@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.hosts.circuits import FabricStatus, Switch
 from rollmuxd.daemon.http.routes._query import BODY, PageQuery
-from rollmuxd.daemon.http.routing import Call, Routes, find, page_of
+from rollmuxd.daemon.http.routing import Call, Routes, find
 from rollmuxd.spi import Circuit
 from rollmuxd.wire.answers import CircuitView, FabricView, Page
 from rollmuxd.wire.requests import ReasonBody
@@ -13,12 +13,11 @@ from rollmuxd.wire.requests import ReasonBody
 routes = Routes("fabric")
 
 
-@routes.get("/v1/fabrics")
+@routes.get("/v1/fabrics", problems=(429,))
 async def list_fabrics(call: Call, query: PageQuery) -> Page[FabricView]:
     """All optical switches."""
     switches = call.services.switches
-    found, following = page_of(switches, query.limit, query.after)
-    return Page(items=[_view(switches[name]) for name in found], next=following)
+    return await call.page(query.limit, query.after, lambda state: switches, lambda visibility, it, now: _view(it))
 
 
 @routes.post("/v1/fabrics/{fabric}/degrade", needs=Role.ADMIN, problems=(*BODY, 404))

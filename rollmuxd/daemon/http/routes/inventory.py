@@ -52,7 +52,7 @@ async def list_nodes(call: Call, query: NodesQuery) -> Page[NodeView]:
     def view(visibility: Visibility, node: Node, now: Millis) -> NodeView:
         return _view(call, visibility, node)
 
-    return await call.page(query.limit, query.after, lambda state: state.nodes, wanted, view)
+    return await call.page(query.limit, query.after, lambda state: state.nodes, view, wanted)
 
 
 # A node's id has a slash in it, so these three come before the node itself, which would match them too.
@@ -116,7 +116,7 @@ async def list_hosts(call: Call, query: PageQuery) -> Page[HostView]:
     def view(visibility: Visibility, host: Host, now: Millis) -> HostView:
         return views.host_view(visibility, host, call.services.endings)
 
-    return await call.page(query.limit, query.after, lambda state: state.hosts, lambda *_: True, view)
+    return await call.page(query.limit, query.after, lambda state: state.hosts, view)
 
 
 @routes.get("/v1/hosts/{host}", problems=(404,))
@@ -169,9 +169,7 @@ async def _each_node(call: Call, host: HostId, given: Callable[[NodeId], Input],
 async def list_pools(call: Call, query: PageQuery) -> Page[PoolView]:
     """All pools."""
     pools = views.pool_views(call.services.driver.scheduler.state)  # once: each is made of all nodes
-    return await call.page(
-        query.limit, query.after, lambda state: pools, lambda *_: True, lambda visibility, pool, now: pool
-    )
+    return await call.page(query.limit, query.after, lambda state: pools, lambda visibility, pool, now: pool)
 
 
 @routes.get("/v1/groups", problems=(429,))
@@ -187,7 +185,7 @@ async def list_groups(call: Call, query: GroupsQuery) -> Page[GroupView]:
     def view(visibility: Visibility, group: Group, now: Millis) -> GroupView:
         return views.group_view(visibility, group)
 
-    return await call.page(query.limit, query.after, lambda state: state.groups, wanted, view)
+    return await call.page(query.limit, query.after, lambda state: state.groups, view, wanted)
 
 
 @routes.get("/v1/groups/{group}", problems=(404,))

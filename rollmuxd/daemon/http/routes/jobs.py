@@ -121,7 +121,7 @@ async def page_of_jobs(call: Call, query: JobsQuery, *, turns: bool = True) -> P
         thoughts -= thought
         return views.job_view(visibility, job, now, waiting=False, reason=reason)
 
-    return await call.page(query.limit, query.after, lambda state: state.jobs, wanted, view)
+    return await call.page(query.limit, query.after, lambda state: state.jobs, view, wanted)
 
 
 @routes.get("/v1/jobs/{job}", problems=(404,))

@@ -4,7 +4,7 @@ from rollmuxd.daemon.access.keys import ApiKey, Role, new_key, why_shut
 from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.routes._query import BODY, PageQuery
-from rollmuxd.daemon.http.routing import Call, Routes, find, page_of
+from rollmuxd.daemon.http.routing import Call, Routes, find
 from rollmuxd.wire.answers import KeyView, Page
 from rollmuxd.wire.requests import KeyBody
 
@@ -25,13 +25,11 @@ async def add_key(call: Call, body: KeyBody) -> KeyView:
     return _view(call, key, secret)
 
 
-@routes.get("/v1/keys", needs=Role.ADMIN)
+@routes.get("/v1/keys", needs=Role.ADMIN, problems=(429,))
 async def list_keys(call: Call, query: PageQuery) -> Page[KeyView]:
     """All keys, revoked ones too, without their secrets."""
-    keys = await call.services.journal.list_keys()
-    known = {key.id: key for key in keys}
-    found, following = page_of(known, query.limit, query.after)
-    return Page(items=[_view(call, known[name]) for name in found], next=following)
+    known = {key.id: key for key in await call.services.journal.list_keys()}
+    return await call.page(query.limit, query.after, lambda state: known, lambda visibility, it, now: _view(call, it))
 
 
 @routes.delete("/v1/keys/{key}", needs=Role.ADMIN, problems=(404,))

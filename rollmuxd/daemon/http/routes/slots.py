@@ -324,7 +324,7 @@ async def list_slots(call: Call, query: SlotsQuery) -> Page[SlotView]:
         job = visibility.core.state.jobs[slot.job]
         return views.slot_view(visibility, slot, job, call.caller, now, why=query.why)
 
-    return await call.page(query.limit, query.after, lambda state: state.slots, wanted, view)
+    return await call.page(query.limit, query.after, lambda state: state.slots, view, wanted)
 
 
 @routes.get("/v1/slots/{slot}", problems=(404,))
