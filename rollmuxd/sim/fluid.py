@@ -94,7 +94,8 @@ class _Fluid:
         self.courses: dict[JobId, Course] = {}
         self.group_of: dict[JobId, GroupId] = {}
         self.outcome = Outcome(under_test.name, workload.name, seed, "cost", accounting)
-        self.fines = Fines()
+        #: what groups are fined an hour, and since when
+        self.fines: dict[GroupId, tuple[float, Millis]] = {}
         self.ended = 0
         #: when progress was counted last
         self.counted_ms: Millis | None = None
@@ -112,7 +113,6 @@ class _Fluid:
         first = self.jobs[0].arrives_ms if self.jobs else 0
         self.meter.until(self.kernel.now)
         outcome = self.outcome
-        outcome.fines = self.fines.until(self.kernel.now)
         ends = [job.ended_ms for job in outcome.jobs if job.ended_ms is not None]
         outcome.span_ms = max(ends, default=first) - first
         outcome.pools = list(self.meter.pools.values())
@@ -201,7 +201,7 @@ class _Fluid:
             if group in self.core.state.groups:
                 self.repace(group)
             else:
-                self.fines.change(group, self.kernel.now, 0.0)
+                self.fine(group, 0.0)
         due = self.core.deadline()
         if due is not None and due < NEVER and (self.ticks_at is None or due < self.ticks_at):
             self.ticks_at = max(due, self.kernel.now)
@@ -237,7 +237,17 @@ class _Fluid:
 
         nodes = [state.nodes[node] for node in state.groups[group].nodes]
         price = sum(node.price_per_gpu_hour * len(node.gpus) for node in nodes)
-        self.fines.change(group, self.kernel.now, price * (worst - 1))
+        self.fine(group, price * (worst - 1))
+
+    def fine(self, group: GroupId, per_hour: float) -> None:
+        """What the published simulator adds for broken promises: a group's price, times the slowdown of its worst job.
+
+        (Less the price itself, and of the jobs beyond their SLO.) No bill shows it, but the paper's costs of *random*
+        and *most-idle* have it in them.
+        """
+        until_now, since = self.fines.get(group, (0.0, self.kernel.now))
+        self.outcome.fines += until_now * (self.kernel.now - since) / 3_600_000
+        self.fines[group] = per_hour, self.kernel.now
 
     def flow(self, course: Course) -> None:
         """Count what was done since the last change."""
@@ -253,30 +263,6 @@ class _Fluid:
         outcome.solo_ms += share * course.solo_ms
         for pool, node_ms in course.busy_node_ms.items():
             self.meter.pools[pool].busy_node_ms += share * node_ms
-
-
-class Fines:
-    """What the published simulator adds for broken promises: a group's price, times the slowdown of its slowest job.
-
-    (Less the price itself, and of the jobs beyond their SLO.) No bill shows it, but the paper's costs of *random* and
-    *most-idle* have it in them.
-    """
-
-    def __init__(self) -> None:
-        self._per_hour: dict[GroupId, float] = {}
-        self._since: Millis = 0
-        self._dollars = 0.0
-
-    def change(self, group: GroupId, now: Millis, per_hour: float) -> None:
-        """From now on a group is fined so much."""
-        self.until(now)
-        self._per_hour[group] = per_hour
-
-    def until(self, now: Millis) -> float:
-        """All fines up to a time, dollars."""
-        self._dollars += sum(self._per_hour.values()) * (now - self._since) / 3_600_000
-        self._since = now
-        return self._dollars
 
 
 def busy_node_ms(job: SimJob) -> dict[PoolName, float]:

@@ -332,33 +332,20 @@ def called(row: Row) -> str:
 
 def figures(shown: Sequence[tuple[str, Row]]) -> Table:
     """What it cost, and how the jobs fared: a row for each policy, by its name."""
-    heads = [
-        "POLICY",
-        "#$/h",
-        "#TOTAL $",
-        "#x SOLO",
-        "#PEAK GPUS",
-        "#SLOWDOWN",
-        "#p95",
-        "#SLO kept",
-        "#JOB h",
-        "#WAIT h",
-    ]
-    return heads, [
-        [
-            name,
-            plus_minus(of["cost_per_hour"]),
-            plus_minus(of["total_cost_spread"]),
-            plus_minus(of["relative_to_solo"]),
-            ", ".join(f"{gpus} {gpu_type}" for gpu_type, gpus in of["peak_gpus"].items()),
-            number(of["slowdown"] and of["slowdown"]["mean"]),
-            number(of["slowdown"] and of["slowdown"]["p95"]),
-            share(of["slo_attainment"] and of["slo_attainment"]["mean"]),
-            number(of["mean_completion_s"] / 3600),
-            number(of["mean_wait_s"] / 3600),
-        ]
-        for name, of in shown
-    ]
+    return _each(
+        shown,
+        lambda of: {
+            "#$/h": plus_minus(of["cost_per_hour"]),
+            "#TOTAL $": plus_minus(of["total_cost_spread"]),
+            "#x SOLO": plus_minus(of["relative_to_solo"]),
+            "#PEAK GPUS": ", ".join(f"{gpus} {gpu_type}" for gpu_type, gpus in of["peak_gpus"].items()),
+            "#SLOWDOWN": number(of["slowdown"] and of["slowdown"]["mean"]),
+            "#p95": number(of["slowdown"] and of["slowdown"]["p95"]),
+            "#SLO kept": share(of["slo_attainment"] and of["slo_attainment"]["mean"]),
+            "#JOB h": number(of["mean_completion_s"] / 3600),
+            "#WAIT h": number(of["mean_wait_s"] / 3600),
+        },
+    )
 
 
 def never_placed(shown: Sequence[tuple[str, Row]]) -> list[str]:
@@ -373,40 +360,36 @@ def never_placed(shown: Sequence[tuple[str, Row]]) -> list[str]:
 
 def how(shown: Sequence[tuple[str, Row]]) -> Table:
     """How it came about: use of the pools, admissions, switches, decisions."""
-    pools = list(dict.fromkeys(pool for _, of in shown for pool in of["pools"]))
-    used = [f"#USED {pool}" for pool in pools]
-    return ["POLICY", *used, "ADMITTED", "WARM/COLD/PARKED", "#DECISION ms p50", "#p99"], [
-        [
-            name,
-            *(share(of["pools"].get(pool, {}).get("utilisation")) for pool in pools),
-            ", ".join(f"{number(count)} {kind}" for kind, count in of["admissions"].items()),
-            "/".join(number(of["switches"].get(kind, 0)) for kind in ("warm", "cold", "parks")),
-            number(of["decision_ms"] and of["decision_ms"]["p50"]),
-            number(of["decision_ms"] and of["decision_ms"]["p99"]),
-        ]
-        for name, of in shown
-    ]
+    pools = dict.fromkeys(pool for _, of in shown for pool in of["pools"])
+    return _each(
+        shown,
+        lambda of: {
+            **{f"#USED {pool}": share(of["pools"].get(pool, {}).get("utilisation")) for pool in pools},
+            "ADMITTED": ", ".join(f"{number(count)} {kind}" for kind, count in of["admissions"].items()),
+            "WARM/COLD/PARKED": "/".join(number(of["switches"].get(kind, 0)) for kind in ("warm", "cold", "parks")),
+            "#DECISION ms p50": number(of["decision_ms"] and of["decision_ms"]["p50"]),
+            "#p99": number(of["decision_ms"] and of["decision_ms"]["p99"]),
+        },
+    )
 
 
 def sent(shown: Sequence[tuple[str, Row]]) -> Table:
     """Fidelity ``network``: what went over it. No rows in another fidelity."""
-    heads = [
-        "POLICY",
-        "#PHASES THAT SENT",
-        "#BETWEEN RACKS",
-        "#CIRCUITS CHANGED FOR",
-        "#NOT CHANGED FOR",
-        "#ITERATION s",
-    ]
-    return heads, [
-        [
-            name,
-            *(number(of["network"][key]) for key in ("phases", "between_racks", "circuits_changed", "circuits_kept")),
-            number(of["mean_iteration_s"]),
-        ]
-        for name, of in shown
-        if of["network"]
-    ]
+    return _each(
+        [(name, of) for name, of in shown if of["network"]],
+        lambda of: {
+            "#PHASES THAT SENT": number(of["network"]["phases"]),
+            "#BETWEEN RACKS": number(of["network"]["between_racks"]),
+            "#CIRCUITS CHANGED FOR": number(of["network"]["circuits_changed"]),
+            "#NOT CHANGED FOR": number(of["network"]["circuits_kept"]),
+            "#ITERATION s": number(of["mean_iteration_s"]),
+        },
+    )
+
+
+def _each(shown: Sequence[tuple[str, Row]], cells: Callable[[Row], dict[str, str]]) -> Table:
+    rows = [{"POLICY": name, **cells(of)} for name, of in shown]
+    return [*rows[0]] if rows else [], [[*row.values()] for row in rows]
 
 
 def differences(rows: Sequence[Row]) -> Table:
