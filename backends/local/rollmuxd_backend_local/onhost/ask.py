@@ -43,30 +43,15 @@ def _about(question: dict[str, Any]) -> dict[str, Any]:
     return about
 
 
-def _start(question: dict[str, Any]) -> Any:
-    from . import processes  # imported where it is needed: a look has no time to lose
+def _of_processes(*needed: str) -> Callable[[dict[str, Any]], Any]:
+    """What the function of the question's name says of the owner and so much of the question."""
 
-    return processes.start(question["owner"], question["order"])
+    def said(question: dict[str, Any]) -> Any:
+        from . import processes  # imported where it is needed: a look has no time to lose
 
+        return getattr(processes, question["ask"])(question["owner"], **{name: question[name] for name in needed})
 
-def _stop(question: dict[str, Any]) -> Any:
-    from . import processes
-
-    return processes.stop(question["owner"], question["launch"])
-
-
-def _alive(question: dict[str, Any]) -> Any:
-    from . import processes
-
-    return processes.alive(question["owner"], question["launch"])
-
-
-def _kill(question: dict[str, Any]) -> Any:
-    from . import processes
-
-    return processes.kill(
-        question["owner"], question["pid"], question["started"], job=question["job"], login=question["login"]
-    )
+    return said
 
 
 def _output(question: dict[str, Any]) -> dict[str, Any]:
@@ -87,9 +72,9 @@ def _output(question: dict[str, Any]) -> dict[str, Any]:
 _ASKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "look": look,
     "about": _about,
-    "start": _start,
-    "stop": _stop,
-    "alive": _alive,
-    "kill": _kill,
+    "start": _of_processes("order"),
+    "stop": _of_processes("launch"),
+    "alive": _of_processes("launch"),
+    "kill": _of_processes("pid", "started", "job", "login"),
     "output": _output,
 }
