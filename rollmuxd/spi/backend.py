@@ -100,6 +100,11 @@ class Ran(Struct, frozen=True):
     stdout: bytes
     stderr: bytes
 
+    def in_words(self) -> str:
+        """For an error: the exit code, and the end of what it said on stderr, or of stdout."""
+        text = " ".join((self.stderr or self.stdout).decode(errors="replace").split())[-600:]
+        return f"exit code {self.exit_code}: {text or 'it said nothing'}"
+
 
 @runtime_checkable
 class Backend(Protocol):

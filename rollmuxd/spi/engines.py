@@ -412,10 +412,7 @@ async def run(order: StateOrder, argv: Sequence[str], *, limit_s: float = 86_400
     filled_in = [filled(text, order) for text in argv]
     ran = await runs_commands(order.backend).run(order.host, filled_in, timeout_s=limit_s)
     if ran.exit_code:
-        said = " ".join(ran.stderr.decode(errors="replace").split())[-_ERROR_TOLD:]
-        raise NotDone(
-            f"{filled_in[0]} on {order.host} ended with exit code {ran.exit_code}: {said or 'it said nothing'}"
-        )
+        raise NotDone(f"{filled_in[0]} on {order.host} ended with {ran.in_words()}")
     return ran.stdout.decode(errors="replace")
 
 

@@ -42,7 +42,6 @@ NOT_KNOWN: Final = 75
 #: between two probes of a command whose connection broke
 ASK_AGAIN_S: Final = 1.0
 _PROBED_DONE, _PROBED_NOT_DONE, _PROBED_NOT_BEGUN = 0, 1, 2
-_TOLD: Final = 600
 
 
 class CommandResidency:
@@ -115,8 +114,8 @@ class CommandResidency:
         if ran.exit_code == _PROBED_DONE:
             return Probed(known=True, done=True)
         if ran.exit_code in (_PROBED_NOT_DONE, _PROBED_NOT_BEGUN):
-            return Probed(known=True, error=_said(ran), begun=ran.exit_code != _PROBED_NOT_BEGUN)
-        return Probed(known=False, error=_said(ran))
+            return Probed(known=True, error=ran.in_words(), begun=ran.exit_code != _PROBED_NOT_BEGUN)
+        return Probed(known=False, error=ran.in_words())
 
     async def _tell(self, order: StateOrder) -> None:
         self._no_older.check(order)
@@ -132,7 +131,7 @@ class CommandResidency:
             return
         if ran.exit_code == 0:
             return
-        text = f"{order.kind.value} of job {order.name!r} on {order.host}: {argv[0]}: {_said(ran)}"
+        text = f"{order.kind.value} of job {order.name!r} on {order.host}: {argv[0]}: {ran.in_words()}"
         if ran.exit_code < 0:
             raise ContactLost(f"{text} (ended by signal {-ran.exit_code})")
         if ran.exit_code == NOT_KNOWN:
@@ -187,8 +186,3 @@ def _environment(order: StateOrder) -> dict[str, str]:
         "stamp": f"{order.stamp.incarnation}.{order.stamp.number}", "issued_at": order.issued_at,
     }  # fmt: skip
     return {f"ROLLMUX_{name.upper()}": str(value) for name, value in told.items()}
-
-
-def _said(ran: Ran) -> str:
-    text = " ".join(ran.stderr.decode(errors="replace").split())[-_TOLD:]
-    return f"exit code {ran.exit_code}: {text or 'it said nothing'}"

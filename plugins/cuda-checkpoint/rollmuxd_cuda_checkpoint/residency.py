@@ -187,7 +187,7 @@ class CudaCheckpointResidency:
         said = ""
         try:
             ran = await self._run(order, "--action", action, "--pid", str(pid), *more, limit_s=limit_s)
-            said = "" if ran.exit_code == 0 else _said(ran)
+            said = "" if ran.exit_code == 0 else ran.in_words()
         except ContactLost as error:
             said = str(error)
         state = await self._state(order, pid)  # raises ContactLost where it is not known
@@ -217,7 +217,7 @@ class CudaCheckpointResidency:
         ran = await self._run(order, "--get-state", "--pid", str(pid), limit_s=_SHORT_S)
         state = ran.stdout.decode(errors="replace").strip().lower()
         if ran.exit_code or state not in (RUNNING, LOCKED, CHECKPOINTED, FAILED):
-            raise ContactLost(f"the state of pid {pid} on {order.host} cannot be told: {_said(ran)}")
+            raise ContactLost(f"the state of pid {pid} on {order.host} cannot be told: {ran.in_words()}")
         return state
 
     async def _run(self, order: StateOrder, *args: str, limit_s: float) -> Ran:
@@ -265,8 +265,3 @@ def _whose(order: StateOrder) -> str:
 
 def _told_states(states: Sequence[tuple[int, str]]) -> str:
     return ", ".join(f"pid {pid} is {state}" for pid, state in states)
-
-
-def _said(ran: Ran) -> str:
-    text = " ".join((ran.stderr or ran.stdout).decode(errors="replace").split())[-400:]
-    return f"exit code {ran.exit_code}: {text or 'it said nothing'}"
