@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from rollmuxd.cli.common import Failed
 from rollmuxd_demo.children import Children, environment, tail
@@ -34,29 +34,21 @@ pools = ["train"]
 """
 
 
-class Reached(Protocol):
-    """A host, as the file of one run names it."""
+class Host:
+    """The demo's host, as the file of one run names it: the mock's, without hardware."""
 
     #: where it is, for people
-    where: str
-    #: a switch here takes so many times as long as the mock's, or less; and so do phases and the whole demo
-    longer: float
-    #: how Python runs a ``rollmuxd`` that can move bytes there
-    rollmuxd: Sequence[str]
-
-    def tables(self, folder: Path) -> str:
-        """The tables of the run whose files are in ``folder``; its witness writes ``witness.jsonl`` there."""
-
-
-class Mock:
-    """A host without hardware."""
-
     where = ""
+    #: a switch here takes so many times as long as the mock's, or less; and so do phases and the whole demo
     longer = 1.0
+    #: how Python runs a ``rollmuxd`` that can move bytes there
     rollmuxd: Sequence[str] = ("-m", "rollmuxd")
 
     def tables(self, folder: Path) -> str:
-        """Its GPUs are in a file, so that they outlive the daemon."""
+        """The tables of the run whose files are in ``folder``; its witness writes ``witness.jsonl`` there.
+
+        The GPUs are in a file, so that they outlive the daemon.
+        """
         return f"""\
 [[hosts]]
 id = "mock"
@@ -112,7 +104,7 @@ SERVED: Final[Mapping[str, Server]] = {
 }
 
 
-class Elsewhere:
+class Elsewhere(Host):
     """A host behind something of the demo's own, that runs for as long as the demo does."""
 
     rollmuxd: Sequence[str] = (str(SERVERS / "made_up_mock.py"),)
@@ -171,6 +163,6 @@ python = {json.dumps(sys.executable)}
 """
 
 
-def reach(backend: str, folder: Path, children: Children) -> Reached:
+def reach(backend: str, folder: Path, children: Children) -> Host:
     """The demo's host. Raises Failed where it cannot be made."""
-    return Mock() if backend == "mock" else Elsewhere(backend, folder / backend, children)
+    return Host() if backend == "mock" else Elsewhere(backend, folder / backend, children)

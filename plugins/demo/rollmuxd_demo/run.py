@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeAlias
 from rollmuxd.cli.common import Failed, connect
 from rollmuxd_demo.children import Children, environment, tail
 from rollmuxd_demo.measure import JobRecord, RunRecord, core_gain
-from rollmuxd_demo.reached import Reached
+from rollmuxd_demo.reached import Host
 
 #: The RL loops: programs that run by their paths.
 LOOPS = Path(__file__).with_name("loops")
@@ -167,7 +167,7 @@ clean_tolerance_gb = 0.0  # the demo's states are smaller than the default, whic
 class DaemonProcess:
     """A daemon of the demo's own, that can be killed and started again on the same state."""
 
-    def __init__(self, folder: Path, socket: Path, children: Children, reached: Reached) -> None:
+    def __init__(self, folder: Path, socket: Path, children: Children, reached: Host) -> None:
         self.folder, self.socket, self.children, self.reached = folder, socket, children, reached
         self.url = f"unix://{socket}"
         self.log = folder / "daemon.log"
@@ -284,7 +284,7 @@ class Watcher(Protocol):
 class Run:
     """All jobs under one daemon, at once or in turn."""
 
-    def __init__(self, plan: Plan, folder: Path, children: Children, watcher: Watcher, reached: Reached) -> None:
+    def __init__(self, plan: Plan, folder: Path, children: Children, watcher: Watcher, reached: Host) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.reached = reached
         self.plan, self.folder, self.children, self.watcher = plan, folder, children, watcher

@@ -67,7 +67,7 @@ def test_the_demos_configuration_is_one_that_the_daemon_takes(tmp_path):
 
     file = tmp_path / "rollmux.toml"
     quoted = tmp_path / 'with "quotes"'
-    file.write_text(run.configuration(quoted, tmp_path / "d.sock", reached.Mock().tables(quoted)))
+    file.write_text(run.configuration(quoted, tmp_path / "d.sock", reached.Host().tables(quoted)))
 
     settings = load_settings(file)
 

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from rollmuxd.cli.common import Failed
 from rollmuxd_demo.children import Children, environment, tail
-from rollmuxd_demo.reached import Mock
+from rollmuxd_demo.reached import Host as DemosHost
 from rollmuxd_demo.run import DaemonProcess, violations
 
 JOBS: Final = ("first", "second")
@@ -47,7 +47,7 @@ class Shape(Struct, frozen=True):
     train_s: float = 0.5
 
 
-class Host(Mock):
+class Host(DemosHost):
     """A host of made-up GPUs: four in the rollout pool, one in the train pool."""
 
     def tables(self, folder: Path) -> str:
