@@ -487,14 +487,14 @@ class Explainer:
         """How long until it is likely granted; None where a time is not known.
 
         In a schedule's order that is played on from now; in a line the requests before it are added up. Of a node that
-        is not in service, or of which there is no word, it is not known when it is back. The same holds for the credit
-        that a job yields to.
+        is not in service, or of which there is no word, it is not known when it is back. The same holds for a paused
+        job, and for the credit that a job yields to.
         """
         state, rotation = self._c.state, self._c.rotation
         known = state.slot(slot)
         job = state.jobs[known.job]
         group = state.groups.get(job.group or "")
-        if group is None or known.status is not SlotStatus.QUEUED:
+        if group is None or known.status is not SlotStatus.QUEUED or job.status is JobStatus.PAUSED:
             return None
         nodes = [state.nodes[name] for name in rotation.nodes_of(state, group, job.id, known.phase)]
         if any(node.status is not NodeStatus.UP for node in nodes) or any(self._no_word(nodes, job, now)):
