@@ -352,13 +352,16 @@ def _check_wants(spec: JobSpec, state: State) -> None:
         if all(state.hosts[node.host].ram_mb < ram for node in there):
             most = max(state.hosts[node.host].ram_mb for node in there)
             raise Impossible(
-                f"its {want.pool} state parks {ram / 1000:g} GB on a host, and the largest budget is {most / 1000:g} GB"
+                f"its {want.pool} state parks {ram / 1000:g} GB on a host, and the largest budget is {most / 1000:g} "
+                "GB; lower the state's ram_gb, or have a host's raised"
             )
         for kept in spec.states:
             if kept.pool == want.pool and all(node.gpu_mb and kept.gpu_mb > node.gpu_mb for node in there):
                 largest = max(node.gpu_mb for node in there)
                 needs, has = kept.gpu_mb / 1000, largest / 1000
-                raise Impossible(f"its {want.pool} state needs {needs:g} GB of a GPU that has {has:g} GB")
+                raise Impossible(
+                    f"its {want.pool} state needs {needs:g} GB of a GPU that has {has:g} GB; lower its gpu_gb"
+                )
     _check_together(spec, state)
 
 
