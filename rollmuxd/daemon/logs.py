@@ -71,7 +71,7 @@ def set_up(level: str = "info", format: Literal["console", "json"] = "console", 
     root.handlers[:] = [foreign]
     root.setLevel(number)
     # Of every connection and request there would be a line; requests are the HTTP layer's to log.
-    for name in ("httpx", "httpcore", "asyncio"):
+    for name in ("httpx", "httpcore", "asyncio", "asyncssh"):
         logging.getLogger(name).setLevel(max(number, logging.WARNING))
     # It warns of every call that it cannot parse: a client that sends rubbish would fill the disk.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):

@@ -82,6 +82,7 @@ def test_a_log_that_cannot_be_written_fails_nobody(written):
 def test_lines_of_the_standard_library_come_out_the_same_way(written):
     logging.getLogger("somebodys.plugin").warning("it is %s", "late")
     logging.getLogger("uvicorn.access").info("GET /")
+    logging.getLogger("asyncssh").info("[conn=1] Connected to SSH server")
     (line,) = written()
 
     assert (line["event"], line["level"], line["logger"]) == ("it is late", "warning", "somebodys.plugin")
