@@ -198,7 +198,7 @@ def fail(error: Exception) -> NoReturn:
     if isinstance(error, errors.NoDaemon):
         raise Failed(str(error), NO_DAEMON) from error
     if isinstance(error, errors.NotFound):
-        noun = _noun()
+        noun = _noun() if "kind" in error.data else ""  # else it is not the name that is wrong
         raise Failed(f"{error}; `rollmuxd {noun} list` shows what there is" if noun else str(error)) from error
     if isinstance(error, errors.RollmuxError):
         raise Failed(str(error)) from error

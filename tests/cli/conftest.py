@@ -38,7 +38,7 @@ class FakeDaemon:
         if self.down is not None:
             raise self.down
         if (method, path) not in self.answers:
-            raise refused(404, f"there is no {path.rpartition('/')[2]!r}")
+            raise refused(404, f"there is no {path.rpartition('/')[2]!r}", data={"kind": "thing"})
         answer = self.answers[method, path]
         if callable(answer):
             answer = answer(sent)

@@ -112,6 +112,12 @@ def test_a_job_that_is_not_there_is_told_with_where_to_look(rollmuxd, daemon):
     assert (ran.code, ran.err) == (1, "rollmuxd: there is no 'nope'; `rollmuxd job list` shows what there is\n")
 
 
+def test_where_the_name_is_not_what_is_wrong_no_list_is_named(rollmuxd, daemon):
+    daemon["GET /v1/jobs/j1"] = refused(404, "the daemon keeps no output of this job")
+
+    assert rollmuxd("job show j1").err == "rollmuxd: the daemon keeps no output of this job\n"
+
+
 def test_what_cannot_be_listed_names_no_list(rollmuxd, daemon):
     assert rollmuxd("report").err == "rollmuxd: there is no 'report'\n"
 
