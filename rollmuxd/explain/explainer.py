@@ -149,6 +149,8 @@ class Explainer:
             where = f" on {', '.join(slot.gpus)}" if slot.gpus else ""
             sentences.append(f"Its {slot.phase} slot {slot.id} is {slot.status}{where}.")
             sentences += self._how_long(slot, now)
+            lost = (node for node in nodes_of(self._c, known) if node.status is NodeStatus.LOST)
+            sentences += [_sentence(reason.text) for node in lost for reason in self._node_in_the_way(node, known)]
             sentences += [_sentence(reason.text) for reason in _overrun(slot, now)]
         return Story(reasons, tuple(sentences))
 

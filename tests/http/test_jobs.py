@@ -9,7 +9,9 @@ import anyio
 import pytest
 from patience import PATIENCE_S, eventually
 
+from rollmuxd.core.causes import said
 from rollmuxd.core.decision import Reason
+from rollmuxd.core.inputs import HostObserved
 from rollmuxd.core.model import Job, JobStatus, NodeStatus, SessionStatus
 from rollmuxd.core.policy import Refusal
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
@@ -170,6 +172,17 @@ async def test_who_waits_for_a_node_that_was_taken_out_of_the_configuration_is_t
         explained = (await client.get(f"/v1/jobs/{job.id}/explain")).json()
         assert explained["sentences"][-1].startswith(f"I{said[1:]}")
         assert explained["reasons"][0]["code"] == "node_gone"
+
+
+async def test_an_explanation_says_that_the_node_is_lost_on_which_a_state_is_being_loaded(running):
+    async with running() as world, world.client() as client:
+        job = await world.job(client, states={"rollout": {"gpu_gb": 1}})
+        world.backends.hold = []
+        assert (await job.ask("rollout", wait_s=0)).json()["status"] == "loading"
+        world.backends.post(HostObserved("h1", unreachable=said("the line is cut")))
+        await world.settle()
+        sentences = (await client.get(f"/v1/jobs/{job.id}/explain")).json()["sentences"]
+        assert "Node h1/gpu0-1 is lost (the line is cut)." in sentences
 
 
 async def test_a_thousand_that_wait_cost_a_list_no_more_than_a_few_thoughts(monkeypatch):
