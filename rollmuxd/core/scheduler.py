@@ -20,7 +20,6 @@ from rollmuxd.core.policy import HeedsOwners, Policy
 from rollmuxd.core.reconcile import reconcile
 from rollmuxd.core.state import State
 from rollmuxd.core.steps import drain, launch, lend, overrun, replan
-from rollmuxd.core.timers import Timers
 
 _NO_CHANGE = Decision((), (), NOTHING)
 
@@ -110,11 +109,6 @@ class Scheduler:
     def context(self) -> Context:
         """What the steps work with. For reading only: explanations are made of it."""
         return self._context
-
-    @property
-    def timers(self) -> Timers:
-        """What is not journalled. For reading only."""
-        return self._context.timers
 
     def handle(self, given: i.Input, now: Millis) -> Decision:
         """Decide upon one input at a time ``now`` (integer milliseconds, never going back).

@@ -81,7 +81,7 @@ class AsynchronousBody(Request, frozen=True):
     """The job's rollouts run on GPUs of its own, also while it waits."""
 
     #: in what time they make one batch when nothing holds them up; none: it is measured
-    pace_s: Annotated[float, Meta(gt=0, le=10_000_000)] | None = None
+    pace_s: Annotated[float, Meta(ge=0.001, le=10_000_000)] | None = None
     #: batches that may be begun beyond the one that is trained; 0: the next is begun when the slot is granted
     ahead: Annotated[int, Meta(ge=0, le=1_000)] = 1
 

@@ -738,7 +738,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         move = self._better_place(self.core.state.jobs[process.job], which) if process is not None else None
         if move is not None:
             self.policy.moves[:] = [move]
-            self.core.timers.at(self.now, "regroup", "")
+            self.core.context.timers.at(self.now, "regroup", "")
             self.give(i.Tick())
 
     @rule(names=st.permutations("ABCD"), which=st.integers(0, 11), rounds=st.integers(1, 3))
@@ -943,7 +943,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
 
     @invariant()
     def something_is_due_while_somebody_waits_for_time(self) -> None:
-        if self.core.timers.seen:
+        if self.core.context.timers.seen:
             assert self.core.deadline() is not None
 
     # ---- and in the end ------------------------------------------------------------------------------------------

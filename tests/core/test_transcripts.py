@@ -673,7 +673,7 @@ class Play:
             job.spec.slo is not None, 20_000, 0.0, self.dispatch,
         )  # fmt: skip
         self.core.policy.moves.append(Move(job.id, placed, said("it saves a node")))
-        self.core.timers.at(self.now, "regroup", "")
+        self.core.context.timers.at(self.now, "regroup", "")
         return i.Tick()
 
     def in_tick(self) -> i.Input:

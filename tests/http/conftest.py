@@ -152,7 +152,7 @@ class World:
 
     def attached(self, slot: str) -> bool:
         """Whether a call attends the request, as far as the core knows."""
-        return slot not in self.driver.scheduler.timers.detached
+        return slot not in self.driver.scheduler.context.timers.detached
 
     async def add_key(self, name: str, owner: str, user: str, role: Role, *, expires_at: int | None = None) -> None:
         key, self.secrets[name] = new_key(owner, user, role, self.clock.now(), expires_at=expires_at)

@@ -120,14 +120,14 @@ async def test_an_open_poll_renews_its_lease_when_it_comes_and_not_while_it_wait
         seen = []
 
         async def asks():
-            seen.append(world.driver.scheduler.timers.seen[first.session])
+            seen.append(world.driver.scheduler.context.timers.seen[first.session])
             await anyio.sleep(0.05)
             await world.driver.submit(Tick())
             tasks.start_soon(second.ask, "rollout")
 
         async with anyio.create_task_group() as tasks:
             await polled(world, first, slot, asks, done=80)
-            assert world.driver.scheduler.timers.seen[first.session] == seen[0]
+            assert world.driver.scheduler.context.timers.seen[first.session] == seen[0]
             tasks.cancel_scope.cancel()
 
 

@@ -464,7 +464,7 @@ async def test_a_last_beat_loses_the_job_only_where_it_names_the_sessions_own_pr
 async def test_a_job_whose_heartbeat_is_late_is_shown_as_silent_until_it_comes(running):
     async with running() as world, world.client() as client:
         job = await world.job(client)
-        seen = world.driver.scheduler.timers.seen
+        seen = world.driver.scheduler.context.timers.seen
 
         async def shown():
             (listed,) = (await client.get("/v1/jobs")).json()["items"]
@@ -488,7 +488,7 @@ async def test_the_explanation_of_a_job_says_that_it_is_silent_and_when_it_is_lo
         second = (await client.post("/v1/jobs", json=body)).json()
         assert second["status"] == "waiting"
         session = (await client.post("/v1/jobs/second/sessions", json={"pid": 2, "host": "h1"})).json()["session"]
-        seen = world.driver.scheduler.timers.seen
+        seen = world.driver.scheduler.context.timers.seen
 
         async def explained(job):
             sentences = (await client.get(f"/v1/jobs/{job}/explain")).json()["sentences"]
@@ -740,7 +740,7 @@ async def test_the_pace_of_an_asynchronous_job_is_its_iteration_alone(running, b
         (2, 10, "the job has 2 phases, and an asynchronous job has the one phase train"),
         ({"gap_s": 6}, 10, "phase train says gap_s; leave it out, and say the time of a batch as pace_s"),
         ({"min_gpus": 1}, 10, "phase train says min_gpus"),
-        ({}, 0.0001, "pace_s is 0; say in what time"),
+        ({}, 0.0001, "pace_s"),
     ],
     ids=["two_phases", "a_gap", "a_part", "no_time"],
 )

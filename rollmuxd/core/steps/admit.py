@@ -254,10 +254,6 @@ def _check_asynchronous(spec: JobSpec) -> None:
         raise Impossible(
             f"asynchronous: phase {phase.name} says {stray}; leave it out, and say the time of a batch as pace_s"
         )
-    if spec.asynchronous.pace_ms == 0:
-        raise Impossible(
-            "asynchronous: pace_s is 0; say in what time the job's rollouts make one batch, or leave it out"
-        )
     if any(phase.name == PACE for phase in (phase, *spec.side)):
         raise Impossible(f"asynchronous: no phase may be named {PACE}, as the time of a batch is; rename it")
 

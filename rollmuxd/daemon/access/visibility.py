@@ -111,7 +111,7 @@ class Visibility:
         jobs = cast("dict[JobId, Job]", _Shown(state.jobs, self._shown))
         sessions = cast("dict[SessionId, Session]", _Shown(state.sessions, self._shown_session))
         cycle = Context(core.config, core.policy, replace(state, jobs=jobs, sessions=sessions))
-        cycle.timers = core.timers
+        cycle.timers = core.context.timers
         return Explainer(cycle)
 
     def _shown(self, job: Job) -> Job:

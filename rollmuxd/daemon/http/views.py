@@ -45,7 +45,7 @@ def seconds(span: Millis | None) -> float | None:
 
 def lease_left_ms(core: Scheduler, session: SessionId, now: Millis) -> Millis:
     """How long a session's lease lasts without another heartbeat."""
-    seen = core.timers.seen.get(session)
+    seen = core.context.timers.seen.get(session)
     return 0 if seen is None else max(0, seen + core.config.lease_ms - now)
 
 
@@ -54,13 +54,13 @@ def silent_ms(core: Scheduler, session: SessionId, now: Millis) -> Millis | None
 
     A lease has room for two heartbeats at least, so one is late after half of it.
     """
-    seen = core.timers.seen.get(session)
+    seen = core.context.timers.seen.get(session)
     return None if seen is None or 2 * (now - seen) <= core.config.lease_ms else now - seen
 
 
 def silent_sessions(core: Scheduler, now: Millis) -> list[SessionId]:
     """The sessions of which no heartbeat has come for longer than expected."""
-    return [session for session in core.timers.seen if silent_ms(core, session, now) is not None]
+    return [session for session in core.context.timers.seen if silent_ms(core, session, now) is not None]
 
 
 def fence_text(fence: Fence) -> str:

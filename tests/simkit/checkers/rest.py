@@ -175,7 +175,7 @@ class Rest(Listener):
             return
         self._left = self._every
         cycle = Asking(core.config, core.policy, core.state)
-        cycle.rotation, cycle.timers, cycle.now = self._rotation, Quiet(core.timers), now
+        cycle.rotation, cycle.timers, cycle.now = self._rotation, Quiet(core.context.timers), now
         excused = {}
         for step, questions in STEPS.items():
             for about, question in questions(cycle):

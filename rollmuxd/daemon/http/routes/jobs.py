@@ -191,7 +191,7 @@ def _say_how_long(alive: RunAlive, core: Scheduler, job: Job | None, now: Millis
 
     A supervisor starts a process again at once that was killed, and would not know what to wait for.
     """
-    if job is None or job.session is None or not alive.pid or job.session not in core.timers.seen:
+    if job is None or job.session is None or not alive.pid or job.session not in core.context.timers.seen:
         return
     left_ms = views.lease_left_ms(core, job.session, now)
     silent_s, lost_in_s = max(0, core.config.lease_ms - left_ms) // 1000, -(-left_ms // 1000)
