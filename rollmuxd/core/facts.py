@@ -463,16 +463,12 @@ class SlotGranted(SlotFact, frozen=True, tag="slot_granted"):
     fence: Fence
 
 
-class SlotShrunk(SlotFact, frozen=True, tag="slot_shrunk"):
-    """The slot's tail runs on fewer GPUs; other jobs may get the rest once it was verified clean."""
-
-    kept: tuple[GpuId, ...]
-
-
-class SlotGrown(SlotFact, frozen=True, tag="slot_grown"):
+class SlotResized(SlotFact, frozen=True, tag="slot_resized"):
     """The slot holds these GPUs now: a tail has back what it claimed, or a slot that began on a part has more."""
 
     gpus: tuple[GpuId, ...]
+    #: its tail runs on fewer GPUs; other jobs may get the rest once it was verified clean
+    tail: bool = False
 
 
 class SlotReleased(SlotFact, frozen=True, tag="slot_released"):

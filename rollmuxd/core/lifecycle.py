@@ -55,16 +55,14 @@ SLOT: Final[Mapping[m.SlotStatus, Mapping[type[f.Fact], tuple[m.SlotStatus, ...]
     },
     _S.RUNNING: {
         f.SlotTakenAway: (_S.LOST, _S.REVOKED),
-        f.SlotShrunk: (_S.TAIL,),
-        f.SlotGrown: (_S.RUNNING,),
+        f.SlotResized: (_S.TAIL, _S.RUNNING),
         f.SlotReleased: (_S.RELEASED,),
         f.SlotOverran: (_S.RUNNING,),
         f.YieldAsked: (_S.RUNNING,),
     },
     _S.TAIL: {
         f.SlotTakenAway: (_S.LOST, _S.REVOKED),
-        f.SlotShrunk: (_S.TAIL,),
-        f.SlotGrown: (_S.RUNNING,),
+        f.SlotResized: (_S.TAIL, _S.RUNNING),
         f.SlotReleased: (_S.RELEASED,),
         f.SlotOverran: (_S.TAIL,),
     },

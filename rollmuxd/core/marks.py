@@ -210,8 +210,7 @@ _NODE_AND_ROOM: Final = (_node, _room, _places)
 #: what is to be looked at after a fact; said before it is applied
 MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
     **dict.fromkeys((f.SlotQueued, f.SlotWithdrawn, f.SlotReleased), (_job,)),
-    f.SlotShrunk: (_job, _its_hosts),
-    f.SlotTakenAway: (_job, _its_hosts),
+    **dict.fromkeys((f.SlotResized, f.SlotTakenAway), (_job, _its_hosts)),
     f.SlotOver: (_job, _its_nodes),
     f.OrderEnded: (_job, _node, _its_hosts_if_it_leaves),
     f.OrderContactLost: (_job, _node, _its_hosts_if_it_leaves, _host),
@@ -244,7 +243,7 @@ NOTHING_FOLLOWS: Final = frozenset(
     (
         *(f.DaemonStarted, f.LoopStalled, f.HostRemoved, f.HostBooted, f.NodeUnknown, f.NodeUndrained, f.Audited),
         *(f.ProcessLaunched, f.ProcessStarted, f.ProcessOver, f.SessionOpened),
-        *(f.SlotClaimed, f.SlotGranted, f.SlotGrown, f.SlotOverran, f.TurnAdded, f.TurnSkipped),
+        *(f.SlotClaimed, f.SlotGranted, f.SlotOverran, f.TurnAdded, f.TurnSkipped),
         *(f.OrderIssued, f.FillerPlaced, f.YieldAsked),
     )
 )

@@ -132,10 +132,7 @@ class Metrics:
                 slot.since = fact.at
                 self._granted.labels(slot.owner).inc()
                 self._wait.labels(slot.owner).observe((fact.at - slot.queued_at) / 1000)
-            case f.SlotShrunk() if slot := self._slots.get(fact.slot):
-                self._ran(slot, fact.at)
-                slot.gpus = len(fact.kept)
-            case f.SlotGrown() if slot := self._slots.get(fact.slot):
+            case f.SlotResized() if slot := self._slots.get(fact.slot):
                 self._ran(slot, fact.at)
                 slot.gpus = len(fact.gpus)
             case f.SlotReleased() | f.SlotWithdrawn() | f.SlotTakenAway():

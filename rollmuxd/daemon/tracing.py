@@ -150,9 +150,10 @@ class Spans:
         phase.part.end(_ns(at))
         phase.part = self._span(name, phase.span, at)
 
-    def _shrunk(self, fact: f.SlotShrunk) -> None:
-        if phase := self._phases.get(fact.slot):
-            phase.span.add_event("shrunk", {"rollmux.kept": len(fact.kept)}, _ns(fact.at))
+    def _resized(self, fact: f.SlotResized) -> None:
+        phase = self._phases.get(fact.slot)
+        if phase and fact.tail:
+            phase.span.add_event("shrunk", {"rollmux.kept": len(fact.gpus)}, _ns(fact.at))
 
     def _ended(self, fact: f.SlotReleased | f.SlotWithdrawn | f.SlotTakenAway) -> None:
         phase = self._phases.pop(fact.slot, None)
@@ -203,7 +204,7 @@ _SEES: Final[dict[type[f.Fact], Callable[..., None]]] = {
     f.SlotQueued: Spans._queued,
     f.SlotClaimed: Spans._claimed,
     f.SlotGranted: Spans._granted,
-    f.SlotShrunk: Spans._shrunk,
+    f.SlotResized: Spans._resized,
     f.SlotReleased: Spans._ended,
     f.SlotWithdrawn: Spans._ended,
     f.SlotTakenAway: Spans._ended,

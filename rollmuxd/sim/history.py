@@ -360,10 +360,9 @@ class History:
                 self._next(fact, "loading", "claimed", found).gpus = fact.gpus
             case f.SlotGranted():
                 self._next(fact, "running", "granted", found).part.fence = fact.fence
-            case f.SlotShrunk():
-                self._next(fact, "tail", "shrunk", found).gpus = fact.kept
-            case f.SlotGrown():
-                self._next(fact, "running", "grown", found).gpus = fact.gpus
+            case f.SlotResized():
+                to = ("tail", "shrunk") if fact.tail else ("running", "grown")
+                self._next(fact, *to, found).gpus = fact.gpus
             case f.SlotReleased():
                 self._next(fact, "released", "released", found)
             case f.SlotTakenAway():

@@ -576,9 +576,9 @@ class World:
         if not process.job.spec.states:
             self._has_more(process, process.slot)
 
-    def _holds_more(self, fact: f.SlotGrown) -> None:
+    def _holds_more(self, fact: f.SlotResized) -> None:
         slot = self.core.state.slots[fact.slot]
-        process = self.processes.get(slot.job)
+        process = None if fact.tail else self.processes.get(slot.job)
         if process is not None and process.slot == slot.id and process.running is not None and not process.shrunk:
             self.charge(process)
             process.running = (self.kernel.now, self._nodes_of(slot))
@@ -870,7 +870,7 @@ class World:
     #: what follows from a fact, by its kind
     heeded: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
         f.SlotGranted: _granted,
-        f.SlotGrown: _holds_more,
+        f.SlotResized: _holds_more,
         f.OrderIssued: _loads_more,
         f.OrderEnded: _loaded,
         f.JobPlaced: _placed,

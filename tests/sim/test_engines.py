@@ -74,9 +74,9 @@ def test_a_rollout_alone_is_played_as_computed_and_the_train_by_its_duration():
 
 def test_a_job_that_waits_gets_the_gpus_of_a_tail():
     tails, facts = run(job("X", train=5000, iterations=4), job("Y", train=5000, iterations=4))
-    assert any(isinstance(fact, f.SlotShrunk) for fact in facts)
+    assert any(isinstance(fact, f.SlotResized) for fact in facts)
     whole, facts = run(job("X", train=5000, iterations=4, min_gpus=0), job("Y", train=5000, iterations=4, min_gpus=0))
-    assert not any(isinstance(fact, f.SlotShrunk) for fact in facts)
+    assert not any(isinstance(fact, f.SlotResized) for fact in facts)
     assert whole.span_ms > 1.2 * tails.span_ms
 
 

@@ -243,9 +243,9 @@ def test_an_order_nobody_knows_of_ends_when_contact_was_lost_or_its_state_was_se
 def test_a_tail_holds_the_gpus_that_it_kept_and_may_grow_again():
     facts = story(
         f.SlotGranted(30, "s1", Fence(1, 7)),
-        f.SlotShrunk(40, "s1", GPUS[:2]),
-        f.SlotShrunk(45, "s1", GPUS[:1]),
-        f.SlotGrown(50, "s1", GPUS),
+        f.SlotResized(40, "s1", GPUS[:2], tail=True),
+        f.SlotResized(45, "s1", GPUS[:1], tail=True),
+        f.SlotResized(50, "s1", GPUS),
         f.SlotReleased(60, "s1"),
         f.SlotOver(60, "s1"),
     )

@@ -118,7 +118,7 @@ STORY = [
     f.OrderIssued(20, "o1", OrderKind.LOAD, "j1", 1, "rollout", NODE, "channel", "s1"),
     f.OrderEnded(30, "o1"),
     f.SlotGranted(30, "s1", Fence(1, 7)),
-    f.SlotShrunk(40, "s1", GPUS[:2]),
+    f.SlotResized(40, "s1", GPUS[:2], tail=True),
     f.SlotReleased(50, "s1"),
     f.SlotOver(55, "s1"),
     f.NodeLost(60, NODE, said("ssh timed out")),

@@ -74,11 +74,11 @@ class Watched:
 
 def held(watched, name):
     """The GPUs that each of the job's slots held, as it came by them and as it gave some back."""
-    kinds = (f.SlotClaimed, f.SlotShrunk, f.SlotGrown)
+    kinds = (f.SlotClaimed, f.SlotResized)
     found = [
         fact for fact in watched.facts if isinstance(fact, kinds) and watched.asked[fact.slot] == (name, "rollout")
     ]
-    return [len(fact.kept if isinstance(fact, f.SlotShrunk) else fact.gpus) for fact in found]
+    return [len(fact.gpus) for fact in found]
 
 
 # ---- the schedule

@@ -253,12 +253,15 @@ def test_a_gpu_that_two_slots_hold_is_caught(pair):
 
 
 def test_a_tail_that_keeps_what_it_never_had_is_caught(tails):
-    caught("a_gpu_is_held_by_one_slot", changed(tails, f.SlotShrunk, kept=("rollout1/gpu0", "train1/gpu0")))
+    caught(
+        "a_gpu_is_held_by_one_slot",
+        changed(tails, f.SlotResized, like={"tail": True}, gpus=("rollout1/gpu0", "train1/gpu0")),
+    )
 
 
 def test_a_tail_that_grows_to_what_its_slot_never_claimed_is_caught(tails):
-    _, _, tail = where(tails, f.SlotShrunk)
-    forged = after(tails, f.SlotShrunk, lambda it: f.SlotGrown(it.at, tail.slot, it.kept))
+    _, _, tail = where(tails, f.SlotResized)
+    forged = after(tails, f.SlotResized, lambda it: f.SlotResized(it.at, tail.slot, it.gpus))
     caught("a_tail_takes_back_what_it_gave", forged)
 
 

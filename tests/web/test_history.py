@@ -282,7 +282,7 @@ def test_the_shares_of_a_pool_are_those_of_its_gpus_and_add_up(node: str) -> Non
         {"fact": "slot_queued", "at": 2000, "slot": "s1", "job": "j1", "phase": "p", "request_id": "r"},
         {"fact": "slot_claimed", "at": 2000, "slot": "s1", "gpus": gpus, "turn": 0},
         {"fact": "slot_granted", "at": 3000, "slot": "s1", "fence": [1, 1]},
-        {"fact": "slot_shrunk", "at": 5000, "slot": "s1", "kept": gpus[:1]},
+        {"fact": "slot_resized", "at": 5000, "slot": "s1", "gpus": gpus[:1], "tail": True},
         {"fact": "slot_released", "at": 7000, "slot": "s1"},
         {"fact": "slot_over", "at": 7000, "slot": "s1"},
         {"fact": "placement_ended", "at": 9000, "job": "j1"},

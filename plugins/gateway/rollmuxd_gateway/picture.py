@@ -87,16 +87,12 @@ def _slots(part: Part, gpus: list[str], x: Any) -> str:
         at, kind, slot = fact["at"] / 1000, fact["fact"], fact.get("slot", "")
         if kind == "slot_queued":
             slots[slot] = jobs[fact["job"]]
-        elif kind in ("slot_claimed", "slot_grown"):
+        elif kind in ("slot_claimed", "slot_resized"):
             mine = tuple(gpu for gpu in fact["gpus"] if gpu in gpus)
-            give_back(tuple(gpu for gpu in mine if gpu not in owners), at)
+            give_back(tuple(gpu for gpu in held.get(slot, ()) if gpu not in mine), at)
             for gpu in mine:
                 owners.setdefault(gpu, (slots[slot], at))
             held[slot] = mine
-        elif kind == "slot_shrunk":
-            kept = tuple(gpu for gpu in held.get(slot, ()) if gpu in fact.get("keep", fact.get("gpus", ())))
-            give_back(tuple(gpu for gpu in held.get(slot, ()) if gpu not in kept), at)
-            held[slot] = kept
         elif kind in ("slot_released", "slot_taken_away", "slot_over"):
             give_back(held.pop(slot, ()), at)
     return "".join(found)

@@ -1,10 +1,13 @@
 """The whole: a real daemon, two jobs, engines that would see a GPU used twice. And ``attach`` by itself."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 
 from rollmuxd_demo.children import Children
 from rollmuxd_gateway import demo
-from rollmuxd_gateway.picture import picture
+from rollmuxd_gateway.picture import _slots, picture
 
 
 @pytest.mark.e2e
@@ -63,3 +66,19 @@ def test_a_loop_that_knows_one_url_takes_turns_by_its_traffic_and_can_be_drawn(t
     drawn = picture(part)
     assert drawn.count("<rect") > 16
     assert "mock/gpu3" in drawn
+
+
+def test_the_picture_shows_that_a_tail_keeps_the_gpus_that_it_has():
+    gpus = ["gpu0", "gpu1"]
+    facts = [
+        {"fact": "job_registered", "at": 0, "job": "j1", "spec": {"name": "first"}},
+        {"fact": "slot_queued", "at": 0, "slot": "s1", "job": "j1"},
+        {"fact": "slot_claimed", "at": 1_000, "slot": "s1", "gpus": gpus},
+        {"fact": "slot_resized", "at": 2_000, "slot": "s1", "gpus": gpus[:1], "tail": True},
+        {"fact": "slot_released", "at": 5_000, "slot": "s1"},
+    ]
+    part = SimpleNamespace(rollouts=["first"], facts=facts)
+
+    drawn = _slots(part, gpus, lambda at: 1_000 * at)
+
+    assert sorted(re.findall(r'x="([\d.]+)".*?width="([\d.]+)"', drawn)) == [("1000.0", "1000.0"), ("1000.0", "4000.0")]

@@ -100,17 +100,12 @@ def slot_granted(state: State, fact: f.SlotGranted) -> None:
     state.fence_number = fact.fence.number
 
 
-def slot_shrunk(state: State, fact: f.SlotShrunk) -> None:
+def slot_resized(state: State, fact: f.SlotResized) -> None:
     slot = state.slots[fact.slot]
-    if slot.status is SlotStatus.RUNNING:  # until here it holds what it claimed
+    if fact.tail and slot.status is SlotStatus.RUNNING:  # until here it holds what it claimed
         slot.claimed = slot.gpus
-    meet(slot, fact)
-    _unhold(state, slot, keep=fact.kept)
-    slot.gpus = fact.kept
-
-
-def slot_grown(state: State, fact: f.SlotGrown) -> None:
-    slot = step(state, fact)
+    meet(slot, fact, SlotStatus.TAIL if fact.tail else SlotStatus.RUNNING)
+    _unhold(state, slot, keep=fact.gpus)
     slot.gpus = fact.gpus
     for name in nodes_in(state.jobs[slot.job].pins):
         hold(slot, state.nodes[name], fact.at)

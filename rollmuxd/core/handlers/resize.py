@@ -49,7 +49,7 @@ def grow(c: Context, ask: i.GrowSlot) -> Answer:
     if is_tail and not more:
         raise Conflict(f"slot {slot.id} cannot have back what it gave; it continues on {', '.join(slot.gpus)}")
     if more:
-        c.fact(f.SlotGrown(c.now, slot.id, slot_with(c, slot, more)))
+        c.fact(f.SlotResized(c.now, slot.id, slot_with(c, slot, more)))
     job = c.state.jobs[slot.job]
     for kept in needed(c, job, slot) if more and not is_tail else ():
         engines = engines_of(c, job, slot.phase, (kept.node,))

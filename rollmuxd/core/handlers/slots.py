@@ -191,7 +191,7 @@ def shrink(c: Context, ask: i.ShrinkSlot) -> Answer:
         return Answer(slot=slot.id, repeated=True)
     if orders_for(c, slot):
         raise Conflict(f"slot {slot.id} grows, and what is loaded for it is not there yet: shrink it after that")
-    c.fact(f.SlotShrunk(c.now, slot.id, kept))
+    c.fact(f.SlotResized(c.now, slot.id, kept, tail=True))
     gpus_observed(c, ask.seen)
     return Answer(slot=slot.id)
 

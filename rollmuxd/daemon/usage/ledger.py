@@ -431,8 +431,7 @@ class UsageLedger:
             case (
                 f.SlotClaimed()
                 | f.SlotGranted()
-                | f.SlotShrunk()
-                | f.SlotGrown()
+                | f.SlotResized()
                 | f.SlotReleased()
                 | f.SlotTakenAway()
                 | f.SlotOver()

@@ -303,8 +303,7 @@ const HANDLERS = {
     slot.fence = fact.fence.join(".");
     history._touch(slot);
   },
-  slot_shrunk: (history, fact) => part(history, fact, fact.kept),
-  slot_grown: (history, fact) => part(history, fact, fact.gpus),
+  slot_resized: part,
   slot_overran: (history, fact) => {
     const slot = history._slot(fact.slot);
     slot.overran = fact.at;
@@ -392,10 +391,10 @@ function stateMark(history, fact, status, at) {
   history.touchedNodes.add(fact.node);
 }
 
-function part(history, fact, gpus) {
+function part(history, fact) {
   const slot = history._slot(fact.slot);
-  insert(slot.parts, { seq: fact.seq, at: fact.at, gpus, tail: fact.fact === "slot_shrunk" });
-  history._onNodes(slot, gpus);
+  insert(slot.parts, { seq: fact.seq, at: fact.at, gpus: fact.gpus, tail: Boolean(fact.tail) });
+  history._onNodes(slot, fact.gpus);
   history._touch(slot);
 }
 
@@ -517,8 +516,9 @@ function describe(history, fact) {
         `${slotOf()} runs for ${Math.round(fact.ran_ms / 1000)} s, longer than the ${Math.round(fact.bound_ms / 1000)} s expected`,
         about(),
       ];
-    case "slot_shrunk":
-      return ["info", `${slotOf()} continues on ${fact.kept.length} GPUs: its tail`, about()];
+    case "slot_resized":
+      if (!fact.tail) return undefined;
+      return ["info", `${slotOf()} continues on ${fact.gpus.length} GPUs: its tail`, about()];
     case "order_faulted":
     case "order_contact_lost": {
       const order = history.orders.get(fact.order) ?? {};

@@ -221,18 +221,24 @@ class Slots(Placements, Turns, Credit):
         self.who_is_granted_finds_its_state_loaded(name, asked, member.stays[asked.phase])
         asked.status, asked.fence, asked.granted_at = "running", fact.fence, fact.at
 
-    def _shrunk(self, fact: f.SlotShrunk) -> None:
+    def _resized(self, fact: f.SlotResized) -> None:
+        if fact.tail:
+            self._shrunk(fact)
+        else:
+            self._grown(fact)
+
+    def _shrunk(self, fact: f.SlotResized) -> None:
         asked = self.slots[fact.slot]
         self.only_its_holder_releases_a_slot(fact.slot, asked)
-        if not fact.kept or any(gpu not in asked.gpus for gpu in fact.kept):
-            self._broken("a_gpu_is_held_by_one_slot", f"slot {fact.slot} of {asked.gpus} is to keep {fact.kept}")
-        freed = tuple(gpu for gpu in asked.gpus if gpu not in fact.kept)
+        if not fact.gpus or any(gpu not in asked.gpus for gpu in fact.gpus):
+            self._broken("a_gpu_is_held_by_one_slot", f"slot {fact.slot} of {asked.gpus} is to keep {fact.gpus}")
+        freed = tuple(gpu for gpu in asked.gpus if gpu not in fact.gpus)
         for gpu in freed:
             del self.held[gpu]
-        asked.status, asked.gpus = "tail", fact.kept
+        asked.status, asked.gpus = "tail", fact.gpus
         self._touch(self.members[asked.job].stays.get(asked.phase), freed)
 
-    def _grown(self, fact: f.SlotGrown) -> None:
+    def _grown(self, fact: f.SlotResized) -> None:
         asked = self.slots[fact.slot]
         more = tuple(gpu for gpu in fact.gpus if gpu not in asked.gpus)
         self.a_tail_takes_back_what_it_gave(fact.slot, asked, fact.gpus)
@@ -301,8 +307,7 @@ class Slots(Placements, Turns, Credit):
         f.YieldAsked: _asked_back,
         f.LoanEnded: a_loan_ends_when_nothing_is_left,
         f.SlotGranted: _granted,
-        f.SlotShrunk: _shrunk,
-        f.SlotGrown: _grown,
+        f.SlotResized: _resized,
         f.SlotReleased: _released,
         f.SlotTakenAway: _taken,
         f.SlotOver: _over,
