@@ -46,17 +46,18 @@ def grow(c: Context, ask: i.GrowSlot) -> Answer:
     slot = c.state.slot(ask.slot)
     check_holder(c, slot, ask.fence)
     more, is_tail = rest_of(c, slot), slot.status is SlotStatus.TAIL
-    if is_tail and not more:
-        raise Conflict(f"slot {slot.id} cannot have back what it gave; it continues on {', '.join(slot.gpus)}")
-    if more:
-        c.fact(f.SlotResized(c.now, slot.id, slot_with(c, slot, more)))
+    if not more:
+        if is_tail:
+            raise Conflict(f"slot {slot.id} cannot have back what it gave; it continues on {', '.join(slot.gpus)}")
+        return Answer(slot=slot.id, repeated=True)
+    c.fact(f.SlotResized(c.now, slot.id, slot_with(c, slot, more)))
     job = c.state.jobs[slot.job]
-    for kept in needed(c, job, slot) if more and not is_tail else ():
+    for kept in () if is_tail else needed(c, job, slot):
         engines = engines_of(c, job, slot.phase, (kept.node,))
         there = tuple(gpu for gpus in engines if any(gpu in more for gpu in gpus) for gpu in gpus)
         if there:
             issue(c, OrderKind.LOAD, kept, slot.id, there)
-    return Answer(slot=slot.id, repeated=not more)
+    return Answer(slot=slot.id)
 
 
 def slot_with(c: Context, slot: Slot, more: tuple[GpuId, ...]) -> tuple[GpuId, ...]:

@@ -90,14 +90,14 @@ def plans_follow(
     c: Context, job: Job, seen: Mapping[str, Sequence[Millis]], moves: dict[PoolName, Millis], why: str
 ) -> None:
     """From now on plans reckon with these observations of phases, by name, and of loads and parks."""
-    before = {} if job.status is JobStatus.PROBING else {it.name: phase_ms(job, it) or 0 for it in job.spec.timed}
+    timed = () if job.status is JobStatus.PROBING else job.spec.timed  # first times take the place of none
     mean = c.config.plan is PlanWith.MEAN  # then promises reckon with the same
     c.fact(
         f.TimesDrifted(
             c.now,
             job.id,
             {name: planned_with(some, c.config.plan) for name, some in seen.items()},
-            was={name: took for name, took in before.items() if name in seen},
+            was={phase.name: phase_ms(job, phase) or 0 for phase in timed if phase.name in seen},
             samples={name: len(some) for name, some in seen.items()},
             means={} if mean else {name: sum(some) // len(some) for name, some in seen.items()},
             moves=moves,
