@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from figures import Json, at_most, many_files, no_collector, quantile, say, short, spread_ms
 from handover import Group
@@ -59,16 +59,18 @@ def run(budget_s: float, *, small: bool = False) -> Json:
     """Without the hostile owner, with it, and without it again."""
     many_files()
     with tempfile.TemporaryDirectory(prefix="rollmuxd-bench-") as folder, no_collector():
-        return asyncio.run(_run(Path(folder), budget_s / 6 if not small else 0.5))
+        return asyncio.run(_run(Path(folder), budget_s / 6 if not small else 0.5, small=small))
 
 
-async def _run(folder: Path, calm_s: float) -> Json:
+async def _run(folder: Path, calm_s: float, *, small: bool) -> Json:
+    # What gives way to a busy machine gets no answer for minutes; and where nothing is judged, few calls are a probe.
+    way = {} if small else {"preexec_fn": _give_way}
     nodes = [f"ours{number}" for number in range(GROUPS)]
     hosts = [(name, "rollout", 1.85) for name in nodes]
     hosts += [(name, name, 1.85) for name in ("theirs", "newcomers")]
     with daemon(folder, hosts) as made:
         async with _groups(made, nodes) as groups, Newcomers.coming(made) as newcomers:
-            watch = Watch(made)
+            watch = Watch(made, 10 * PROBE_S if small else PROBE_S)
             await _measure(groups, min(2.0, calm_s))
             newcomers.begin()
             calm = await _measure(groups, calm_s)
@@ -76,14 +78,14 @@ async def _run(folder: Path, calm_s: float) -> Json:
             before = watch.memory_mb()
             async with watch.watching():
                 options = [str(HERE / "hostile.py"), str(made.port), await _key(made, "theirs"), THEIRS]
-                with _beside(folder, [*options, str(2 * calm_s)]) as process:
+                with _beside(folder, [*options, str(2 * calm_s)], **way) as process:
                     hostile = await _measure(groups, 2 * calm_s)
                     theirs = json.loads((await asyncio.to_thread(process.communicate))[0])
             came_beside = newcomers.begin()
             say("abuse: the hostile owner is gone")
             await _end_all(made)
             share = min(1.0, theirs["processor_s"] / (2 * calm_s))
-            with _beside(folder, ["-c", BURNER, str(share), str(2 * calm_s)]):
+            with _beside(folder, ["-c", BURNER, str(share), str(2 * calm_s)], **way):
                 burnt = await _measure(groups, 2 * calm_s)
             newcomers.begin()
             after = await _measure(groups, calm_s)
@@ -232,9 +234,9 @@ class Newcomers:
 
 
 @contextmanager
-def _beside(folder: Path, command: list[str]) -> "Iterator[subprocess.Popen[bytes]]":
-    """A process that gives way to the others."""
-    process = start(command, folder, stdout=subprocess.PIPE, preexec_fn=_give_way)
+def _beside(folder: Path, command: list[str], **way: Any) -> "Iterator[subprocess.Popen[bytes]]":
+    """A process beside the others."""
+    process = start(command, folder, stdout=subprocess.PIPE, **way)
     try:
         yield process
     finally:
@@ -256,8 +258,8 @@ def _give_way() -> None:
 class Watch:
     """Looks at the daemon all the time: whether it answers, and how much memory it has."""
 
-    def __init__(self, made: Daemon) -> None:
-        self._made = made
+    def __init__(self, made: Daemon, each_s: float) -> None:
+        self._made, self._each_s = made, each_s
         self.took: list[float] = []
         self.longest_s, self.most_mb, self.own_mb = 0.0, 0.0, 0.0
         self.errors = 0
@@ -294,7 +296,7 @@ class Watch:
             self.took.append(reply.at - began)
             self.longest_s = max(self.longest_s, reply.at - began)
             self.errors += reply.status >= 500
-            await asyncio.sleep(PROBE_S)
+            await asyncio.sleep(self._each_s)
 
     async def _weigh(self) -> None:
         while True:

@@ -5,6 +5,7 @@ Run as a process of its own; prints the port it listens on. ``/park/30`` answers
 
 import asyncio
 import importlib.util
+import os
 import socket
 from typing import Any
 
@@ -35,7 +36,7 @@ def main() -> None:
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.bind(("127.0.0.1", 0))
     bound.listen(2048)
-    print(bound.getsockname()[1], flush=True)
+    print(os.getpid(), bound.getsockname()[1], flush=True)
     config = uvicorn.Config(
         app,
         http="httptools",

@@ -31,6 +31,8 @@ JOBS_A_GROUP: Final = 5
 TURNS, BEATS = 12, 28
 #: jobs that are placed already, when one more comes
 RESIDENTS: Final = (100, 500, 1_000, 2_000)
+#: to see that it works
+SMALL: Final = (50, 200)
 #: steps of a search for moves that are timed, at most
 REGROUP_STEPS: Final = 1_500
 #: as many as 2,000 jobs need, and a few that stay free
@@ -55,8 +57,8 @@ MIX: Final = {
 
 def run(budget_s: float, *, small: bool = False) -> Json:
     """Throughput at 100 jobs, and the time of a placement at up to 2,000."""
-    found = throughput(0.4 * budget_s)
-    found["placement"] = placement(0.25 * budget_s, RESIDENTS[:2] if small else RESIDENTS)
+    found = throughput(0.4 * budget_s, 100 if small else 400)
+    found["placement"] = placement(0.25 * budget_s, SMALL if small else RESIDENTS)
     most = max(found["placement"], key=int)
     found[f"placement_ms_{most}"] = found["placement"][most]["p50_ms"]
     thrift = found["placement"][most]["thrift"]
@@ -132,15 +134,15 @@ def one_round(world: World, batches: int, beats: int) -> tuple[Watch, Watch]:
     return ours, floor
 
 
-def throughput(budget_s: float) -> Json:
-    """Inputs in a second of processor time: the mix, and the slot's cycle alone."""
+def throughput(budget_s: float, batches: int) -> Json:
+    """Inputs in a second of processor time: the mix, and the slot's cycle alone, so many batches a round."""
     world = busy_world()
     for _ in range(3):
         one_round(world, 100, BEATS)
     rates: dict[str, list[tuple[Watch, Watch]]] = {"inputs": [], "slot_cycle": []}
     for _ in Rounds(budget_s, least=3, most=15):
-        rates["inputs"].append(one_round(world, 400, BEATS))
-        rates["slot_cycle"].append(one_round(world, 400, 0))
+        rates["inputs"].append(one_round(world, batches, BEATS))
+        rates["slot_cycle"].append(one_round(world, batches, 0))
         say(f"core: {_rate(rates['inputs'][-1][0]):,.0f} inputs/s, {_rate(rates['slot_cycle'][-1][0]):,.0f} of slots")
     iterations = [job.progress.finished for job in world.core.state.jobs.values()]
     assert min(iterations) > 0, iterations
@@ -179,7 +181,7 @@ def arrivals(seed: int) -> Callable[[], JobSpec]:
 
 def placement(budget_s: float, residents: Sequence[int]) -> Json:
     """How long it takes to place one more job, among so many."""
-    most = residents[-1]
+    most = max(500, residents[-1])  # fewer need more than their share
     world = World(inventory(ROLLOUT_NODES * most // 2_000, TRAIN_NODES * most // 2_000))
     core, policy, arrive, newcomers = world.core, RollMux(), arrivals(1), arrivals(2)
     found: Json = {}

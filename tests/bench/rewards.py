@@ -153,8 +153,8 @@ async def _beside(work: Work, steps: int) -> tuple[float, list[bool]]:
 
 
 def _virtual(work: Callable[[], Coroutine[Any, Any, tuple[float, list[bool]]]]) -> tuple[float, list[bool]]:
-    """Run it on a loop whose clock jumps to the next event."""
-    loop = looptime.new_event_loop(_enabled=True)
+    """Run it on a loop whose clock jumps to the next event, at once: it waits for no thread and no file."""
+    loop = looptime.new_event_loop(_enabled=True, noop_cycles=1)
     try:
         return loop.run_until_complete(work())
     finally:

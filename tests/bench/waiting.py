@@ -39,7 +39,7 @@ async def _run(folder: Path, clients: int, wait_s: float) -> Json:
         say(f"waiting: {count} jobs are there, and {len(hosts)} that hold what they wait for")
         few = waiters[:50]
         await asyncio.gather(*(_wait_once(made.port, member) for member in few), *(_park_once(port) for _ in few))
-        pids = made.pid, bare.pid
+        pids = made.pid, bare
         idle, _ = await _shares(pids, 5)
         before = await _memory(pids)
         tasks = [asyncio.create_task(_ask_again(made.port, member, wait_s)) for member in waiters]
