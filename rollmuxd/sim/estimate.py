@@ -131,12 +131,17 @@ def estimate(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs, *, seed: 
         like += [[_parts(log)[part] for log in logs] for part in range(PARTS)]
         like.append([_ahead(log, [drift for drift in drifts if drift.log == who]) for who, log in enumerate(logs)])
     shared, slowdowns, in_turn, together = [], [], [], []
-    for scaling in SCALING:
-        for number, mine_of in enumerate(like):
-            series = [_drawn(log, count, seed, number, who) for who, log in enumerate(mine_of)]
+    for number, mine_of in enumerate(like):
+        series = [_drawn(log, count, seed, number, who) for who, log in enumerate(mine_of)]
+        played, of = None, series
+        for scaling in SCALING:
             split = [[_on(step, gpus, gpus.rollout, gpus.train, scaling) for step in mine] for mine in series]
             whole = [[_on(step, gpus, gpus.all, gpus.all, scaling) for step in mine] for mine in series]
-            played = world.run(_workload(split, gpus, costs), RollMuxPaper(), seed=number, accounting=WORK)
+            if played is None or split != of:  # on as many GPUs as it ran on, a log is the same whatever the scaling
+                played, of = (
+                    world.run(_workload(split, gpus, costs), RollMuxPaper(), seed=number, accounting=WORK),
+                    split,
+                )
             shared.append(played.span_ms / 1000)
             slowdowns.append(fmean(job.slowdown or 1.0 for job in played.jobs))
             in_turn.append(sum(step.total_s for mine in split for step in mine))

@@ -177,6 +177,7 @@ def test_a_log_of_both_phases_on_the_same_gpus_is_stretched_to_the_pools():
     found = estimate([[Step(60.0, 60.0)] * 10] * 2, Gpus(4, 4, ran_on=8), Costs(switch_s=0.0))
     assert found.against[0].wall_s.high == pytest.approx(2 * 30 * 240.0)
     assert found.against[1].wall_s.high == pytest.approx(2 * 30 * 120.0)
+    assert found.shared_s.high == pytest.approx(2**0.3 * found.shared_s.low, rel=0.01)
 
 
 def test_too_little_ram_stands_in_the_way_whatever_the_gain():
