@@ -148,17 +148,18 @@ def fit(cases: Sequence[Case], start: Tuning | None = None) -> Tuning:
     """
     best = start or Tuning()
     least = _error(cases, best)
+    known = {best: least}  # a third of what is tried was tried before
     scale = 1.0
     while scale > _FINE:
         tried = [
-            replace(best, **{name: min(high, max(low, getattr(best, name) + sign * step * scale))})
+            replace(best, **{name: round(min(high, max(low, getattr(best, name) + sign * step * scale)), 9)})
             for name, (low, high, step) in FITTED.items()
             for sign in (1, -1)
         ]
-        errors = [_error(cases, it) for it in tried]
-        if min(errors) < least:
-            least = min(errors)
-            best = tried[errors.index(least)]
+        known |= {it: _error(cases, it) for it in tried if it not in known}
+        nearest = min(tried, key=known.__getitem__)
+        if known[nearest] < least:
+            best, least = nearest, known[nearest]
         else:
             scale /= 2
     return best

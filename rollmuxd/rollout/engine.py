@@ -275,12 +275,12 @@ class Replica:
         engine, queue = self.engine, self.queue
         while queue and len(self._decoding) + len(self._prefilling) < engine.max_seqs:
             request = queue[0]
-            room = engine.kv_tokens - self._context - len(self._decoding)
-            room -= sum(left for _, left in self._prefilling.values())
+            owed = sum(left for _, left in self._prefilling.values())
+            if owed >= engine.budget:
+                return  # its turn comes when there is budget for it
+            room = engine.kv_tokens - self._context - len(self._decoding) - owed
             if request.context + 1 > room and (self._decoding or self._prefilling):
                 return
-            if sum(left for _, left in self._prefilling.values()) >= engine.budget:
-                return  # its turn comes when there is budget for it
             queue.popleft()
             if request.id in self._evicted_from:
                 evicted = max(0, self._taken - self._evicted_from.pop(request.id))
