@@ -41,7 +41,7 @@ class HostConnection(SentAgent):
         self, host: HostId, options: SshOptions, user: str = "", *, now: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(options.connect_s, _SILENT_S, now)
-        self._host, self._what, self._agent = host, f"host {host}", f"the process on {host}"
+        self._host, self._what, self._agent = host, "the host", f"the process on {host}"
         self._options = options
         self._user = user or options.user
         self._connection: SSHClientConnection | None = None

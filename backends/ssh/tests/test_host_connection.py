@@ -188,7 +188,7 @@ async def test_an_answer_that_cannot_be_understood_is_contact_lost(own_server, k
 @pytest.mark.asyncio
 async def test_a_host_without_python_is_told_from_one_that_is_away(own_server, keys, made_up):
     async with reached(own_server, keys, made_up, python="python3.999") as backend:
-        why = r"box cannot be reached by ssh: there is no python3\.999 there; install Python 3\.8 or newer"
+        why = r"the host cannot be reached by ssh: there is no python3\.999 there; install Python 3\.8 or newer"
         with pytest.raises(ContactLost, match=why):
             await backend.observe("box")
 
@@ -559,7 +559,7 @@ async def test_between_tries_a_call_is_told_why_and_when_and_does_not_wait_long(
         with contextlib.suppress(ContactLost):
             await reaching.connection()
     before = asyncio.get_running_loop().time()
-    with pytest.raises(ContactLost, match=r"box cannot be reached by ssh: no route to host \(next try in \d+ s\)"):
+    with pytest.raises(ContactLost, match=r"the host cannot be reached by ssh: no route to host \(next try in \d+ s\)"):
         for _ in range(3):
             await reaching.connection()
     assert asyncio.get_running_loop().time() - before < 8
