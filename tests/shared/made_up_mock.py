@@ -114,7 +114,7 @@ class Elsewhere:
             "pid": order.pid,
             "started": order.started,
         }
-        argv = (self._python, "-", json.dumps(told))
+        argv = (self._python, "-I", "-S", "-", json.dumps(told))
         return await runs_commands(order.backend).run(order.host, argv, stdin=_SCRIPT, timeout_s=limit_s)
 
 

@@ -195,4 +195,4 @@ def replace(path: str, content: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # to take the interpreter apart would be a tenth of all that it takes

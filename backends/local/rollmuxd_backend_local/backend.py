@@ -124,7 +124,7 @@ class LocalBackend(OnThisMachine[HostOptions], Asking[HostOptions]):
 async def apart(question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
     """Ask this machine in a process of its own."""
     ran = await here.run(
-        (sys.executable, "-I", "-c", payload.OPEN), stdin=payload.pack(dict(question), _MARK), timeout_s=limit_s
+        (sys.executable, "-I", "-S", "-c", payload.OPEN), stdin=payload.pack(dict(question), _MARK), timeout_s=limit_s
     )
     try:
         return payload.unpack(ran.stdout, _MARK)

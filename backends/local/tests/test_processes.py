@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -319,12 +318,12 @@ def test_the_first_starts_of_all_make_their_lock_and_are_one_at_a_time(place, mo
     monkeypatch.setattr(processes, "_TURN_S", 50.0)
     looked, entered, second = threading.Event(), threading.Event(), threading.Event()
 
-    def slowly(*, prefix, dir):
+    def slowly():
         """Whoever makes the one that sorts first found nothing before, and makes it when the other is at work."""
         if threading.current_thread() is late:
             looked.set()
             entered.wait()
-        made = f"{dir}/{prefix}{'a' if threading.current_thread() is late else 'b'}"
+        made = f"{processes._PLACE}/{processes._prefix()}{'a' if threading.current_thread() is late else 'b'}"
         os.mkdir(made, 0o700)
         return made
 
@@ -332,7 +331,7 @@ def test_the_first_starts_of_all_make_their_lock_and_are_one_at_a_time(place, mo
         with processes._one_at_a_time():
             second.set()
 
-    monkeypatch.setattr(tempfile, "mkdtemp", slowly)
+    monkeypatch.setattr(processes, "_make_folder", slowly)
     late = threading.Thread(target=start_late)
     late.start()
     assert looked.wait(PATIENCE_S)

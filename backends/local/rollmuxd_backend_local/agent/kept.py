@@ -7,8 +7,6 @@ Both ends keep the same ones: they see the same commands in the same order. Stan
 
 from __future__ import annotations
 
-import hashlib
-
 #: at each end of a connection; inputs of other lengths are not kept
 _MOST = 16
 _SHORTEST, _LONGEST = 300, 2**16
@@ -22,6 +20,8 @@ class Kept:
 
     def name(self, stdin: bytes) -> str:
         """What to keep it under; empty: it is not kept."""
+        import hashlib  # the node is told names, and does not make them
+
         return hashlib.sha256(stdin).hexdigest()[:24] if _SHORTEST <= len(stdin) <= _LONGEST else ""
 
     def has(self, name: str) -> bool:

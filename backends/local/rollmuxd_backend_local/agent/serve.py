@@ -16,7 +16,6 @@ import socket
 import stat
 import sys
 import zlib
-from pathlib import Path
 from typing import Any
 
 from .kept import Kept
@@ -38,7 +37,8 @@ def main(mark: str, silent_s: float) -> None:
     if "SLURM_STEP_ID" in facts:
         # Slurm's own hides GPUs from commands that look at all of them. Which ones a job uses is the daemon's to say.
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    said = {"environment": facts, "cgroups": Path("/proc/self/cgroup").read_text(errors="replace")}
+    with open("/proc/self/cgroup", errors="replace") as file:  # noqa: PTH123 - pathlib takes its time to import
+        said = {"environment": facts, "cgroups": file.read()}
     sys.stdout.write(mark + json.dumps(said) + "\n")
     sys.stdout.flush()
     asyncio.run(_serve(silent_s))

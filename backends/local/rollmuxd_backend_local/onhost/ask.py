@@ -5,7 +5,6 @@ An answer is ``{"said": ...}``; ``{"refused": why}``: for certain not done; or `
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +54,8 @@ def _of_processes(*needed: str) -> Callable[[dict[str, Any]], Any]:
 
 
 def _output(question: dict[str, Any]) -> dict[str, Any]:
+    import base64
+
     after = question["after"]
     path = os.path.expanduser(question["log"])
     try:

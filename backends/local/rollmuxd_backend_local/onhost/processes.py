@@ -10,17 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import fnmatch
 import os
-import shutil
 import signal
 import stat
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
 
 from . import machine
 
@@ -163,12 +158,18 @@ def _turnstiles() -> list[str]:
     """
     found = _own_folders()
     if not found:
-        made = tempfile.mkdtemp(prefix=_prefix(), dir=_PLACE)
+        made = _make_folder()
         found = _own_folders()
         if not found:
             os.rmdir(made)
             raise machine.Refused(f"what this user makes in {_PLACE} is not its own: starts cannot wait for each other")
     return found
+
+
+def _make_folder() -> str:
+    made = f"{_PLACE}/{_prefix()}{os.urandom(8).hex()}"
+    os.mkdir(made, 0o700)
+    return made
 
 
 def _own_folders() -> list[str]:
@@ -200,6 +201,9 @@ def _lock(lock: int, path: str, give_up: float) -> None:
 
 
 def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
+    import shutil  # imported where it is needed, as what follows: most questions need none of it
+    import subprocess
+
     mark = mark_of(owner, str(order["job"]), str(order["number"]), str(order["launch"]))
     plain = _inherited(order["inherits"])
     become, about_them = _identity(order["user"])
@@ -253,6 +257,8 @@ def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
 
 def _inherited(patterns: list[str]) -> dict[str, str]:
     """Of the environment here, what a job may have (see :mod:`rollmuxd.spi.environment`). No URL with a password is."""
+    import fnmatch
+
     return {
         name: value
         for name, value in os.environ.items()
@@ -308,6 +314,8 @@ def _make_cgroup(mark: tuple[str, str, str, str]) -> str:
     top = _top()
     if not top:
         return ""
+    from urllib.parse import quote
+
     folder = f"{top}/{'.'.join(quote(part, safe='').replace('.', '%2E') for part in mark)}"
     try:
         os.makedirs(folder, exist_ok=True)
@@ -323,6 +331,10 @@ def _cgroups(owner: str) -> list[tuple[str, tuple[str, ...]]]:
         names = os.listdir(top) if top else []
     except OSError:
         return []
+    if not names:
+        return []
+    from urllib.parse import unquote
+
     marked = [(f"{top}/{name}", tuple(unquote(part) for part in name.split("."))) for name in names]
     return [(folder, mark) for folder, mark in marked if _is_ours(owner, mark)]
 
