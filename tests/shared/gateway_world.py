@@ -10,6 +10,8 @@ from rollmuxd_gateway.core.model import Config, Replica, Request
 from rollmuxd_gateway.fakes.hashlm import Engine, EngineDied, Model
 
 STEP_MS = 10
+#: what was made by an engine alone, by what it was asked
+_MADE = {}
 
 
 class World:
@@ -142,8 +144,15 @@ class World:
         raise AssertionError(f"not done: {[r for r in self.gateway.requests.values() if not r.over]}")
 
 
-def alone(model, prompt, *, max_tokens=64, engine=None, **params):
-    """What one engine makes of a prompt, without a gateway."""
+def alone(model, prompt, **asked):
+    """What one engine makes of a prompt, without a gateway. It is the same each time, so it is made once."""
+    key = repr((model, list(prompt), asked))
+    if key not in _MADE:
+        _MADE[key] = _make(model, prompt, **asked)
+    return _MADE[key]
+
+
+def _make(model, prompt, *, max_tokens=64, engine=None, **params):
     one = Engine(model, **(engine or {}))
     job = one.submit("x", array("i", prompt), {**params, "max_tokens": max_tokens})
     while not job.finish:

@@ -25,6 +25,8 @@ EOS: Final = 0
 _CANDIDATES: Final = 8
 _TOPIC: Final = 8
 _NORMAL: Final = NormalDist()
+#: parameters by which candidates are more or less likely than the model has them
+_ADJUSTS: Final = frozenset({"presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"})
 
 
 def text_of(ids: Sequence[int]) -> str:
@@ -301,15 +303,16 @@ class Engine:
         if tokens == [EOS] and (params.get("ignore_eos") or len(job.out) < int(params.get("min_tokens") or 0)):
             tokens, values = [1 + job.state.digest[8] % 127], [0.0]
         logprobs = _log_softmax(values)
-        adjusted = list(self._adjusted(job, tokens, values))
+        adjusted = values if params.keys().isdisjoint(_ADJUSTS) else list(self._adjusted(job, tokens, values))
         temperature = params.get("temperature")
         temperature = 1.0 if temperature is None else float(temperature)
         if temperature == 0:
             at = max(range(len(tokens)), key=adjusted.__getitem__)
         else:
             at = self._draw(job, [value / temperature for value in adjusted], params)
-        top = sorted(zip(tokens, logprobs, strict=True), key=lambda pair: -pair[1])
-        return tokens[at], logprobs[at], top[: int(params.get("logprobs") or 0)]
+        told = int(params.get("logprobs") or 0)
+        top = sorted(zip(tokens, logprobs, strict=True), key=lambda pair: -pair[1])[:told] if told else []
+        return tokens[at], logprobs[at], top
 
     def _adjusted(self, job: Job, tokens: list[int], values: list[float]) -> Iterator[float]:
         params = job.params
