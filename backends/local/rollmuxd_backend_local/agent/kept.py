@@ -20,7 +20,7 @@ class Kept:
 
     def name(self, stdin: bytes) -> str:
         """What to keep it under; empty: it is not kept."""
-        import hashlib  # the node is told names, and does not make them
+        import hashlib  # only the daemon makes names, and a node starts without it
 
         return hashlib.sha256(stdin).hexdigest()[:24] if _SHORTEST <= len(stdin) <= _LONGEST else ""
 
