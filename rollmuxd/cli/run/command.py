@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -365,14 +365,9 @@ def _detach(
         click.echo(f"rollmuxd job logs -f {told['name']}")
 
 
-@contextlib.contextmanager
-def _output(logs: Path | None, name: str) -> Iterator[IO[bytes] | None]:
+def _output(logs: Path | None, name: str) -> contextlib.AbstractContextManager[IO[bytes] | None]:
     """Where a role's output goes; None: where ours goes."""
-    if logs is None:
-        yield None
-        return
-    with (logs / f"{name}.log").open("ab") as out:
-        yield out
+    return contextlib.nullcontext() if logs is None else (logs / f"{name}.log").open("ab")
 
 
 def _say(text: str) -> None:

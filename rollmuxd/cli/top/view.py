@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rollmuxd.cli.common import printable
 from rollmuxd.cli.top.screen import Screen
+from rollmuxd.client.retry import duration
 
 _SPARKS: Final = " ▁▂▃▄▅▆▇█"
 _COLOUR: Final = {
@@ -253,7 +254,7 @@ def _jobs(
                 Text(job["status"], _COLOUR.get(job["status"], "")),
                 job.get("group") or "-",
                 _now(job, holders) if job.get("silent_s") is None else Text(_silent(job), "red"),
-                _span(_seconds(since, at)) if since else "-",
+                duration(_seconds(since, at)) if since else "-",
                 str(job.get("iterations", 0)),
                 "-" if job.get("slowdown") is None else f"{job['slowdown']:.2f}",
                 Text(_against(job), "red" if broken else "green"),
@@ -314,10 +315,3 @@ def _more(what: str, shown: int, there: int) -> list[RenderableType]:
 
 def _seconds(since: str, at: str) -> float:
     return (datetime.fromisoformat(at) - datetime.fromisoformat(since)).total_seconds()
-
-
-def _span(seconds: float) -> str:
-    """``34 s``, ``12 min``, ``3 h``."""
-    if seconds < 120:
-        return f"{max(0, seconds):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
