@@ -8,11 +8,13 @@ from msgspec.structs import replace
 
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.policy import Policy
-from rollmuxd.sim import fluid, world
+from rollmuxd.sim.execution import Executions
+from rollmuxd.sim.fluid import Fluid
 from rollmuxd.sim.outcome import PAPER, WORK, Outcome
 from rollmuxd.sim.policies import MAX_GROUP, Moving, PolicyUnderTest, bound, policy_under_test
 from rollmuxd.sim.workload import Options, Workload
 from rollmuxd.sim.workloads import read
+from rollmuxd.sim.world import World
 
 FIDELITIES: Final = ("cost", "phase", "engine", "network")
 ACCOUNTINGS: Final = (PAPER, WORK)
@@ -118,12 +120,13 @@ def perform(
     *,
     hear: Callable[[Fact], None] | None = None,
     progress: Callable[[int], None] | None = None,
-    play: Callable[..., Outcome] = world.run,
+    make: Callable[..., World] = World,
     lit: Callable[[Sequence[Any]], None] | None = None,
 ) -> Outcome:
     """One run. ``hear`` gets every fact (a bound has none), ``progress`` the number of jobs that have ended.
 
-    ``play`` runs all fidelities but ``cost``. ``lit`` gets the circuits of fidelity ``network`` when the run has ended.
+    ``make`` makes the world of all fidelities but ``cost``. ``lit`` gets the circuits of fidelity ``network``, when the
+    run has ended.
     """
     drawn = drawn or draw(task)
     if (least := bound(task.policy)) is not None:
@@ -134,19 +137,18 @@ def perform(
     if task.max_group != MAX_GROUP:
         found = cast(PolicyUnderTest, Capped(found, task.max_group))
     if task.fidelity == "cost":
-        return fluid.run(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress)
-    how: dict[str, Any] = {}
+        return Fluid(drawn, found, task.seed, task.accounting, hear, progress).run()
     network: Any = None
+    executions: Executions | None = None
     if task.fidelity == "engine":
         from rollmuxd.sim.executions.engines import Engines  # needs numpy, which cost and phase do not
 
-        how["executions"] = Engines
+        executions = Engines()
     if task.fidelity == "network":
         from rollmuxd.sim.executions.network import Networks
 
-        network = Networks(task.options.topology, task.options.t_ocs_ms)
-        how["executions"] = lambda: network
-    outcome = play(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress, **how)
+        executions = network = Networks(task.options.topology, task.options.t_ocs_ms)
+    outcome = make(drawn, found, task.seed, task.accounting, hear, progress, executions).run()
     outcome.fidelity = task.fidelity
     if network is not None:
         of = network.network

@@ -17,11 +17,11 @@ from typing import Final
 from msgspec import Struct
 
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.sim import world
 from rollmuxd.sim.outcome import WORK
 from rollmuxd.sim.policies import MAX_GROUP, RollMuxPaper
 from rollmuxd.sim.training_logs import Step
 from rollmuxd.sim.workload import Pool, SimJob, Workload
+from rollmuxd.sim.world import World
 
 #: below this gain sharing is not worth its trouble
 WORTH: Final = 1.15
@@ -138,10 +138,8 @@ def estimate(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs, *, seed: 
             split = [[_on(step, gpus, gpus.rollout, gpus.train, scaling) for step in mine] for mine in series]
             whole = [[_on(step, gpus, gpus.all, gpus.all, scaling) for step in mine] for mine in series]
             if played is None or split != of:  # on as many GPUs as it ran on, a log is the same whatever the scaling
-                played, of = (
-                    world.run(_workload(split, gpus, costs), RollMuxPaper(), seed=number, accounting=WORK),
-                    split,
-                )
+                world = World(_workload(split, gpus, costs), RollMuxPaper(), seed=number, accounting=WORK)
+                played, of = world.run(), split
             shared.append(played.span_ms / 1000)
             slowdowns.append(fmean(job.slowdown or 1.0 for job in played.jobs))
             in_turn.append(sum(step.total_s for mine in split for step in mine))

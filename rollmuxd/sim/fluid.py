@@ -29,21 +29,6 @@ NEVER: Millis = 1 << 50
 COUNTED_MS: Millis = 100
 
 
-def run(
-    workload: Workload,
-    under_test: PolicyUnderTest,
-    *,
-    seed: int,
-    accounting: str,
-    hear: Callable[[f.Fact], None] | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Outcome:
-    """One policy on one workload. ``hear`` gets every fact, ``progress`` how many jobs have ended."""
-    workload.check()
-    under_test = under_test.within(workload, "cost", accounting)
-    return _Fluid(workload, under_test, seed, accounting, hear, progress).run()
-
-
 class Course(Struct):
     """One job under way."""
 
@@ -61,17 +46,21 @@ class Course(Struct):
     version: int = 0
 
 
-class _Fluid:
+class Fluid:
+    """One policy on one workload. ``hear`` gets every fact, ``progress`` how many jobs have ended."""
+
     def __init__(
         self,
         workload: Workload,
         under_test: PolicyUnderTest,
         seed: int,
         accounting: str,
-        hear: Callable[[f.Fact], None] | None,
-        progress: Callable[[int], None] | None,
+        hear: Callable[[f.Fact], None] | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
         self.began = time.perf_counter()
+        workload.check()
+        under_test = under_test.within(workload, "cost", accounting)
         self.jobs = by_arrival([under_test.adapt(job) for job in workload.jobs])
         self.policy_under_test, self.workload = under_test, workload
         self.by_work = accounting == WORK
@@ -103,6 +92,7 @@ class _Fluid:
         self.ticks_at: Millis | None = None
 
     def run(self) -> Outcome:
+        """To its end. Raises Impossible where a job waits though any number of nodes can be bought."""
         self.tell(self.inventory.start)
         for seen in self.inventory.seen_empty():
             self.tell(seen)

@@ -21,8 +21,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rollmuxd.sim import fluid
 from rollmuxd.sim.estimate import Costs, played_job
+from rollmuxd.sim.fluid import Fluid
 from rollmuxd.sim.outcome import WORK, JobOutcome
 from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.training_logs import Step
@@ -361,7 +361,7 @@ def _play(
             Pool("rollout", "GPU", 1.0, gpus_per_node=rollout, ram_mb=10**9),
             Pool("train", "GPU", 1.0, gpus_per_node=train, ram_mb=10**9),
         )
-        outcome = fluid.run(Workload("sacct", tuple(alike), pools), RollMuxPaper(), seed=0, accounting=WORK)
+        outcome = Fluid(Workload("sacct", tuple(alike), pools), RollMuxPaper(), seed=0, accounting=WORK).run()
         hours += outcome.cost
         fared += outcome.jobs
     return hours, fared

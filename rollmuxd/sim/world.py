@@ -9,7 +9,7 @@ answered, and every order is carried out; a subclass that overrides public metho
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
 
 from msgspec import Struct
@@ -129,32 +129,11 @@ class Process(Struct):
 Then: TypeAlias = Callable[[Process, Answer], None]
 
 
-def run(
-    workload: Workload,
-    under_test: PolicyUnderTest,
-    *,
-    seed: int,
-    accounting: str,
-    listeners: Sequence[Listener] = (),
-    hear: Callable[[f.Fact], None] | None = None,
-    progress: Callable[[int], None] | None = None,
-    make: "Callable[..., World] | None" = None,
-    executions: Callable[[], Executions] = Durations,
-) -> Outcome:
-    """One policy on one workload, to its end. ``make``: a world, from what :class:`World` takes.
-
-    ``executions``: what a phase does.
-
-    Raises:
-        BrokenInvariant: a promise was broken, or a job waits for ever; the message has the seed and the last facts.
-        Impossible: a job is wider than any inventory, or its policy will not place it.
-    """
-    workload.check()
-    return (make or World)(workload, under_test, seed, accounting, listeners, hear, progress, executions()).run()
-
-
 class World:
-    """One scheduler, its clients and its machines, in simulated time."""
+    """One scheduler, its clients and its machines, in simulated time: one policy on one workload.
+
+    ``hear`` gets every fact, ``progress`` how many jobs have ended. ``executions``: what a phase does.
+    """
 
     def __init__(
         self,
@@ -162,12 +141,12 @@ class World:
         under_test: PolicyUnderTest,
         seed: int,
         accounting: str,
-        listeners: Sequence[Listener] = (),
         hear: Callable[[f.Fact], None] | None = None,
         progress: Callable[[int], None] | None = None,
         executions: Executions | None = None,
     ) -> None:
         self.began = time.perf_counter()
+        workload.check()
         under_test = under_test.within(workload, "phase", accounting)
         self.workload, self.policy_under_test, self.seed = workload, under_test, seed
         self.by_work = accounting == WORK
@@ -180,7 +159,8 @@ class World:
         self.config = self.make_config()
         self.core = Scheduler(self.config, under_test.policy(seed))
         self.meter = Meter(workload, self.inventory.pool_of)
-        self.listeners, self.hear, self.progress = list(listeners), hear, progress
+        self.listeners: list[Listener] = []
+        self.hear, self.progress = hear, progress
         self.outcome = Outcome(under_test.name, workload.name, seed, "phase", accounting)
         self.digest = hashlib.sha256()
         self.processes: dict[JobId, Process] = {}
@@ -212,7 +192,12 @@ class World:
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """Until every job has ended."""
+        """Until every job has ended.
+
+        Raises:
+            BrokenInvariant: a promise was broken, or a job waits for ever; the message has the seed and the last facts.
+            Impossible: a job is wider than any inventory, or its policy will not place it.
+        """
         try:
             self._run()
         except BrokenInvariant as broken:

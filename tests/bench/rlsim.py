@@ -20,7 +20,7 @@ from rollmuxd.sim.policies import policy_under_test
 from rollmuxd.sim.rollouts.batches import read
 from rollmuxd.sim.rollouts.run import Policy, Setting, Step
 from rollmuxd.sim.workload import Pool, SimJob, Workload
-from rollmuxd.sim.world import run as play
+from rollmuxd.sim.world import World
 
 NODES: Final = 256
 PROMPTS, SAMPLES = 2048, 16
@@ -88,10 +88,10 @@ def _network(*, small: bool) -> float:
         jobs.append(SimJob(name, "72B", 0, 1, spec, (times,), size, iterations=iterations, inside=inside))
     there = tuple(Pool(pool, "H800", 1.0, nodes=2 * nodes) for pool in ("rollout", "train"))
     began = time.process_time()
-    outcome = play(
+    outcome = World(
         Workload("bench", tuple(jobs), there), policy_under_test("solo"), seed=0, accounting="work",
-        executions=lambda: Networks("rfabric", 20.0),
-    )  # fmt: skip
+        executions=Networks("rfabric", 20.0),
+    ).run()  # fmt: skip
     took = time.process_time() - began
     say(f"rlsim: {outcome.span_ms / 1000:.0f} simulated s of two jobs on a network in {took:.1f} s")
     return outcome.span_ms / 1000 / took

@@ -25,7 +25,7 @@ from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import rate_of
 from rollmuxd.policies.schedule import is_feasible
 from rollmuxd.policies.thrift.policy import Thrift
-from rollmuxd.sim import fluid
+from rollmuxd.sim.fluid import Fluid
 from rollmuxd.sim.policies import policy_under_test
 from rollmuxd.sim.workload import Options, SimJob, Workload
 from rollmuxd.sim.workloads import read
@@ -69,7 +69,7 @@ def snapshots(draw: int) -> Iterator[list[Joined]]:
             found.append([it for name in state.groups if (it := _joined(state, policy, name))])
         apply(state, fact)
 
-    fluid.run(drawn, policy_under_test("default"), seed=draw, accounting="paper", hear=hear)
+    Fluid(drawn, policy_under_test("default"), seed=draw, accounting="paper", hear=hear).run()
     yield from found
 
 
@@ -210,7 +210,7 @@ def halves() -> dict[str, Any]:
 
 
 def _bill(drawn: Workload) -> tuple[float, float | None]:
-    outcome = fluid.run(drawn, policy_under_test("default"), seed=DRAWS[0], accounting="paper")
+    outcome = Fluid(drawn, policy_under_test("default"), seed=DRAWS[0], accounting="paper").run()
     return outcome.cost, outcome.attainment
 
 

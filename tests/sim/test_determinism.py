@@ -14,15 +14,15 @@ PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from rollmuxd.core import facts
-from rollmuxd.sim import fluid
+from rollmuxd.sim.fluid import Fluid
 from simkit import checked, small
 for name in sys.argv[3:]:
     kind, seed = name.split("-")
-    run, faults = (fluid.run, {}) if kind == "fluid" else (checked.run, {"faults": small.PRESETS[kind]})
+    made, faults = (Fluid, ()) if kind == "fluid" else (checked.make, (small.PRESETS[kind],))
     with open(f"{sys.argv[2]}/{name}", "wb") as file:
         write = lambda fact: file.write(facts.encode(fact) + bytes([10]))
         policy = small.policy_under_test("random" if kind == "fluid" else "rollmux")
-        outcome = run(small.small(int(seed)), policy, seed=int(seed), accounting="work", hear=write, **faults)
+        outcome = made(*faults, small.small(int(seed)), policy, int(seed), "work", write).run()
     print(name, outcome.facts_digest, outcome.facts, outcome.cost)
 """
 #: seed 3 of each kind

@@ -35,7 +35,7 @@ def run(*jobs):
     pools = (Pool("rollout", "H20", 1.85, nodes=1), Pool("train", "H800", 5.28, nodes=1))
     outcome = checked.run(
         Workload("made", jobs, pools), RollMuxPaper(prune=False), seed=0, accounting="work", hear=found.append,
-        executions=Engines,
+        executions=Engines(),
     )  # fmt: skip
     return outcome, found
 

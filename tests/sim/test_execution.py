@@ -48,16 +48,16 @@ class Told(Durations):
 
 
 def test_a_phase_ends_when_its_series_says():
-    assert released(Durations) == [100, 200, 300, 400]
+    assert released(Durations()) == [100, 200, 300, 400]
 
 
 def test_an_end_that_comes_later_than_was_said_is_waited_for():
-    assert released(lambda: Told(50, 80)) == [80, 180, 260, 360]
+    assert released(Told(50, 80)) == [80, 180, 260, 360]
 
 
 def test_an_end_that_comes_earlier_than_was_said_is_taken():
-    assert released(lambda: Told(500, 30)) == [30, 130, 160, 260]
+    assert released(Told(500, 30)) == [30, 130, 160, 260]
 
 
 def test_a_phase_whose_end_is_not_known_at_first_runs_until_it_is():
-    assert released(lambda: Told(None, 70)) == [70, 170, 240, 340]
+    assert released(Told(None, 70)) == [70, 170, 240, 340]

@@ -43,19 +43,14 @@ def workload(*jobs, per_host=1, gpus=8):
 
 def run(topology, *jobs, t_ocs=20.0):
     """What the phases of the first job took, in ms, and how often circuits were changed."""
-    found, made = [], []
-
-    def networks():
-        made.append(Networks(topology, t_ocs))
-        return made[-1]
-
+    found, networks = [], Networks(topology, t_ocs)
     outcome = checked.run(
         workload(*jobs), policy_under_test("solo"), seed=0, accounting="work", hear=found.append, executions=networks
     )
     first = [fact.slot for fact in found if isinstance(fact, f.SlotQueued) and fact.job == found_job(found)]
     granted = {fact.slot: fact.at for fact in found if isinstance(fact, f.SlotGranted)}
     ended = {fact.slot: fact.at for fact in found if isinstance(fact, f.SlotReleased)}
-    return [ended[slot] - granted[slot] for slot in first if slot in ended], outcome, made[-1].network
+    return [ended[slot] - granted[slot] for slot in first if slot in ended], outcome, networks.network
 
 
 def found_job(found):
@@ -156,15 +151,15 @@ def generates(topology, parallelism, nodes=8, jobs=1):
     ]
     made = workload(*wide)
     pools = (replace(made.pools[0], nodes=nodes * jobs), made.pools[1])
-    found, ran = [], []
+    found, ran = [], Networks(topology, 20.0)
     outcome = checked.run(
         replace(made, pools=pools), policy_under_test("solo"), seed=0, accounting="work", hear=found.append,
-        executions=lambda: ran.append(Networks(topology, 20.0)) or ran[-1],
+        executions=ran,
     )  # fmt: skip
     granted = {fact.slot: fact.at for fact in found if isinstance(fact, f.SlotGranted)}
     ended = {fact.slot: fact.at for fact in found if isinstance(fact, f.SlotReleased)}
     first = next(fact.slot for fact in found if isinstance(fact, f.SlotQueued))
-    return ended[first] - granted[first], outcome, ran[-1].network
+    return ended[first] - granted[first], outcome, ran.network
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.policies import rollmux
 from rollmuxd.policies.rollmux import RollMux
-from rollmuxd.sim import policies, world
+from rollmuxd.sim import policies
 from rollmuxd.sim.policies import bound, known_policies, policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Workload
+from rollmuxd.sim.world import World
 
 OURS = ("default", "rollmux", "solo")
 PAPERS = ("rollmux-artifact", "colocated", "gavel", "random", "most-idle", "optimal")
@@ -60,4 +61,4 @@ def test_a_policy_that_forgets_what_hosts_have_is_told_so(monkeypatch):
     pools = (Pool("rollout", "H20", 1.85, nodes=1), Pool("train", "H800", 5.28, nodes=1))
 
     with pytest.raises(BrokenInvariant, match="policy rollmux has placed j3 where host rollout1 has too little RAM"):
-        world.run(Workload("made", jobs, pools), policy_under_test("rollmux"), seed=0, accounting="work")
+        World(Workload("made", jobs, pools), policy_under_test("rollmux"), seed=0, accounting="work").run()

@@ -6,7 +6,7 @@ research/policy.md section 8, on less.
 
 import statistics
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from typing import Any
 
@@ -22,8 +22,8 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.policies.thrift import catalogue, model
 from rollmuxd.policies.thrift.policy import Thrift
-from rollmuxd.sim import fluid
 from rollmuxd.sim.compare import Capped, Task, policy_under_test
+from rollmuxd.sim.fluid import COUNTED_MS, Fluid
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.policies import Moving, PolicyUnderTest, RollMuxPaper
 from rollmuxd.sim.workload import Options, Pool, SimJob, Workload
@@ -63,7 +63,7 @@ SETTINGS: dict[str, PolicyUnderTest] = {
 @lru_cache
 def replayed(policy: str, seed: int = 0, accounting: str = "paper", jobs: int = 40) -> Outcome:
     drawn = read("weave-production", Options(slo=(1.0, 2.0), jobs=jobs)).draw(seed)
-    return fluid.run(drawn, SETTINGS[policy], seed=seed, accounting=accounting)
+    return Fluid(drawn, SETTINGS[policy], seed=seed, accounting=accounting).run()
 
 
 def test_moves_cost_less_than_arrivals_alone_and_credit_that_is_spent_less_than_either() -> None:
@@ -118,7 +118,7 @@ class Checked(Thrift):
             if job.live and job.last_pins and job.placed_at is not None and 0 < now - job.placed_at < 300_000:
                 self.moved += 1
                 until = job.placed_at + 300_000 - job.registered_at
-                assert job.progress.elapsed_ms >= until - fluid.COUNTED_MS, (
+                assert job.progress.elapsed_ms >= until - COUNTED_MS, (
                     until - job.progress.elapsed_ms,
                     now - job.placed_at,
                 )
@@ -129,7 +129,7 @@ def test_a_job_has_paid_for_its_move_before_another_is_looked_for() -> None:
     """One of 300 jobs was moved twice within a tenth of a second, with one credit, and missed its SLO by 0.5 %."""
     policy = Checked(objective="cost", warm_move_s=300)
     drawn = read("weave-production", Options(slo=(1.0, 2.0), jobs=30)).draw(0)
-    fluid.run(drawn, Moving("checked", "", lambda _: policy, move_s=300), seed=0, accounting="paper")
+    Fluid(drawn, Moving("checked", "", lambda _: policy, move_s=300), seed=0, accounting="paper").run()
     assert policy.moved > 20
 
 
@@ -163,8 +163,8 @@ def test_phase_by_phase_it_costs_what_was_planned_and_every_slo_is_kept() -> Non
     """Every turn of schedules with several turns to a phase, and every move, under all checkers."""
     options = Options(slo=(1.1, 2.0), jobs=20)
     played, planned = (
-        play(read("weave-production", options).draw(1), SETTINGS["thrift"], seed=1, accounting="paper")
-        for play in (checked.run, fluid.run)
+        play(read("weave-production", options).draw(1), SETTINGS["thrift"], 1, "paper").run()
+        for play in (partial(checked.make, checked.NONE), Fluid)
     )
     assert played.attainment == 1.0
     assert sum(job.moves for job in planned.jobs) > 2
@@ -180,7 +180,7 @@ def test_jobs_that_train_on_one_node_and_on_two_share() -> None:
             wide.setdefault(fact.group, {})[fact.job] = len(fact.pins["train"])
 
     drawn = read("weave-production-honest", Options(slo=(1.5, 2.0), jobs=80)).draw(0)
-    assert fluid.run(drawn, SETTINGS["greedy"], seed=0, accounting="paper", hear=hear).attainment == 1.0
+    assert Fluid(drawn, SETTINGS["greedy"], seed=0, accounting="paper", hear=hear).run().attainment == 1.0
     assert any(set(widths.values()) == {1, 2} for widths in wide.values())
 
 
@@ -189,7 +189,7 @@ def test_on_nodes_that_one_owns_jobs_are_done_sooner_than_by_the_papers_rule(pol
     """No job is slowed beside idle nodes, and moves let in jobs that would wait."""
     drawn = read("weave-production", Options(slo=(1.0, 2.0), jobs=60, nodes={"rollout": 10, "train": 10})).draw(0)
     ours, papers = (
-        fluid.run(drawn, each, seed=0, accounting="work") for each in (policy, policy_under_test("rollmux"))
+        Fluid(drawn, each, seed=0, accounting="work").run() for each in (policy, policy_under_test("rollmux"))
     )
     assert ours.attainment == 1.0
     assert ours.mean_completion_s < 0.97 * papers.mean_completion_s
@@ -327,7 +327,7 @@ def _settled(workload: Workload, policy: PolicyUnderTest, seed: int) -> float:
             case f.MoveEnded() if fact.at < HOUR_MS:
                 sits[fact.job] = coming[fact.job]
 
-    fluid.run(workload, policy, seed=seed, accounting="paper", hear=hear)
+    Fluid(workload, policy, seed=seed, accounting="paper", hear=hear).run()
     return sum(price[node] for node in dict.fromkeys(node for nodes in sits.values() for node in nodes))
 
 

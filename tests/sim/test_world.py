@@ -8,9 +8,10 @@ from simkit import checked
 from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.spec import JobSpec, Park, PhaseSpec, StateSpec, Want
-from rollmuxd.sim import fluid, world
+from rollmuxd.sim.fluid import Fluid
 from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Starts, Workload
+from rollmuxd.sim.world import World
 
 HOUR = 3_600_000
 UNPRUNED = RollMuxPaper(prune=False)
@@ -271,9 +272,9 @@ def test_a_job_that_can_never_be_placed_ends_the_run_with_the_reason():
 def test_a_job_that_its_policy_never_places_though_nodes_can_be_bought_is_named():
     """Promised a bound that moving its states breaks: no number of nodes helps, at either fidelity."""
     hopeless = job("X", rollout=10, train=10, load=20, park=20, when=Park.AT_RELEASE, slo=1.5)
-    for how in (world, fluid):
+    for how in (World, Fluid):
         with pytest.raises(Impossible, match=r"job X .made. waits: .*even alone its iteration would take"):
-            how.run(Workload("made", (hopeless,), POOLS), UNPRUNED, seed=0, accounting="work")
+            how(Workload("made", (hopeless,), POOLS), UNPRUNED, 0, "work").run()
 
 
 def whatever_nobody_holds(cycle, job, slot, nodes):

@@ -7,7 +7,7 @@ from rollmuxd.core.decision import Decision
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.inputs import Input
 from rollmuxd.core.state import State
-from rollmuxd.sim import compare, world
+from rollmuxd.sim import compare
 from rollmuxd.sim.compare import Task
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.policies import PolicyUnderTest
@@ -59,14 +59,14 @@ def make(faults: Faults, *given: Any, **named: Any) -> World:
 
 
 def run(workload: Workload, under_test: PolicyUnderTest, *, faults: Faults = NONE, **named: Any) -> Outcome:
-    """As :func:`rollmuxd.sim.world.run` does.
+    """As :meth:`rollmuxd.sim.world.World.run` does.
 
     Raises:
         BrokenInvariant: a promise was broken.
     """
-    return world.run(workload, under_test, make=partial(make, faults), **named)
+    return make(faults, workload, under_test, **named).run()
 
 
 def perform(task: Task, drawn: Workload | None = None, *, faults: Faults = NONE, **named: Any) -> Outcome:
     """As :func:`rollmuxd.sim.compare.perform` does."""
-    return compare.perform(task, drawn, play=partial(run, faults=faults), **named)
+    return compare.perform(task, drawn, make=partial(make, faults), **named)

@@ -3,10 +3,10 @@
 import pytest
 
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.sim import world
 from rollmuxd.sim.compare import Task
 from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Options
+from rollmuxd.sim.world import World
 from simkit import checked, small, swarm
 from simkit.checkers import Checker
 from simkit.checkers.rest import Rest
@@ -38,11 +38,11 @@ def test_what_a_checker_finds_ends_the_run_and_names_workload_and_seed(checker, 
 def test_the_simulator_itself_runs_without_them(monkeypatch):
     for method in ("hear", "end"):
         monkeypatch.setattr(Checker, method, None)
-    outcome = world.run(small.small(0), RollMuxPaper(), seed=0, accounting="work")
+    outcome = World(small.small(0), RollMuxPaper(), seed=0, accounting="work").run()
     assert all(job.ended_ms is not None for job in outcome.jobs)
 
 
 def test_checkers_do_not_change_what_happens():
-    plain = world.run(small.small(0), RollMuxPaper(), seed=0, accounting="work")
+    plain = World(small.small(0), RollMuxPaper(), seed=0, accounting="work").run()
     watched = checked.run(small.small(0), RollMuxPaper(), seed=0, accounting="work")
     assert watched.facts_digest == plain.facts_digest

@@ -61,7 +61,9 @@ def history(*jobs, policy=UNPRUNED, accounting="work") -> list[Heard]:
 
     listener = Recorder()
     pools = (Pool("rollout", "H20", 1.85, nodes=1), Pool("train", "H800", 5.28, nodes=1))
-    checked.run(Workload("made", jobs, pools), policy, seed=0, accounting=accounting, listeners=[listener])
+    world = checked.make(checked.NONE, Workload("made", jobs, pools), policy, seed=0, accounting=accounting)
+    world.listeners.append(listener)
+    world.run()
     return listener.heard
 
 

@@ -44,8 +44,8 @@ class Small(Listener):
         self.heard = []
         self.world = FaultyWorld(
             settings, Workload("made", jobs or (job("X"), job("Y")), pools), policy_under_test("rollmux"), 0, "work",
-            listeners=[self],
         )  # fmt: skip
+        self.world.listeners.append(self)
         checked.check(self.world)
         traits = DriverTraits(idempotent=idempotent, probes=probes)
         self.world.config = msgspec.structs.replace(self.world.config, drivers={"sim": traits})

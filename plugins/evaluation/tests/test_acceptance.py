@@ -5,13 +5,13 @@ test_optimal. The trace and its profiles come with the package; SLOs are drawn a
 """
 
 import statistics
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import pytest
 from simkit import checked
 
-from rollmuxd.sim import fluid
 from rollmuxd.sim.compare import Task
+from rollmuxd.sim.fluid import Fluid
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Options
@@ -25,9 +25,9 @@ UNPRUNED = "without pruning"
 def performed(options: Options, policy: str, fidelity: str, accounting: str, seed: int) -> Outcome:
     if policy != UNPRUNED:
         return checked.perform(Task("weave-production", options, policy, fidelity, accounting, seed))
-    how = fluid if fidelity == "cost" else checked
     drawn = read("weave-production", options).draw(seed)
-    return how.run(drawn, RollMuxPaper(prune=False), seed=seed, accounting=accounting)
+    how = Fluid if fidelity == "cost" else partial(checked.make, checked.NONE)
+    return how(drawn, RollMuxPaper(prune=False), seed, accounting).run()
 
 
 @lru_cache

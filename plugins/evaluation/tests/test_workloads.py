@@ -23,13 +23,13 @@ from rollmuxd.fabric.topology import CARD
 from rollmuxd.fabric.traffic import Training
 from rollmuxd.rollout.hardware import gpu
 from rollmuxd.rollout.models import model
-from rollmuxd.sim import world
 from rollmuxd.sim.compare import Task
 from rollmuxd.sim.executions.engines import course
 from rollmuxd.sim.outcome import WORK
 from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Malformed, Options, SimJob, Workload
 from rollmuxd.sim.workloads import read
+from rollmuxd.sim.world import World
 from rollmuxd_evaluation.workloads import WORKLOADS, across_racks
 from rollmuxd_evaluation.workloads.shapes import sync_ms
 from rollmuxd_evaluation.workloads.tables import opened
@@ -446,7 +446,7 @@ def test_releasing_tails_gains_what_the_paper_measured_or_a_little_more(case, pa
 
     def wall(tail):
         workload = read(case, Options(slo=None, switch="table", more={"tail": tail})).draw(0)
-        played = world.run(workload, RollMuxPaper(), seed=0, accounting=WORK)
+        played = World(workload, RollMuxPaper(), seed=0, accounting=WORK).run()
         return max(job.elapsed_ms for job in played.jobs)
 
     assert paper - 0.04 <= wall("off") / wall("on") <= paper + 0.05
