@@ -437,6 +437,18 @@ async def test_an_owners_lost_process_is_ended_by_the_user_that_is_named_for_it(
         assert names == ["bob", "ann"]
 
 
+@pytest.mark.asyncio
+async def test_what_one_owners_process_said_is_read_while_another_owners_login_is_refused(own_server, keys, made_up):
+    logins = {"team-a": "ann", "team-b": "bob"}
+    options = {"starts_processes": True, "users": logins, "logs": str(keys.folder)}
+    async with reached(own_server, keys, made_up, **options) as backend:
+        (keys.folder / "l1.log").write_text("step 1\n")
+        own_server.refused = ("bob",)
+        assert (await backend.output("box", "l1", 0, 100)).data == b"step 1\n"
+        with pytest.raises(ContactLost, match="it accepts none of the keys"):
+            await backend.alive("box", "l1")
+
+
 def process_of(owner, number):
     return ProcessOrder(
         launch=f"l{number}",
