@@ -29,13 +29,15 @@ def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bo
     Held time is charged to its holder. Time in which a group's nodes were not held is split among its jobs by what they
     held. The rest of the inventory is unallocated. So the rows and the rest add up to all GPU-hours.
     """
+    from rollmuxd.client.calls import QUESTION_S
+
     if as_csv and call.as_json:
         raise click.UsageError("--csv and --json are two answers; ask for one")
     if as_csv:
         asked = {name: value for name, value in {"since": since, "until": until}.items() if value is not None}
-        click.echo(call.daemon.text("/v1/report", by=by, format="csv", **asked), nl=False)
+        click.echo(call.daemon.text("/v1/report", timeout_s=QUESTION_S, by=by, format="csv", **asked), nl=False)
     else:
-        view = call.get("/v1/report", since=since, until=until, by=by)
+        view = call.get("/v1/report", timeout_s=QUESTION_S, since=since, until=until, by=by)
         if view.get("mode") == "observe":
             call.answer({**view, "sharing": sharing(call, since)}, _show_watched)
         else:

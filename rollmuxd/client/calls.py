@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 #: seconds for a call that blocks on nothing but the daemon's disk
 PROMPT_S = 10.0
-#: for a question that the daemon answers after those of others, each of which may take it 20 s of processor time
+#: for a question or a report that is answered after others, each of which may take 20 s of processor time
 QUESTION_S = 120.0
 #: what a blocking call may take beyond what it asked for, before we think that no daemon is there
 GRACE_S = 15.0

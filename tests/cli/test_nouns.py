@@ -755,6 +755,10 @@ REPORT = {
 }
 
 
+#: a report waits for others of its owner, and for the facts of a day that are read once more
+PATIENT_S = 120.0
+
+
 def test_the_report_ends_with_what_was_saved_and_against_what(rollmuxd, daemon):
     daemon["GET /v1/report"] = REPORT
 
@@ -762,7 +766,7 @@ def test_the_report_ends_with_what_was_saved_and_against_what(rollmuxd, daemon):
 
     assert ran.lines[-1] == "saved 8 GPU-hours: 12 charged, against 20 for each job alone on the same nodes"
     assert ["train", "8", "192", "9", "1", "2", "180", "5%"] in stripped(ran)
-    assert daemon.asked == [("GET", "/v1/report", {"since": "2025-06-01", "by": "job"})]
+    assert daemon.asked == [("GET", "/v1/report", {"since": "2025-06-01", "by": "job", "timeout_s": PATIENT_S})]
 
 
 @pytest.mark.parametrize(
@@ -858,7 +862,8 @@ def test_the_report_as_csv_is_the_daemons_own(rollmuxd, daemon):
     daemon["GET /v1/report"] = "name,owner\nmath-7b,vision\n"
 
     assert rollmuxd("report --csv --until 2025-07-01").out == "name,owner\nmath-7b,vision\n"
-    assert daemon.asked == [("GET", "/v1/report", {"by": "job", "format": "csv", "until": "2025-07-01"})]
+    asked = {"by": "job", "format": "csv", "until": "2025-07-01", "timeout_s": PATIENT_S}
+    assert daemon.asked == [("GET", "/v1/report", asked)]
 
 
 @pytest.mark.parametrize(
