@@ -190,6 +190,21 @@ async def test_lost_contact_is_never_told_again():
         assert len(driver.told) == 1
 
 
+@pytest.mark.parametrize(("took_ms", "limit_s"), [(None, 120), (10_000, 120), (100_000, 300), (36_000_000, 360)])
+async def test_an_order_may_take_three_times_as_long_as_the_last_one_of_its_kind(took_ms, limit_s):
+    """A stuck engine is noticed, and a slow one is not punished. An outage of hours may be in what it took."""
+    state = world(order(), order(id="o2"))
+    for kept in state.states.values():
+        kept.load_ms, kept.park_ms = 50_000, took_ms
+    async with acting(state, ScriptedDriver(limit_s - 1, 1e6)) as (actuator, posted, _):
+        for name in ("o1", "o2"):
+            actuator.perform([Perform(name)])
+            await anyio.sleep(2 * limit_s)
+
+        assert [type(report) for report in posted] == [OrderDone, OrderLostContact]
+        assert posted[1] == OrderLostContact("o2", said(f"no answer within {limit_s} s"))
+
+
 async def test_a_park_that_nobody_could_look_at_is_done_but_seen_by_nobody():
     backend = ScriptedBackend()
 

@@ -244,11 +244,12 @@ class Actuator:
 
     async def _tell(self, driver: Residency, order: Order, told: StateOrder) -> Input:
         verb = {OrderKind.LOAD: driver.load, OrderKind.PARK: driver.park, OrderKind.DISCARD: driver.discard}[told.kind]
-        until = anyio.current_time() + self._order_s
+        limit_s = self._limit_s(order)
+        until = anyio.current_time() + limit_s
         retries = iter(RETRY_AFTER_S if driver.traits.idempotent else ())
         while True:
             try:
-                await ask(until - anyio.current_time(), verb(told), of_s=self._order_s)
+                await ask(until - anyio.current_time(), verb(told), of_s=limit_s)
             except NotDone as error:
                 wait_s = next(retries, None)
                 if wait_s is None or anyio.current_time() + wait_s >= until:
@@ -264,6 +265,15 @@ class Actuator:
                 return OrderLostContact(told.order, _quoted(error))
             else:
                 return OrderDone(told.order, await self._after(told))
+
+    def _limit_s(self, order: Order) -> float:
+        """How long an order may take: ``order_s``, or three times what the last such one took there, up to that.
+
+        What it took may have an outage of the daemon in it.
+        """
+        kept = self._state().states.get(state_key(order.job, order.pool, order.node))
+        took = {} if kept is None else {OrderKind.LOAD: kept.load_ms, OrderKind.PARK: kept.park_ms}
+        return max(self._order_s, 3 * min(self._order_s, (took.get(order.kind) or 0) / 1000))
 
     async def _probe(self, driver: Residency, told: StateOrder) -> Input:
         try:
