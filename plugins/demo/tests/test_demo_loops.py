@@ -20,6 +20,8 @@ from patience import PATIENCE_S
 
 RL = Path(__file__).parents[1] / "rollmuxd_demo" / "loops"
 JOBS = {"sort_digits": "sort-digits", "close_brackets": "close-brackets", "modular_sum": "modular-sum"}
+#: of the work of each iteration, enough to learn from
+SCALES = {"sort_digits": "0.01", "close_brackets": "0.01", "modular_sum": "0.05"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,9 +52,10 @@ def no_daemon(folder: Path, **more: str) -> dict[str, str]:
 def records(request, tmp_path_factory):
     """What two processes leave that run the same job at the same time, one of them held to a single core."""
     cores, runs = importlib.import_module("cores"), []
+    how = ["--json", "--scale", SCALES[request.param], "--seed", "3"]
     for hash_seed in ("1", "2"):
         out = tmp_path_factory.mktemp(request.param)
-        command = [sys.executable, RL / f"{request.param}.py", "--json", "--scale", "0.05", "--seed", "3", "--out", out]
+        command = [sys.executable, RL / f"{request.param}.py", *how, "--out", out]
         environment = no_daemon(out, PYTHONHASHSEED=hash_seed)
         with cores.pinned(("gpu0",) if hash_seed == "2" else ()):  # which the child inherits
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
