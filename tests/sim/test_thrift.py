@@ -61,7 +61,7 @@ SETTINGS: dict[str, PolicyUnderTest] = {
 
 
 @lru_cache
-def replayed(policy: str, seed: int = 0, accounting: str = "paper", jobs: int = 40) -> Outcome:
+def replayed(policy: str, seed: int = 0, accounting: str = "paper", jobs: int = 30) -> Outcome:
     drawn = read("weave-production", Options(slo=(1.0, 2.0), jobs=jobs)).draw(seed)
     return Fluid(drawn, SETTINGS[policy], seed=seed, accounting=accounting).run()
 
@@ -155,7 +155,7 @@ def test_the_default_goes_by_what_is_billed_where_nodes_are_rented_and_by_credit
 
 
 def test_the_default_spends_credit_on_rented_nodes_and_the_same_seed_gives_the_same_bytes() -> None:
-    ours = checked.perform(Task("weave-production", Options(jobs=40), "default", "cost", "paper", 0, move_s=300))
+    ours = checked.perform(Task("weave-production", Options(jobs=30), "default", "cost", "paper", 0, move_s=300))
     assert ours.facts_digest == replayed("thrift").facts_digest
 
 
