@@ -138,11 +138,11 @@ def drawn(place, cut_at, draws=2_000, prompts=5, together=50):
         world = World(2, model=MODEL, max_num_seqs=10**6)
         for number, engine in enumerate(world.engines.values()):
             engine._rng.seed(f"{cut_at} {batch} {number}")
-        most = {"max_tokens": place + 2, "ignore_eos": True}
+        most = {"max_tokens": max(place, cut_at or 0) + 1, "ignore_eos": True}
         names = {world.ask([*PROMPT, 30 + n], **most): n for n in range(prompts) for _ in range(together)}
         while len(world.ended) < len(names):
             world.step()
-            for name in names:
+            for name in names if cut_at is not None else ():
                 request = world.gateway.requests[name]
                 if not request.over and len(request.ids) == cut_at and len(request.segments) == 1:
                     world.tell(i.Move(name))
