@@ -15,8 +15,7 @@ from msgspec import Struct
 
 from rollmuxd.core.ids import GroupId, JobId, NodeId, PoolName
 from rollmuxd.policies.thrift.catalogue import Planner
-from rollmuxd.policies.thrift.model import JobDemand, Pins, Plan
-from rollmuxd.policies.thrift.snapshot import GroupSnapshot
+from rollmuxd.policies.thrift.model import GroupSnapshot, JobDemand, Pins, Plan
 
 #: jobs that are partitioned together, at most
 UNION_JOBS = 12

@@ -55,11 +55,15 @@ from rollmuxd.policies.schedule import Bound, binding, first_turn_feasible
 from rollmuxd.policies.thrift.catalogue import ROUNDS, Planner
 from rollmuxd.policies.thrift.credit import FACTORS, TIE, Standing, progress_price, standing
 from rollmuxd.policies.thrift.improve import UNION_JOBS, RegroupPlan, Search
-from rollmuxd.policies.thrift.model import JobDemand, Pins, Plan, PoolCapacity, numbered
-from rollmuxd.policies.thrift.snapshot import (
+from rollmuxd.policies.thrift.model import (
     GroupSnapshot,
+    JobDemand,
     Known,
+    Pins,
+    Plan,
+    PoolCapacity,
     free_by_pool,
+    numbered,
     pools_of,
     profile_of,
     used_by,
@@ -200,7 +204,7 @@ class Thrift(RollMux):
         spare = {pool: min(left, len(nodes)) for pool, nodes in free.items()}
         for group, sitting in islice(self._likely(state, planner, job, need), GROUPS_TRIED):
             needs = (*self._needs(state, planner, sitting), need)
-            was = value_of(planner, sitting, needs[:-1])
+            was = value_of(planner.rooms, sitting, needs[:-1])
             below = inf if best is None else was + best[0]
             ways = filter(None, (needs, self._yielding(needs)))
             plans = (planner.fit(asked, sitting.seats, spare, below) for asked in ways)
@@ -575,7 +579,7 @@ class Thrift(RollMux):
                 if settled and (joined := self._among(job, need, longest_ms, now)) is not None:
                     search.among[name] = joined
             options.append(sitting)
-            search.values[group.id] = value_of(planner, sitting, mine)
+            search.values[group.id] = value_of(planner.rooms, sitting, mine)
         return options, search
 
     def _affords(self, job: Job, now: Millis) -> bool:
