@@ -120,16 +120,8 @@ class CommandResidency:
     async def _tell(self, order: StateOrder) -> None:
         self._no_older.check(order)
         argv = self._commands_of(order.state).get(order.kind.value, ())
-        if not argv:
-            return
-        try:
-            ran = await self._run(order, argv)
-        except ContactLost:
-            if not self._commands_of(order.state).get("probe"):
-                raise
-            await self._wait_for_word(order)
-            return
-        if ran.exit_code == 0:
+        ran = await self._ran(order, argv) if argv else None
+        if ran is None or ran.exit_code == 0:
             return
         text = f"{order.kind.value} of job {order.name!r} on {order.host}: {argv[0]}: {ran.in_words()}"
         if ran.exit_code < 0:
@@ -138,19 +130,30 @@ class CommandResidency:
             raise ContactLost(text)
         raise NotDone(text)
 
-    async def _wait_for_word(self, order: StateOrder) -> None:
-        """Ask what became of a command until that is known: it continues where its connection broke.
+    async def _ran(self, order: StateOrder, argv: tuple[str, ...]) -> Ran | None:
+        """How a command ended; None: its connection broke, and its probe says that it was done."""
+        while True:
+            try:
+                return await self._run(order, argv)
+            except ContactLost as error:
+                if not self._commands_of(order.state).get("probe"):
+                    raise
+                if await self._is_done(order, error):
+                    return None
+            self._no_older.check(order)
 
-        The time limit of the order ends this, as it would have ended the wait for the command.
+    async def _is_done(self, order: StateOrder, error: ContactLost) -> bool:
+        """Ask what became of a command until that is known, as it continues where its connection broke.
+
+        False: it was not begun. The time limit of the order ends this, as it would have ended the wait for the command.
         """
-        found = await self.probe(order)
+        found = Probed(known=False)
         while not found.known:
             await anyio.sleep(ASK_AGAIN_S)
             found = await self.probe(order)
-        if not found.begun:
-            await self._tell(order)
-        elif not found.done:
-            raise NotDone(f"{order.kind.value} of job {order.name!r} on {order.host}: the probe says so: {found.error}")
+        if found.begun and not found.done:
+            raise NotDone(f"{order.kind.value} of job {order.name!r}: {error}; its probe says not done: {found.error}")
+        return found.done
 
     async def _run(self, order: StateOrder, argv: tuple[str, ...]) -> Ran:
         backend = runs_commands(order.backend)

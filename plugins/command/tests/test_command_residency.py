@@ -123,15 +123,16 @@ async def test_a_probe_says_what_its_exit_code_says(script, probed, tmp_path):
 @pytest.mark.asyncio
 @pytest.mark.looptime
 @pytest.mark.parametrize(
-    ("answers", "error", "parks"),
+    ("answers", "breaks", "error"),
     [
-        ((75, 75, 0), None, 1),
-        ((75, 1), NotDone, 1),
-        ((75, 2), None, 2),  # it was not begun, so it is run again
-        ((), ContactLost, 1),  # there is no probe
+        ((75, 75, 0), 1, None),
+        ((75, 1), 1, NotDone),
+        ((75, 2), 1, None),  # it was not begun, so it is run again
+        ((2,) * 1_000, 1_000, None),  # a line that breaks whenever it is run
+        ((), 1, ContactLost),  # there is no probe
     ],
 )
-async def test_a_command_whose_connection_broke_is_asked_for_until_it_is_known(answers, error, parks, tmp_path):
+async def test_a_command_whose_connection_broke_is_asked_for_until_it_is_known(answers, breaks, error, tmp_path):
     given = order(PARK, tmp_path, park=("ctl", "park"), **({"probe": ("ctl", "ask")} if answers else {}))
     left, ran = list(answers), []
 
@@ -139,14 +140,14 @@ async def test_a_command_whose_connection_broke_is_asked_for_until_it_is_known(a
         ran.append(argv[1])
         if argv[1] == "ask":
             return Ran(left.pop(0), b"", b"")
-        if ran.count("park") == 1:
+        if ran.count("park") <= breaks:
             raise ContactLost("the connection broke")
         return Ran(0, b"", b"")
 
     given.backend.commands["ctl"] = ctl
-    with pytest.raises(error) if error else contextlib.nullcontext():
+    with pytest.raises(error, match="the connection broke") if error else contextlib.nullcontext():
         await CommandResidency().park(given)
-    assert (left, ran.count("park")) == ([], parks)
+    assert (left, ran.count("park")) == ([], breaks + (2 in answers))
 
 
 @pytest.mark.asyncio
