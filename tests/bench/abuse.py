@@ -53,6 +53,8 @@ while time.monotonic() < until:
     time.sleep(0.005 * (1 - share))
 """
 PROBE_S: Final = 0.005
+#: connections that send half a body each
+HALVES: Final = 1_000
 
 
 def run(budget_s: float, *, small: bool = False) -> Json:
@@ -78,7 +80,9 @@ async def _run(folder: Path, calm_s: float, *, small: bool) -> Json:
             before = watch.memory_mb()
             async with watch.watching():
                 options = [str(HERE / "hostile.py"), str(made.port), await _key(made, "theirs"), THEIRS]
-                with _beside(folder, [*options, str(2 * calm_s)], **way) as process:
+                with _beside(
+                    folder, [*options, str(2 * calm_s), str(HALVES // 10 if small else HALVES)], **way
+                ) as process:
                     hostile = await _measure(groups, 2 * calm_s)
                     theirs = json.loads((await asyncio.to_thread(process.communicate))[0])
             came_beside = newcomers.begin()

@@ -1,4 +1,4 @@
-"""One owner of role user that does what it can to slow a daemon down: ``hostile.py PORT KEY NODE SECONDS``.
+"""One owner of role user that does what it can to slow a daemon down: ``hostile.py PORT KEY NODE SECONDS HALVES``.
 
 It needs no secret but its own key. Each way is a task of its own, and all of them run at once. A task calls again as
 soon as it has its answer, and a tenth of a second after it was refused: what a flood of refused calls costs is a matter
@@ -22,7 +22,6 @@ from live import Line, Reply, call
 
 EXPLAINERS: Final = 60
 READERS: Final = 30
-HALVES: Final = 1_000
 #: long answers that it asks for and does not take, and for how long
 UNREAD: Final = 20
 UNREAD_S: Final = 10.0
@@ -49,8 +48,8 @@ TRIED: Final = (
 class Hostile:
     """The owner."""
 
-    def __init__(self, port: int, key: str, node: str, seconds: float) -> None:
-        self._port, self._key, self._node = port, key, node
+    def __init__(self, port: int, key: str, node: str, seconds: float, halves: int) -> None:
+        self._port, self._key, self._node, self._halves = port, key, node, halves
         self._until = time.monotonic() + seconds
         #: answers by what was asked and status
         self.answers: Counter[str] = Counter()
@@ -67,7 +66,7 @@ class Hostile:
         port = engine.sockets[0].getsockname()[1]
         await self._one_with_an_engine(port)
         tasks = [asyncio.create_task(self._again(way)) for way in ways]
-        tasks += [asyncio.create_task(self._again(self._half, 10)) for _ in range(HALVES)]
+        tasks += [asyncio.create_task(self._again(self._half, 10)) for _ in range(self._halves)]
         await asyncio.sleep(max(0.0, self._until - time.monotonic()))
         # On a busy machine not every way has had its answer by then.
         while not all(self.answers[name] for name in TRIED) and time.monotonic() < self._until + PATIENCE_S:
@@ -256,5 +255,5 @@ class Hostile:
 
 if __name__ == "__main__":
     many_files()
-    port, key, node, seconds = sys.argv[1:]
-    print(json.dumps(asyncio.run(Hostile(int(port), key, node, float(seconds)).run())))
+    port, key, node, seconds, halves = sys.argv[1:]
+    print(json.dumps(asyncio.run(Hostile(int(port), key, node, float(seconds), int(halves)).run())))
