@@ -80,7 +80,8 @@ class Listener:
         self._tls: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": handshake_s}
         self._loop = asyncio.get_running_loop()
         self._rests: asyncio.TimerHandle | None = None
-        self._greetings: dict[asyncio.Task[None], PeerHttpToolsProtocol] = {}
+        self._greetings: dict[asyncio.Task[None], tuple[socket.socket, PeerHttpToolsProtocol]] = {}
+        self._is_closed = False
         self._seldom = defaultdict[str, Seldom](lambda: Seldom(at_most=1))
 
     def open(self, backlog: int) -> None:
@@ -95,12 +96,14 @@ class Listener:
             self._rests.cancel()
         if self._bound.fileno() != -1:  # uvicorn closes it after this, and again if that is interrupted
             self._loop.remove_reader(self._bound)
-        for task, protocol in self._greetings.items():
+        self._is_closed = True
+        for connection, protocol in self._greetings.values():
             heard_of: Any = protocol.transport  # None until then
-            # If this task is cancelled after its protocol heard of the beginning, uvloop is silent about the end. Then
-            # uvicorn would wait for that connection. It is uvicorn's by then, which ends it.
-            if heard_of is None:
-                task.cancel()
+            if self._tls and heard_of is None:
+                # This ends the handshake. Were the task cancelled while its protocol hears of the beginning, uvloop
+                # would be silent about the end. Then uvicorn would wait for that connection.
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     async def wait_closed(self) -> None:
         """Wait until they are given up."""
@@ -135,7 +138,7 @@ class Listener:
         protocol = self._make()
         protocol.on_gone = leave
         task = self._loop.create_task(self._greet(connection, protocol))
-        self._greetings[task] = protocol
+        self._greetings[task] = connection, protocol
         task.add_done_callback(self._greetings.pop)
 
     async def _greet(self, connection: socket.socket, protocol: PeerHttpToolsProtocol) -> None:
@@ -145,8 +148,11 @@ class Listener:
         finally:
             # A protocol that has heard of the connection hears of its end.
             heard_of: Any = protocol.transport
-            if protocol.on_gone is not None and heard_of is None:
-                protocol.on_gone()
+            if heard_of is None:
+                if protocol.on_gone is not None:
+                    protocol.on_gone()
+            elif self._is_closed:
+                protocol.shutdown()  # uvicorn has not, if it began since
 
     def _say(self, what: str, reason: object) -> None:
         if (left_out := self._seldom[what].take()) is not None:
