@@ -372,6 +372,13 @@ class Settings(BaseSettings):
             env_settings.env_vars = {k: v for k, v in env_settings.env_vars.items() if k.lower() != "rollmux_log"}
         return env_settings, init_settings
 
+    @field_validator("owners", mode="before")
+    @classmethod
+    def _names_owners(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "*" in given:
+            raise ValueError('"*" is no owner; [defaults.owner] has what holds for all others')
+        return given
+
     @model_validator(mode="after")
     def _hang_together(self) -> "Settings":
         ids = [host.id for host in self.hosts]

@@ -145,6 +145,10 @@ def test_a_typo_is_answered_with_the_key_that_was_meant():
             "[defaults.owner]\nmax_job = 2",
             "rollmux.toml: defaults.owner.max_job is not a setting; did you mean max_jobs?",
         ),
+        (
+            '[owners."*"]\nmax_jobs = 2',
+            'rollmux.toml: owners: "*" is no owner; [defaults.owner] has what holds for all others',
+        ),
         ("[owners.team-a]\nshar = 2", "rollmux.toml: owners.team-a.shar is not a setting; did you mean share?"),
         (
             "[policy.rollmux]\nmax_grup = 1",
