@@ -235,7 +235,8 @@ class World:
             self.kernel.at(job.arrives_ms, self.arrive, job)
         self.waiting_to_end = len(self.jobs)
         if self.jobs:
-            self.kernel.at(self.jobs[0].arrives_ms, self.beat_all)
+            first = self.jobs[0].arrives_ms
+            self.kernel.at(min(1, first) if self.workload.fillers else first, self.beat_all)
 
     def latest_end(self) -> Millis | None:
         """When every job must have ended; None: when nothing more is to happen."""

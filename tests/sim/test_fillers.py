@@ -32,3 +32,14 @@ def test_jobs_end_beside_fillers_that_share_their_nodes(seed):
     lent = sum(isinstance(fact, f.SlotClaimed) and fact.turn is None for fact in told)
     assert outcome.harvest.loans == lent == asked.count(f.LoanEnded) > FILLERS
     assert sum(outcome.harvest.yields.values()) == asked.count(f.YieldAsked)
+
+
+def test_fillers_that_are_there_for_hours_before_the_first_job_comes_are_not_lost():
+    workload = small(0)
+    later = [replace(job, arrives_ms=job.arrives_ms + 4 * 3_600_000) for job in workload.jobs]
+    told = []
+    outcome = checked.run(
+        replace(workload, jobs=tuple(later), fillers=FILLERS), POLICIES[0], seed=0, accounting="work", hear=told.append
+    )
+    assert not any(isinstance(fact, f.SessionLost) for fact in told)
+    assert len(outcome.jobs) == len(later)
