@@ -533,6 +533,8 @@ def test_an_unknown_workload_is_answered_with_the_nearest():
         (Options(switch="tabel"), "did you mean table"),
         (Options(switch=-1), "switch is -1"),
         (Options(jobs=-1), "jobs is -1"),
+        (Options(fillers=-1), "fillers is -1"),
+        (Options(fillers=20_000), "fillers is 20000: .* 0 to 10000"),
         (Options(nodes={"rolout": 3}), "pool 'rolout'"),
         (Options(nodes={"rollout": 0}), "given 0 nodes"),
         (Options(more={"modell": "7"}), "did you mean model"),

@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 #: every node is simulated, used or not
 MOST_NODES: Final = 100_000
+#: each of them waits for a loan; the scheduler takes twice as many requests that wait
+MOST_FILLERS: Final = 10_000
 #: how new weights may be handed on
 SYNCS: Final[tuple[str, ...]] = ("none", "table", *WAYS)
 #: and what is held meanwhile
@@ -50,6 +52,8 @@ def check(options: Options, more: Sequence[str], pools: Sequence[PoolName]) -> N
         raise ValueError(f"ram_gb is {options.ram_gb:g}: a node has more than 0 GB of host RAM, and a finite amount")
     if options.jobs < 0:
         raise ValueError(f"jobs is {options.jobs}: it is how many jobs at most, or 0 for all")
+    if not 0 <= options.fillers <= MOST_FILLERS:
+        raise ValueError(f"fillers is {options.fillers}: it is how many there are, 0 to {MOST_FILLERS}")
     for pool, nodes in options.nodes.items():
         if pool not in pools:
             raise ValueError(
