@@ -212,8 +212,8 @@ def test_a_comparison_names_the_digest_of_each_run_which_a_second_one_gives_agai
     assert all(row["wall_s"] > 0 for row in first)
 
 
-@pytest.mark.parametrize("option", [("--topology", "rfabric"), ("--t-ocs", "20")])
-def test_a_network_is_refused_where_none_is_simulated(option: tuple[str, str]) -> None:
+@pytest.mark.parametrize("option", [("--topology", "rfabric"), ("--t-ocs", "20"), ("--fillers", "2")])
+def test_a_network_or_fillers_are_refused_where_none_are_simulated(option: tuple[str, str]) -> None:
     refused = sim("compare", *SMALL, "--fidelity", "cost", *option)
     assert refused.exit_code != 0
     assert f"{option[0]} says nothing at --fidelity cost" in " ".join(refused.output.split())

@@ -137,6 +137,8 @@ def _describes_a_workload(command: Callable[..., Any]) -> Callable[..., Any]:
                 del given[key]
             elif fidelity != "network":
                 raise click.UsageError(f"{option} says nothing at --fidelity {fidelity}; add --fidelity network")
+        if given["fillers"] and fidelity == "cost":
+            raise click.UsageError("--fillers says nothing at --fidelity cost; add --fidelity phase")
         if given["gpus"] or fidelity in ("engine", "network"):
             needs_numpy()
         from rollmuxd.sim.workload import Options
