@@ -24,13 +24,6 @@ KNOWN = 8
 SURE = 2
 
 
-def mean_ms(times: PhaseTimes) -> Millis | None:
-    """Mean of the recent observations, or None without any."""
-    if not times.recent_ms:
-        return None
-    return sum(times.recent_ms) // len(times.recent_ms)
-
-
 def quantile_ms(times: PhaseTimes, share: float) -> Millis | None:
     """The observation below which this share of the recent ones lies, or None without any."""
     if not times.recent_ms:
@@ -46,8 +39,7 @@ def phase_ms(job: Job, phase: PhaseSpec) -> Millis | None:
         return times.planned_ms
     if phase.planned_ms is not None:
         return phase.planned_ms
-    mean = mean_ms(times) if times is not None and times.count >= ENOUGH else None
-    return None if mean is None else max(1, mean)
+    return None if times is None or times.count < ENOUGH else max(1, sum(times.recent_ms) // len(times.recent_ms))
 
 
 def planned_with(seen: Sequence[Millis], plan: PlanWith) -> Millis:

@@ -98,7 +98,7 @@ class ProcessGone(Input, frozen=True):
 
 
 class RequestSlot(Input, frozen=True):
-    """A job asks for its turn. The same request id is the same slot and changes nothing."""
+    """A job asks for its turn. The same request id is the same slot: that attaches it again."""
 
     job: JobId
     session: SessionId
@@ -107,7 +107,7 @@ class RequestSlot(Input, frozen=True):
 
 
 class DetachSlot(Input, frozen=True):
-    """No call of this request is open any more; it keeps its place for the re-attach time."""
+    """No call of this request is open any more. It keeps its place for the re-attach time, and is not granted then."""
 
     slot: SlotId
 

@@ -21,26 +21,14 @@ from rollmuxd.core.state import State
 trial_versions: Final = count(-1, -1)
 
 
-class Leg(Struct, frozen=True):
-    """One phase of a job, as the plan sees it: what it claims and for how long."""
-
-    job: JobId
-    nodes: tuple[NodeId, ...]
-    #: in its slot, load and park times included
-    busy_ms: Millis
-    #: the job's own time before it
-    gap_ms: Millis = 0
-    #: its place in its job's cycle
-    phase: int = 0
-
-
 class Binding(Struct, frozen=True):
-    """Why a schedule is not faster: legs, each waiting for the one before, that go round once in so many rotations.
+    """Why a schedule is not faster: turns, each waiting for the one before, that go round once in so many rotations.
 
     It waits for it on a node of both, or as the same job's.
     """
 
-    legs: tuple[Leg, ...]
+    #: by turn, its job and nodes, and how long it has them, load and park times included
+    turns: tuple[tuple[JobId, tuple[NodeId, ...], Millis], ...]
     rotations: int
     #: all of it, gaps included: the period is this by the rotations, rounded up
     took_ms: Millis
@@ -156,7 +144,7 @@ class SaysWhatBinds(Protocol):
     """A policy may also say, to people, why a rotation of a group takes no less."""
 
     def binding(self, state: State, group: GroupId) -> Binding | None:
-        """The cycle of legs that the group's period hangs on; None: it is unknown, or the schedule takes no time."""
+        """The cycle of turns that the group's period hangs on; None: it is unknown, or the schedule takes no time."""
         ...
 
 

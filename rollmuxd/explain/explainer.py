@@ -303,12 +303,10 @@ class Explainer:
         found = policy.binding(self._c.state, group.id) if isinstance(policy, SaysWhatBinds) else None
         if found is None or len(group.jobs) < 2:
             return []
-        legs = [
-            f"{self._c.state.jobs[leg.job].spec.name} on {', '.join(leg.nodes)} ({_s(leg.busy_ms)} s)"
-            for leg in found.legs
-        ]
+        jobs = self._c.state.jobs
+        turns = [f"{jobs[job].spec.name} on {', '.join(nodes)} ({_s(busy)} s)" for job, nodes, busy in found.turns]
         rotations = "" if found.rotations == 1 else f", {_s(found.took_ms)} s in {found.rotations} rotations"
-        return [f"It takes no less, as each of these waits for the one before: {', then '.join(legs)}{rotations}."]
+        return [f"It takes no less, as each of these waits for the one before: {', then '.join(turns)}{rotations}."]
 
     # ---- slots -----------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ A guess for people, from what phases took so far: no certificate, and nothing is
 from heapq import heapify, heappop, heappush
 
 from rollmuxd.core.context import SERVED, Context
-from rollmuxd.core.estimates import by_work_ms, mean_ms, phase_ms
+from rollmuxd.core.estimates import by_work_ms, phase_ms
 from rollmuxd.core.ids import JobId, Millis, NodeId
-from rollmuxd.core.model import Group, Job, Slot, StateStatus
+from rollmuxd.core.model import Group, Job, PhaseTimes, Slot, StateStatus
 from rollmuxd.core.order import Rotation
 from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.state import State
@@ -69,8 +69,8 @@ def likely_ms(job: Job, phase: PhaseSpec) -> Millis | None:
     known = by_work_ms(job, phase)
     if known is not None:
         return known
-    times = job.times.get(phase.name)
-    return (mean_ms(times) if times is not None else None) or phase.planned_ms
+    seen = job.times.get(phase.name, PhaseTimes()).recent_ms
+    return (sum(seen) // len(seen) if seen else None) or phase.planned_ms
 
 
 def _free_after(state: State, job: Job, now: Millis) -> Millis | None:

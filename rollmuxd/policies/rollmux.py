@@ -26,11 +26,11 @@ from rollmuxd.core.feasible import check, ram_mb_on, short_of_memory, short_of_r
 from rollmuxd.core.ids import GroupId, HostId, JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Node, NodeStatus, PlannedTurn
 from rollmuxd.core.order import PROMISED_NOTHING
-from rollmuxd.core.policy import Leg, Move, Placed, Refusal, Replan
+from rollmuxd.core.policy import Move, Placed, Refusal, Replan
 from rollmuxd.core.shares import over_its_nodes
 from rollmuxd.core.spec import Park, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
-from rollmuxd.policies.schedule import period_ms, pipelined
+from rollmuxd.policies.schedule import Leg, period_ms, pipelined
 
 #: how promises are kept
 Promise: TypeAlias = Literal["measured", "certified"]

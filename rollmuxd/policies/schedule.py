@@ -25,13 +25,26 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from rollmuxd.core.ids import JobId, Millis, NodeId
-from rollmuxd.core.policy import Binding, Leg
+from rollmuxd.core.policy import Binding
 
 #: a leg in numbers: its job's place among the clocks, its nodes' places, how long it is busy, its gap before
 Step: TypeAlias = tuple[int, tuple[int, ...], Millis, Millis]
 
 #: rotations after which bounds of a period that have not met are taken as they are
 ROTATIONS: Final = 6
+
+
+class Leg(Struct, frozen=True):
+    """One phase of a job, as the plan sees it: what it claims and for how long."""
+
+    job: JobId
+    nodes: tuple[NodeId, ...]
+    #: in its slot, load and park times included
+    busy_ms: Millis
+    #: the job's own time before it
+    gap_ms: Millis = 0
+    #: its place in its job's cycle
+    phase: int = 0
 
 
 def spanning(claims: Sequence[Collection[str]]) -> tuple[bool, ...]:
@@ -260,7 +273,7 @@ def binding(schedule: Sequence[Leg]) -> Binding | None:
         round_.append(by[waits[round_[-1]][0]])
     found = [waits[number] for number in reversed(round_)]
     return Binding(
-        legs=tuple(schedule[leg] for _, leg, _, _ in found),
+        turns=tuple((leg.job, leg.nodes, leg.busy_ms) for leg in (schedule[at] for _, at, _, _ in found)),
         rotations=sum(rotations for _, _, rotations, _ in found),
         took_ms=sum(took for _, _, _, took in found),
     )

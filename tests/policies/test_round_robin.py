@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rollmuxd.core.policy import Leg
-from rollmuxd.policies.schedule import period_ms
+from rollmuxd.policies.schedule import Leg, period_ms
 
 #: rollout and train of a job, ms
 Times = tuple[int, int]

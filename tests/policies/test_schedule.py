@@ -10,9 +10,9 @@ from math import ceil, inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmuxd.core.policy import Leg
 from rollmuxd.policies.schedule import (
     Bound,
+    Leg,
     bounds_ms,
     certified,
     first_turn_feasible,

@@ -18,11 +18,10 @@ from msgspec.structs import replace
 
 from rollmuxd.core.config import Config
 from rollmuxd.core.inputs import GpuObservation, HostObserved, HostSpec, NodeSpec, RegisterJob, Start
-from rollmuxd.core.policy import Leg
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.policies.rollmux import RollMux
-from rollmuxd.policies.schedule import binding, certified, period_ms, pipelined
+from rollmuxd.policies.schedule import Leg, binding, certified, period_ms, pipelined
 from rollmuxd.policies.thrift import catalogue
 from rollmuxd.policies.thrift.catalogue import Planner
 from rollmuxd.policies.thrift.model import JobDemand, Plan, PoolCapacity, Profile
@@ -164,10 +163,12 @@ def test_what_binds_is_a_cycle_of_legs_that_takes_the_period() -> None:
         found = binding(schedule)
         assert found is not None
         assert ceil(Fraction(found.took_ms, found.rotations)) == period_ms(schedule)
-        waits = list(zip((found.legs[-1], *found.legs), found.legs, strict=False))
+        known = {(leg.job, leg.nodes, leg.busy_ms): leg for leg in schedule}
+        legs = [known[turn] for turn in found.turns]
+        waits = list(zip((legs[-1], *legs), legs, strict=False))
         assert found.took_ms == sum(leg.busy_ms + (leg.gap_ms if leg.job == before.job else 0) for before, leg in waits)
         assert all(before.job == leg.job or set(before.nodes) & set(leg.nodes) for before, leg in waits)
-        crossed += len({leg.job for leg in found.legs}) > 1 and len({leg.nodes for leg in found.legs}) > 1
+        crossed += len({leg.job for leg in legs}) > 1 and len({leg.nodes for leg in legs}) > 1
     assert crossed  # not only a job's own iteration, or one node's load
 
 

@@ -24,10 +24,11 @@ from msgspec.structs import replace
 from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import Dispatch, Group, Job, NodeStatus
-from rollmuxd.core.policy import Leg, Placed, Policy
+from rollmuxd.core.policy import Placed, Policy
 from rollmuxd.core.spec import PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary
+from rollmuxd.policies.schedule import Leg
 from rollmuxd.sim.policies import Bound, InScheduleOrder, Isolated, PolicyUnderTest, Solo
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
 from rollmuxd_evaluation.optimal import Optimal

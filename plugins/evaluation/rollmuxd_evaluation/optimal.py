@@ -25,9 +25,8 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from rollmuxd.core.ids import Millis, PoolName
-from rollmuxd.core.policy import Leg
 from rollmuxd.core.spec import StateSpec
-from rollmuxd.policies.schedule import certified, period_ms
+from rollmuxd.policies.schedule import Leg, certified, period_ms
 from rollmuxd.sim.fluid import busy_node_ms
 from rollmuxd.sim.outcome import JobOutcome, Outcome, PoolOutcome
 from rollmuxd.sim.policies import MAX_GROUP, Bound

@@ -12,10 +12,9 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.model import Dispatch
-from rollmuxd.core.policy import Leg
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.policies.schedule import period_ms
+from rollmuxd.policies.schedule import Leg, period_ms
 from rollmuxd.sim.policies import PolicyUnderTest, RollMuxPaper, policy_under_test
 from rollmuxd.sim.workload import Alone, Impossible, SimJob, Starts
 from rollmuxd_evaluation.baselines import makespan_ms, own_periods

@@ -17,11 +17,10 @@ from msgspec.structs import replace
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
-from rollmuxd.core.policy import Leg
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.policies.rollmux import RollMux
-from rollmuxd.policies.schedule import period_ms
+from rollmuxd.policies.schedule import Leg, period_ms
 from rollmuxd.sim.policies import MAX_GROUP
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Workload
 from rollmuxd_evaluation import optimal

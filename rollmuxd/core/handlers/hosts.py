@@ -81,7 +81,6 @@ def undrain(c: Context, ask: i.UndrainNode) -> Answer:
 
 
 def declare_clean(c: Context, ask: i.DeclareClean) -> Answer:
-    """An operator takes it upon himself that nothing of any job is left on the node's GPUs."""
     node = c.state.node(ask.node)
     for name in node.holders:
         slot = c.state.slots[name]

@@ -107,7 +107,6 @@ def reap(c: Context, name: JobId) -> None:
 
 
 def end(c: Context, ask: i.EndJob) -> Answer:
-    """End a job: its requests go, its slot is taken away, its states are discarded."""
     job = c.state.job(ask.job)
     if ask.session is not None and ask.session != job.session:
         raise Conflict(f"session {ask.session} is not the one of run {job.run} of job {job.spec.name}: it ends nothing")
@@ -133,7 +132,6 @@ def pause(c: Context, ask: i.PauseJob) -> Answer:
 
 
 def resume(c: Context, ask: i.ResumeJob) -> Answer:
-    """A paused job stays where it was; a quarantined one waits for a placement again."""
     job = c.state.job(ask.job)
     if job.status in (JobStatus.WAITING, *PLACED) and not ask.quarantined:
         return Answer(job=job.id, repeated=True)

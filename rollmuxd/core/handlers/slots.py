@@ -33,7 +33,6 @@ COMING = (SlotStatus.QUEUED, SlotStatus.LOADING)
 
 
 def request(c: Context, ask: i.RequestSlot) -> Answer:
-    """A job asks for its turn. The same request id gets the same slot, and being asked again attaches it."""
     state = c.state
     job = state.job(ask.job)
     for name in reversed(state.slots_of[job.id]):
@@ -115,7 +114,6 @@ def judge(c: Context, job: Job) -> None:
 
 
 def detach(c: Context, ask: i.DetachSlot) -> Answer:
-    """The call was dropped: the request keeps its place for the re-attach time, and is not granted meanwhile."""
     slot = c.state.slots.get(ask.slot)
     if slot is not None and slot.status in COMING:
         awaited = c.state.jobs[slot.job].spec.phase(slot.phase).gap_ms + c.config.grace_ms

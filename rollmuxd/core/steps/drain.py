@@ -18,12 +18,12 @@ from rollmuxd.core.causes import Cause
 from rollmuxd.core.config import Moves
 from rollmuxd.core.context import Context
 from rollmuxd.core.feasible import short_of_memory
-from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
+from rollmuxd.core.ids import JobId, NodeId, PoolName
 from rollmuxd.core.model import Group, Job, JobStatus, Node, NodeStatus, PlannedTurn, nodes_in
 from rollmuxd.core.policy import Move, Placed, trial_versions
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps.locality import limited_to_locality, place_elsewhere
-from rollmuxd.core.steps.move import plan, refused
+from rollmuxd.core.steps.move import again_at, plan, refused
 
 #: wait so long for further drains before any job is moved: a host's nodes are drained one after the other
 SETTLE_MS: Final = 1_000
@@ -44,7 +44,7 @@ def look_again(c: Context, key: str) -> None:
         if isinstance(found, Move):
             plan(c, found)
         elif job.spec.movable is not Movable.NO and c.config.moves is not Moves.OFF:
-            c.timers.at(_again_at(c, job) if c.now < _again_at(c, job) else c.now + AGAIN_MS, "leave", "")
+            c.timers.at(again_at(c, job) if c.now < again_at(c, job) else c.now + AGAIN_MS, "leave", "")
 
 
 def drained(c: Context, job: Job) -> tuple[NodeId, ...]:
@@ -61,7 +61,7 @@ def way_out(c: Context, job: Job) -> Move | str:
         return "no job is moved here (moves = off)"
     if job.status is not JobStatus.ADMITTED:
         return f"it is {job.status}"
-    if c.now < _again_at(c, job):
+    if c.now < again_at(c, job):
         return f"it was moved {(c.now - (job.moved_at or 0)) // 1000} s ago, and is not moved again so soon"
     off = drained(c, job)
     said = "no other nodes would have it with every promise kept"
@@ -78,11 +78,6 @@ def way_out(c: Context, job: Job) -> Move | str:
 def to_leave(c: Context) -> list[JobId]:
     """The jobs on nodes that are drained."""
     return list(dict.fromkeys(job for node in c.state.nodes.values() if node.drain for job in node.pinned))
-
-
-def _again_at(c: Context, job: Job) -> Millis:
-    """From when on it may be moved."""
-    return 0 if job.moved_at is None else job.moved_at + c.config.move_interval_ms
 
 
 def _places(c: Context, job: Job, off: tuple[NodeId, ...]) -> Iterator[Placed]:

@@ -111,6 +111,11 @@ def may_be_moved(job: Job) -> bool:
     return job.status is JobStatus.ADMITTED and job.move is None and job.spec.movable is not Movable.NO
 
 
+def again_at(c: Context, job: Job) -> Millis:
+    """From when on it may be moved."""
+    return 0 if job.moved_at is None else job.moved_at + c.config.move_interval_ms
+
+
 def told(job: Job) -> JobMove:
     assert job.move is not None, "only of jobs with a move at hand"
     return job.move
@@ -278,9 +283,8 @@ def refused(c: Context, move: Move, *, guarded: bool = False) -> str:
     placed = move.placed
     if placed.group == job.group and placed.pins == job.pins:
         return "the job sits there"
-    again = None if job.moved_at is None else job.moved_at + c.config.move_interval_ms
-    if again is not None and c.now < again and not guarded:
-        c.timers.at(again, "regroup", job.id)
+    if c.now < again_at(c, job) and not guarded:
+        c.timers.at(again_at(c, job), "regroup", job.id)
         return f"the job was moved {(c.now - (job.moved_at or 0)) // 1000} s ago"
     why = (
         _busy(c, job, placed)
