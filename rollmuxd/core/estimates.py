@@ -154,12 +154,6 @@ def observed_moves_ms(job: Job, states: Mapping[str, JobState]) -> dict[PoolName
     return {pool: max(nodes.values()) for pool, nodes in seen.items() if pool not in unseen}
 
 
-def slowdown(job: Job) -> float | None:
-    """Mean iteration over solo iteration, of all finished iterations of the run; None before the first."""
-    progress = job.progress
-    return progress.elapsed_ms / progress.solo_ms if progress.solo_ms else None
-
-
 def credit_ms(job: Job) -> Millis | None:
     """By how much the job is ahead of its bound: slo x realised solo time less elapsed time; None without an SLO."""
     return None if job.spec.slo is None else ahead_ms(job, job.spec.slo)

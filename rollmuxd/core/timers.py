@@ -87,14 +87,10 @@ class Timers:
             if session.status is SessionStatus.ALIVE:
                 self.see(session.id, now, config.lease_ms)
         for job in state.jobs.values():
-            if job.live and (job.session is None or job.launch is not None):
-                self.at(now + config.lease_ms, "opened", job.id)
+            for kind in ("opened", "reap", "overrun"):  # whether there is anything to do is seen then
+                self.at(now + config.lease_ms, kind, job.id)
             if job.relaunch_at is not None:
                 self.at(job.relaunch_at, "relaunch", job.id)
-            if job.launch is not None and not job.launch.over and not job.live:
-                self.at(now + config.lease_ms, "reap", job.id)
-            if job.slot is not None:
-                self.at(now + config.lease_ms, "overrun", job.id)
         for node in state.nodes.values():
             if node.loan is not None:
                 self.at(now, "lend", node.id)

@@ -20,11 +20,12 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.estimates import credit_ms, slowdown
+from rollmuxd.core.estimates import credit_ms
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.model import Job, JobStatus, NodeStatus, OrderKind, SlotStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.open_orders import OpenOrders
+from rollmuxd.explain.forecast import slowdown
 
 # Counters are made when the daemon starts: a second series for each would say nothing new.
 disable_created_metrics()  # type: ignore[no-untyped-call]

@@ -18,7 +18,6 @@ from rollmuxd.core.estimates import (
     phase_ms,
     quantile_ms,
     rollouts_rest_ms,
-    slowdown,
     solo_ms,
 )
 from rollmuxd.core.ids import JobId, Millis, SlotId
@@ -46,7 +45,7 @@ from rollmuxd.core.steps.observe import must_be_cleaned
 from rollmuxd.core.steps.reclaim import nodes_of
 from rollmuxd.explain import fillers, forecast
 from rollmuxd.explain.causes import sentence
-from rollmuxd.explain.forecast import estimate_samples, iteration_ms, position
+from rollmuxd.explain.forecast import estimate_samples, iteration_ms, position, slowdown
 from rollmuxd.explain.what_if import WhatIf
 
 #: how a place was found: of those that keep every promise, the cheapest was taken

@@ -95,6 +95,12 @@ def estimate_samples(job: Job, phase: PhaseSpec) -> int:
     return len(times.recent_ms) if phase.planned_ms is None else 0
 
 
+def slowdown(job: Job) -> float | None:
+    """Mean iteration over solo iteration, of all finished iterations of the run; None before the first."""
+    progress = job.progress
+    return progress.elapsed_ms / progress.solo_ms if progress.solo_ms else None
+
+
 def iteration_ms(period_ms: Millis, group: Group, job: Job) -> Millis:
     """What a rotation of the group gives one iteration of the job: it may go round several times in it."""
     first = job.spec.phases[0].name

@@ -31,7 +31,7 @@ from rollmuxd.core.apply import apply
 from rollmuxd.core.causes import Cause, said
 from rollmuxd.core.config import Config, DriverTraits, OwnerLimits
 from rollmuxd.core.errors import Rejected
-from rollmuxd.core.estimates import phase_ms, slowdown
+from rollmuxd.core.estimates import phase_ms
 from rollmuxd.core.ids import Fence
 from rollmuxd.core.model import Dispatch, JobStatus, OrderKind, OrderStatus, PlannedTurn
 from rollmuxd.core.policy import Move, Placed
@@ -52,7 +52,7 @@ from rollmuxd.core.spec import (
 from rollmuxd.core.state import State
 from rollmuxd.explain.causes import refusal, sentence
 from rollmuxd.explain.explainer import Explainer
-from rollmuxd.explain.forecast import position
+from rollmuxd.explain.forecast import position, slowdown
 from rollmuxd.policies.rollmux import RollMux
 
 FOLDER = Path(__file__).parent / "transcripts"

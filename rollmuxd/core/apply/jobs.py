@@ -2,7 +2,7 @@
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply.groups import forget_empty, group_named, leave_schedule, merged
-from rollmuxd.core.apply.measures import count_end, forget_restated, plan_with, start_fresh_times
+from rollmuxd.core.apply.measures import count_end, forget_restated, start_fresh_times
 from rollmuxd.core.apply.pins import leave_node, owner_of, pin, unpin
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.lifecycle import meet
@@ -100,7 +100,9 @@ def job_promised(state: State, fact: f.JobPromised) -> None:
 def times_drifted(state: State, fact: f.TimesDrifted) -> None:
     job = state.jobs[fact.job]
     for phase, took in fact.times.items():
-        plan_with(job, phase, took, fact.samples.get(phase, 0), fact.means.get(phase))
+        times = job.times[phase]
+        times.planned_ms, times.planned_from = took, fact.samples.get(phase, 0)
+        times.mean_ms, times.fresh = fact.means.get(phase), 0
     job.moves_ms.update(fact.moves)
     if fact.was:
         job.drifted_at = fact.at

@@ -129,12 +129,6 @@ def excuse_away(job: Job, slot: Slot, fact: f.DaemonStarted) -> None:
         slot.queued_at += away
 
 
-def plan_with(job: Job, phase: str, took: Millis, seen: int, mean: Millis | None = None) -> None:
-    """Plans reckon with this from now on; promises are about the mean, where that is another time."""
-    times = job.times[phase]
-    times.planned_ms, times.planned_from, times.mean_ms, times.fresh = took, seen, mean, 0
-
-
 def start_fresh_times(job: Job) -> None:
     """On other nodes than before a phase may take another time: what is seen from now on counts."""
     for times in job.times.values():

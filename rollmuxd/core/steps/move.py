@@ -196,8 +196,7 @@ def end(c: Context, job: Job) -> None:
     else:
         c.fact(f.MoveEnded(c.now, job.id))
     for name in left:
-        node = c.state.nodes[name]
-        expect_clean(c, node, job, Cause("after_move", {"job": job.id}))
+        expect_clean(c, c.state.nodes[name], job, Cause("after_move", {"job": job.id}))
     take_place(c, job)
 
 
@@ -228,7 +227,7 @@ def regroup(c: Context, key: str) -> None:
     for found in c.regrouping:
         if found is not None and stays(c, found):
             placed = found.placed
-            group = c.state.groups[placed.group or ""]
+            group = c.state.its_group(c.state.jobs[found.job])
             c.fact(f.GroupReplanned(c.now, group.id, found.job, placed.period_ms, placed.schedule, (), found.why))
         elif found is not None and not refused(c, found):
             plan(c, found)  # what comes after it is asked of the state with it

@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from rollmuxd.core import decision as core_decision
-from rollmuxd.core.estimates import (
-    credit_ms,
-    phase_ms,
-    quantile_ms,
-    slowdown,
-    solo_ms,
-)
+from rollmuxd.core.estimates import credit_ms, phase_ms, quantile_ms, solo_ms
 from rollmuxd.core.ids import Fence, GpuId, JobId, Millis, NodeId, SessionId
 from rollmuxd.core.model import Gpu, Group, Host, Job, JobStatus, Node, NodeStatus, PhaseTimes, Slot, SlotStatus
 from rollmuxd.core.scheduler import Scheduler
@@ -24,7 +18,7 @@ from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.hosts.actuator import Seen
 from rollmuxd.daemon.hosts.endings import Endings
 from rollmuxd.daemon.question import Copy
-from rollmuxd.explain.forecast import estimate_samples, iteration_ms, position
+from rollmuxd.explain.forecast import estimate_samples, iteration_ms, position, slowdown
 from rollmuxd.wire import answers as wire
 
 #: slots that hold GPUs for work
