@@ -10,6 +10,7 @@ import gc
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -75,6 +76,21 @@ def pytest_configure(config: pytest.Config) -> None:
     """Refuse to run beside the machine's own daemon: tests that look for one would find it, and use it."""
     if Path(SYSTEM_SOCKET).exists():
         pytest.exit(f"a daemon of this machine listens at {SYSTEM_SOCKET}: stop it, then run the tests", returncode=2)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Have each test module compiled once, before the workers of a fresh clone begin: each would compile them all."""
+    if sys.dont_write_bytecode or config.args_source != pytest.Config.ArgsSource.TESTPATHS:
+        return
+    folders = [folder for pattern in config.getini("testpaths") for folder in config.rootpath.glob(pattern)]
+    modules = [module for folder in folders for module in folder.rglob("test_*.py")]
+    fresh = [str(module) for module in modules if not (module.parent / "__pycache__").exists()]
+    cores = len(os.sched_getaffinity(0))
+    compile_them = (sys.executable, "-m", "pytest", "-qq", "--collect-only")
+    parts = [part for first in range(cores) if (part := fresh[first::cores])]
+    for process in [subprocess.Popen([*compile_them, *part], stdout=subprocess.DEVNULL) for part in parts]:
+        process.wait()
 
 
 @pytest.hookimpl(wrapper=True)
