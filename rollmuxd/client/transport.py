@@ -10,6 +10,7 @@ import errno
 import ssl
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -47,13 +48,16 @@ class SyncTransport:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._client = httpx.Client(transport=_fake() or httpx.HTTPTransport(**_options(address)), **_common(address))
+        self._client = self._opened()
 
     def send(self, call: Call[T]) -> T:
         """Send once. Raises :class:`Unreachable`, :class:`Refused` and :class:`BadAnswer`."""
         try:
             response = self._client.request(call.method, call.path, **_request(call))
         except Exception as error:
+            if _untrusted(error):
+                with suppress(RollmuxError):
+                    self._client = self._opened()  # reads the file of certificates as it is now
             raise _translated(error, self.address) from error
         return _understood(call, Reply(response.status_code, response.headers, response.content))
 
@@ -61,14 +65,17 @@ class SyncTransport:
         """Close the connections."""
         self._client.close()
 
+    def _opened(self) -> httpx.Client:
+        transport = _fake() or httpx.HTTPTransport(**_options(self.address))
+        return httpx.Client(transport=transport, **_common(self.address))
+
 
 class AsyncTransport:
     """The same for asyncio; belongs to the loop that it is first used in."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        transport = _fake() or httpx.AsyncHTTPTransport(**_options(address))
-        self._client = httpx.AsyncClient(transport=transport, **_common(address))
+        self._client = self._opened()
 
     async def send(self, call: Call[T]) -> T:
         """Send once. Raises :class:`Unreachable`, :class:`Refused` and :class:`BadAnswer`."""
@@ -78,12 +85,19 @@ class AsyncTransport:
         except Exception as error:
             if _closed(error, around):
                 raise GeneratorExit from error
+            if _untrusted(error):
+                with suppress(RollmuxError):
+                    self._client = self._opened()
             raise _translated(error, self.address) from error
         return _understood(call, Reply(response.status_code, response.headers, response.content))
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+    def _opened(self) -> httpx.AsyncClient:
+        transport = _fake() or httpx.AsyncHTTPTransport(**_options(self.address))
+        return httpx.AsyncClient(transport=transport, **_common(self.address))
 
 
 def mock(handle: Callable[[str, str, Mapping[str, str], bytes], Reply]) -> httpx.MockTransport:
@@ -158,10 +172,16 @@ def _unreachable(error: Exception, address: Address) -> Unreachable:
     return Unreachable(f"the daemon at {address} does not answer: {what}", remedy=remedy)
 
 
+def _untrusted(error: BaseException) -> bool:
+    return "CERTIFICATE_VERIFY_FAILED" in str(error)
+
+
 def _remedy(error: BaseException, what: str, address: Address) -> str:
     """What to do about it, where that can be told."""
     scheme, _, rest = address.base_url.partition("://")
-    if "CERTIFICATE_VERIFY_FAILED" in what:
+    if _untrusted(error) and "mismatch" in what:
+        return "write a name of its certificate into ROLLMUX_URL, or have one made that has this name, too"
+    if _untrusted(error):
         return "to trust it, set ROLLMUX_CA_FILE to its certificate"
     if scheme == "https" and "WRONG_VERSION_NUMBER" in what:
         return f"this port speaks http, not https: write http://{rest}"

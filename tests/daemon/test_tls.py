@@ -6,7 +6,7 @@ import shutil
 import ssl
 import stat
 import subprocess
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import httpx
@@ -110,6 +110,37 @@ async def test_clients_come_in_by_the_certificates_file_and_not_otherwise(settin
             assert (await daemon.call(Call("GET", "/healthz", dict)))["status"] == "ok"
         with pytest.raises(Unreachable, match="set ROLLMUX_CA_FILE to its certificate"):
             await asked(address(ready))
+
+
+@pytest.mark.asyncio
+async def test_a_name_that_the_certificate_lacks_is_no_question_of_trust(settings, tmp_path):
+    make_own(tmp_path / "c.pem", tmp_path / "k.pem", ["gpu.example.org"])
+    async with running(settings(certificate=tmp_path / "c.pem", key=tmp_path / "k.pem")) as ready:
+        with pytest.raises(Unreachable, match="a name of its certificate into ROLLMUX_URL"):
+            await asked(address(ready, ROLLMUX_CA_FILE=str(ready.certificate)))
+
+
+@pytest.mark.asyncio
+async def test_clients_that_run_take_a_new_certificate_when_it_is_in_their_file(settings, tmp_path):
+    """Their heartbeats did, so a job held its GPUs and never had another phase."""
+    trusted = tmp_path / "trusted.pem"
+    make_own(trusted, tmp_path / "k.pem", ["localhost"])
+    async with running(settings()) as ready:
+        theirs = address(ready, ROLLMUX_CA_FILE=str(trusted))
+        async with AsyncDaemon(address=theirs) as later:
+            with Daemon(address=theirs) as daemon:
+                call = Call("GET", "/healthz", dict)
+                with pytest.raises(Unreachable):
+                    await anyio.to_thread.run_sync(daemon.get, "/healthz")
+                with pytest.raises(Unreachable):
+                    await later.call(call)
+                shutil.copyfile(ready.certificate, trusted)
+                for _ in range(2):  # the call that is refused reads the file
+                    with suppress(Unreachable):
+                        first = await anyio.to_thread.run_sync(daemon.get, "/healthz")
+                    with suppress(Unreachable):
+                        second = await later.call(call)
+                assert (first["status"], second["status"]) == ("ok", "ok")
 
 
 @pytest.mark.asyncio
