@@ -51,7 +51,7 @@ class OwnerLimits(Struct, frozen=True):
 
 
 class Config(Struct, frozen=True):
-    """The numbers the core needs, with DESIGN's defaults."""
+    """The numbers the core needs, with their defaults."""
 
     #: a session without a heartbeat for this long is lost
     lease_ms: Millis = 60_000

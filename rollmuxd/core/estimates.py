@@ -56,11 +56,6 @@ def promised_ms(job: Job, phase: PhaseSpec) -> Millis | None:
     return phase_ms(job, phase) if times is None or times.mean_ms is None else times.mean_ms
 
 
-def recent_ms(times: PhaseTimes, window: int) -> list[Millis]:
-    """The last observations, so many at most, of those made since plans were made with the phase's times."""
-    return times.recent_ms[len(times.recent_ms) - min(window, times.fresh, len(times.recent_ms)) :]
-
-
 def has_left(seen: list[Millis], planned: Millis, share: float, plan: PlanWith = PlanWith.MEAN) -> bool:
     """Whether what plans would reckon with has left what was planned: by more than a share of it, and than chance.
 

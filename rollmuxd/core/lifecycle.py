@@ -42,8 +42,6 @@ JOB: Final[Mapping[m.JobStatus, Mapping[type[f.Fact], tuple[m.JobStatus, ...]]]]
 }
 
 _S = m.SlotStatus
-_ENDED: Final[dict[type[f.Fact], tuple[m.SlotStatus, ...]]] = {f.SlotOver: (_S.OVER,)}
-
 SLOT: Final[Mapping[m.SlotStatus, Mapping[type[f.Fact], tuple[m.SlotStatus, ...]]]] = {
     _S.QUEUED: {
         f.SlotClaimed: (_S.LOADING,),
@@ -66,7 +64,7 @@ SLOT: Final[Mapping[m.SlotStatus, Mapping[type[f.Fact], tuple[m.SlotStatus, ...]
         f.SlotReleased: (_S.RELEASED,),
         f.SlotOverran: (_S.TAIL,),
     },
-    **dict.fromkeys((_S.FAULTED, _S.LOST, _S.REVOKED, _S.RELEASED), _ENDED),
+    **{ended: {f.SlotOver: (_S.OVER,)} for ended in (_S.FAULTED, _S.LOST, _S.REVOKED, _S.RELEASED)},
     _S.WITHDRAWN: {},
     _S.OVER: {},
 }

@@ -135,12 +135,6 @@ def patient_until(job: Job, slot: Slot) -> Millis:
     return slot.queued_at + PATIENCE * (solo_ms(job) or 0)
 
 
-def overtakes_at(state: State, slots: list[Slot], now: Millis) -> Millis | None:
-    """When one of several requests has waited for so long that it goes before others by credit; None: none will."""
-    times = (patient_until(state.jobs[slot.job], slot) for slot in slots if len(slots) > 1)
-    return min((until for until in times if now < until), default=None)
-
-
 def _project(state: State, group: Group) -> Projection:
     on: dict[NodeId, list[int]] = {}
     nodes: dict[tuple[JobId, str], tuple[NodeId, ...]] = {}

@@ -25,19 +25,14 @@ def over_its_nodes(name: str, owner: Owner | None, pins: Mapping[PoolName, tuple
     return f"owner {name} holds {len(held)} of its {most} nodes, and it would take {len(more)} more"
 
 
-def decayed(amount: int, elapsed_ms: Millis, half_life_ms: Millis) -> int:
-    """What is left of an amount after some time: half of it after each half-life."""
-    return int(amount * 0.5 ** (elapsed_ms / half_life_ms))
-
-
-def use_of(owner: Owner | None, now: Millis, half_life_ms: Millis = HALF_LIFE_MS) -> int:
+def use_of(owner: Owner | None, now: Millis) -> int:
     """An owner's use at a time, in GPU-milliseconds.
 
     The use of an owner that holds the same GPUs for ever approaches a limit: its GPUs x half-life / ln 2.
     """
     if owner is None:
         return 0
-    limit = owner.gpus * half_life_ms * 1_442_695 // 1_000_000
+    limit = owner.gpus * HALF_LIFE_MS * 1_442_695 // 1_000_000
     missing = limit - owner.use
-    left = decayed(abs(missing), now - owner.at, half_life_ms)
+    left = int(abs(missing) * 0.5 ** ((now - owner.at) / HALF_LIFE_MS))
     return limit - left if missing > 0 else limit + left

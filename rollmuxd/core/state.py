@@ -1,8 +1,4 @@
-"""The core's whole memory. ``apply`` is the one place that writes it, fact by fact.
-
-What is not here (lease deadlines, attachment, progress) is soft: it lives in the scheduler, is not journalled, and
-starts empty with it.
-"""
+"""The core's whole memory. ``apply`` writes it, fact by fact. What is not journalled is in ``timers``."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar

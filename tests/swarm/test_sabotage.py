@@ -215,7 +215,7 @@ def tries_no_waiting_job_after_a_departure(patch: pytest.MonkeyPatch) -> None:
 
 
 def plans_nothing_for_when_patience_ends(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(dispatch, "overtakes_at", lambda *_: None)
+    patch.setattr(dispatch, "patient_until", lambda *_: 0)
 
 
 def clears_nothing_away_after_a_look(patch: pytest.MonkeyPatch) -> None:

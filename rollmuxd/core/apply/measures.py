@@ -14,7 +14,7 @@ OWN_WORK = 0.05
 def count_request(job: Job, fact: f.SlotQueued) -> None:
     """Book the job's own gap, and the iteration that this request may end.
 
-    Slowdown (DESIGN section 6): solo is the running times plus own gaps. Elapsed leaves out pauses and side phases.
+    Of a slowdown, solo is the running times plus own gaps. Elapsed leaves out pauses and side phases.
     What a gap takes beyond the plan is left out of both. An asynchronous job's gap is the time of its rollouts: its
     iteration takes its pace alone, or its phase if that is longer.
     """

@@ -86,11 +86,8 @@ def declare_clean(c: Context, ask: i.DeclareClean) -> Answer:
         slot = c.state.slots[name]
         if slot.status in HOLDS:
             raise Conflict(f"slot {name} of job {slot.job} is {slot.status} on {node.id}; revoke it first")
-    c.fact(
-        f.GpusVerifiedClean(
-            c.now, node.id, tuple(node.gpus), ask.by, said(ask.reason) if ask.reason else Cause("declared_clean")
-        )
-    )
+    why = said(ask.reason) if ask.reason else Cause("declared_clean")
+    c.fact(f.GpusVerifiedClean(c.now, node.id, tuple(node.gpus), ask.by, why))
     for kept in c.state.states_on(node):
         if kept.status not in (StateStatus.GONE, StateStatus.PARKED):  # on the operator's word
             record_unknown(c, kept)
@@ -245,9 +242,8 @@ def host_observed(c: Context, told: i.HostObserved) -> Answer:
             observe_host(c, host.id)
         elif all(gpu in sights for gpu in node.gpus):  # a GPU that was not reported was not seen
             node_observed(c, node, sights)
-        elif (gpu := next((gpu for gpu in node.gpus if gpu in told.unread), None)) is not None:
-            if node.status is not NodeStatus.LOST:
-                c.fact(f.NodeLost(c.now, name, Cause("unread", {"gpu": gpu, "text": told.unread[gpu]})))
+        elif node.status is not NodeStatus.LOST and (gpu := next((it for it in node.gpus if it in told.unread), None)):
+            c.fact(f.NodeLost(c.now, name, Cause("unread", {"gpu": gpu, "text": told.unread[gpu]})))
     return NOTHING
 
 
@@ -295,24 +291,17 @@ def node_observed(c: Context, node: Node, sights: dict[str, i.GpuObservation]) -
     resolve_unknown(c, node)
     limit = clean_limit_mb(c, node)
     strangers = [sights[name] for name, gpu in node.gpus.items() if gpu.free and sights[name].used_mb > limit]
+    if node.status is NodeStatus.QUARANTINED and not strangers and not node.not_clean:
+        c.fact(f.NodeUnknown(c.now, node.id))
     if strangers and node.status in (NodeStatus.UNKNOWN, NodeStatus.UP):
         seen = strangers[0]
         process = seen.processes[0] if seen.processes else ""
         used = {"gpu": seen.gpu, "process": process, "used_mb": seen.used_mb}
         c.fact(f.NodeOccupied(c.now, node.id, Cause("occupied", used)))
     elif not strangers and node.status in (NodeStatus.UNKNOWN, NodeStatus.OCCUPIED):
-        back_in_service(c, node)
-    elif not strangers and node.status is NodeStatus.QUARANTINED and not node.not_clean:
-        c.fact(f.NodeUnknown(c.now, node.id))
-        back_in_service(c, node)
-
-
-def back_in_service(c: Context, node: Node) -> None:
-    if node.drain:
         by = CONFIGURATION if node.unconfigured else "an operator"
-        c.fact(f.NodeDraining(c.now, node.id, by, unconfigured=node.unconfigured))
-    else:
-        c.fact(f.NodeUp(c.now, node.id))
+        draining = f.NodeDraining(c.now, node.id, by, unconfigured=node.unconfigured)
+        c.fact(draining if node.drain else f.NodeUp(c.now, node.id))
 
 
 def look_again(c: Context, host: HostId) -> None:

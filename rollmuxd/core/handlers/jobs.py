@@ -21,7 +21,8 @@ def register(c: Context, ask: i.RegisterJob) -> Answer:
     if known is not None and known.live:
         if ask.idempotency_key and ask.idempotency_key == known.idempotency_key:
             return Answer(job=known.id, session=known.session, repeated=True)
-        refuse_if_alive(c, known, ask)
+        if not ask.replace:
+            refuse_if_alive(c, known)
     check_spec(ask.spec, c.state, c.config)
     check_owner(c, ask.owner, ask.spec, known)
     one_more = known is None or known.status is JobStatus.ENDED
@@ -40,11 +41,9 @@ def register(c: Context, ask: i.RegisterJob) -> Answer:
     return Answer(job=job)
 
 
-def refuse_if_alive(c: Context, known: Job, ask: i.RegisterJob) -> None:
+def refuse_if_alive(c: Context, known: Job) -> None:
     """A run is alive while its session is, and without any session for as long as its process is awaited."""
     session = c.state.session_of(known)
-    if ask.replace:
-        return
     if session is not None:
         raise RunAlive(known.spec.name, known.run, session.pid, session.host)
     if known.spec.launch is not None:
@@ -195,10 +194,10 @@ def close_session(c: Context, ask: i.CloseSession) -> Answer:
     if job.live and job.launch is not None and not job.launch.over and job.session == session.id:
         c.timers.at(c.now + c.config.lease_ms, "reap", job.id)  # it may still have something to write
         job_lost(c, job, Cause("process_left", {"pid": session.pid}), leaves=True)
-        return Answer(session=session.id)
-    drop_request(c, job, Cause("session_closed"))
-    take_away(c, c.state.slot_of(job), Cause("session_closed"), f"session {session.id}")
-    nobody_knows(c, job)
+    else:
+        drop_request(c, job, Cause("session_closed"))
+        take_away(c, c.state.slot_of(job), Cause("session_closed"), f"session {session.id}")
+        nobody_knows(c, job)
     return Answer(session=session.id)
 
 

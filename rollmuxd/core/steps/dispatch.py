@@ -19,7 +19,7 @@ from rollmuxd.core.model import (
     SlotStatus,
     StateStatus,
 )
-from rollmuxd.core.order import overtakes_at
+from rollmuxd.core.order import patient_until
 from rollmuxd.core.spec import engines_on
 from rollmuxd.core.steps.lines import next_turn_on, waits_for_another, yields_to
 
@@ -42,14 +42,13 @@ def take_turns(c: Context, known: Group) -> None:
     moved = True
     while moved:
         before = len(c.facts)
-        asking = ((job, asked) for job in c.state.members(known) if (asked := request_of(c, job)) is not None)
-        went_on = [advance(c, known, job, asked) for job, asked in asking]
+        went_on = [advance(c, known, job) for job in c.state.members(known)]
         # in a line a claim or a park changes which request is next
         moved = any(went_on) or (known.dispatch is not Dispatch.SCHEDULE and len(c.facts) > before)
     if known.dispatch is Dispatch.CREDIT:
-        due = overtakes_at(c.state, [c.state.slots[it.queued] for it in c.state.members(known) if it.queued], c.now)
-        if due is not None:
-            c.timers.at(due, "dispatch", known.id)
+        waiting = [c.state.slots[it.queued] for it in c.state.members(known) if it.queued]
+        for slot in waiting if len(waiting) > 1 else ():
+            c.is_past(patient_until(c.state.jobs[slot.job], slot), "dispatch", known.id)
 
 
 def request_of(c: Context, job: Job) -> Slot | None:
@@ -59,10 +58,11 @@ def request_of(c: Context, job: Job) -> Slot | None:
     return c.state.slots[job.queued]
 
 
-def advance(c: Context, group: Group, job: Job, slot: Slot) -> bool:
-    """Bring one queued request nearer to its grant. True: the schedule went on, so others may go now."""
-    turn = c.rotation.turn_of(c.state, group, job.id, slot.phase)
-    if turn is None:
+def advance(c: Context, group: Group, job: Job) -> bool:
+    """Bring a job's request, if it has one, nearer to its grant. True: the schedule went on, so others may go now."""
+    slot = request_of(c, job)
+    turn = None if slot is None else c.rotation.turn_of(c.state, group, job.id, slot.phase)
+    if slot is None or turn is None:
         return False
     nodes = c.rotation.nodes_of(c.state, group, job.id, slot.phase)
     if not c.state.are_up(nodes) or slot.id in c.timers.detached:

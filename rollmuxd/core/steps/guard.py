@@ -6,8 +6,7 @@ others, or goes to free nodes of its own. There it earns; with a reserve for two
 again.
 
 A promise that has no room left where its job sits is **exhausted**. The guard finds it, or measured times do
-(:mod:`~rollmuxd.core.steps.replan`), or the time comes at which lent credit is spent. (research/policy.md section 5 has
-the rules and section 3 what they were seen to keep.)
+(:mod:`~rollmuxd.core.steps.replan`), or the time comes at which lent credit is spent.
 """
 
 from typing import Final

@@ -28,7 +28,6 @@ from rollmuxd.core.estimates import (
     phase_ms,
     planned_with,
     promised_ms,
-    recent_ms,
     solo_ms,
 )
 from rollmuxd.core.ids import GroupId, Millis, PoolName
@@ -57,7 +56,7 @@ def watch(c: Context, job: Job) -> None:
         times = job.times.get(phase.name)
         if times is None or times.fresh < c.config.min_samples:
             continue
-        recent = recent_ms(times, c.config.drift_window)
+        recent = times.recent_ms[-min(c.config.drift_window, times.fresh) :]  # of those since the last plan
         # what takes less than a millisecond takes one: a bound on no time at all is none
         seen[phase.name] = [max(1, on_its_own_width_ms(job, phase, took)) for took in recent]
         planned, promised = phase_ms(job, phase), promised_ms(job, phase)

@@ -42,7 +42,7 @@ BASELINE: Final = (
 _USING = (SlotStatus.RUNNING, SlotStatus.TAIL)
 #: facts that change which jobs are placed on which nodes
 _PLACES = ("job_placed", "placement_ended", "move_planned", "move_began", "move_ended", "move_abandoned", "node_left")
-#: iterations after which a slowdown is judged (DESIGN section 6)
+#: iterations after which a slowdown is judged
 JUDGED_FROM: Final = 8
 
 
