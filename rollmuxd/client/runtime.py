@@ -6,6 +6,7 @@ the GPUs are the parent's.
 """
 
 import atexit
+import difflib
 import functools
 import inspect
 import os
@@ -296,9 +297,9 @@ class Runtime(Generic[S]):
         """Raise ValueError for a phase that the job has not."""
         known = [known.name for known in [*self.body.phases, *self.body.side]]
         if phase not in known:
-            raise ValueError(
-                f"job {self.name} has no phase {phase!r}; it has {', '.join(known)}. Name it in phases= or side="
-            )
+            near = difflib.get_close_matches(phase, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else "Name it in phases= or side="
+            raise ValueError(f"job {self.name} has no phase {phase!r}; it has {', '.join(known)}. {hint}")
 
     def entering(self, phase: str) -> Flow[S]:
         """Wait for the job's turn; inside the same phase, the same stay."""

@@ -325,6 +325,8 @@ class Session:
             text = f"{self.name}: the state for {phase} could not be loaded{_because(view.reason)}"
             return SlotFaulted(text, slot=view.slot, phase=phase, reason=view.reason)
         text = f"{self.name}: slot {view.slot} ({phase}) was {view.status} before it began{_because(view.reason)}"
+        if view.status == "released":  # by this session: another request of it
+            text += "; a job holds one slot at a time: enter its phases one after the other, from one thread or task"
         return SlotLost(text, slot=view.slot, phase=phase, reason=view.reason)
 
     def leave(

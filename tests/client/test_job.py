@@ -567,7 +567,7 @@ def test_a_phase_inside_another_is_an_error_and_the_outer_one_goes_on(daemon):
 
 
 def test_a_phase_that_the_job_has_not_is_named_with_those_that_it_has(daemon):
-    with pytest.raises(ValueError, match="no phase 'trian'; it has rollout, train, init"):
+    with pytest.raises(ValueError, match=r"no phase 'trian'; it has rollout, train, init\. Did you mean train\?"):
         rollmuxd.job("a").phase("trian")
 
 
