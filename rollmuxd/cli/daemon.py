@@ -117,7 +117,14 @@ def _said_last(log: Path, end: int) -> str:
     with log.open("rb") as file:
         file.seek(end)
         lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    if lines:
+        return lines[-1]
+    try:
+        with log.open("ab") as file:
+            file.write(b"\n")
+    except OSError as error:
+        return f"its log cannot be written ({error.strerror}); make room there"
+    return "it said nothing"
 
 
 def _spawn(words: list[str], log: Path) -> int:

@@ -272,8 +272,9 @@ async def _until_exit(settings: Settings, accept_clock: bool) -> NoReturn:
     try:
         await serve(settings, accept_clock=accept_clock)
     except (CannotStart, BadSettings) as error:
-        print(f"rollmuxd: {error}", file=sys.stderr)  # noqa: T201  # for the terminal
         status = NOT_NOW if may_pass(error) else CANNOT
+        with contextlib.suppress(OSError):  # stderr may be a file on the disk that is full
+            print(f"rollmuxd: {error}", file=sys.stderr)  # noqa: T201  # for the terminal
     except BrokenInvariant:
         status = 70  # EX_SOFTWARE; the log has it in full
     except Exception:  # Python's own end, without its wait

@@ -1,6 +1,8 @@
 """``rollmuxd daemon`` finds the daemon it is to talk about, and no other process that happens to have its pid."""
 
 import asyncio
+import errno
+import fcntl
 import json
 import socket
 import subprocess
@@ -238,6 +240,33 @@ def test_what_the_daemon_before_has_said_is_not_taken_for_the_word_of_one_that_s
     instead("raise SystemExit(75)", leap_s=0)
 
     assert "the daemon ended with status 75: it said nothing" in rollmuxd(f"daemon start --config {config}").err
+
+
+def test_a_daemon_that_could_say_nothing_on_a_full_disk_is_not_said_to_be_silent(
+    rollmuxd, config, state_dir, instead, monkeypatch
+):
+    instead("raise SystemExit(75)", leap_s=0)
+    opened = Path.open
+
+    def full(path, mode="r", *more, **named):
+        if mode == "ab":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path, mode, *more, **named)
+
+    monkeypatch.setattr(Path, "open", full)
+
+    said = f"status 75: its log cannot be written (No space left on device); make room there (log: {state_dir}"
+    assert said in rollmuxd(f"daemon start --config {config}").err
+
+
+@pytest.mark.e2e
+def test_a_daemon_ends_with_its_status_though_nothing_can_be_written_to_its_log(config, state_dir):
+    """With 1 no systemd would try again."""
+    state_dir.mkdir()
+    with (state_dir / "lock").open("w") as held, open("/dev/full", "w") as full:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        words = [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", str(config)]
+        assert subprocess.run(words, stderr=full, timeout=PATIENCE_S, check=False).returncode == 75
 
 
 @pytest.mark.e2e

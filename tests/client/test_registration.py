@@ -106,7 +106,7 @@ def test_an_init_of_ones_own():
         (dict(asynchronous=220), r"asynchronous=220: say True, or in what time .* asynchronous=dict\(pace_s=220\)"),
         (dict(asynchronous=dict(ahead=-1)), "asynchronous: ahead=-1: expected `int` >= 0"),
         (dict(asynchronous=dict(pace=3)), "asynchronous=: 'pace' is not a key; did you mean pace_s"),
-        (dict(asynchronous=dict(pace_s=0)), "asynchronous: pace_s=0: expected `float` > 0"),
+        (dict(asynchronous=dict(pace_s=0)), "asynchronous: pace_s=0: expected `float` >= 0.001"),
         (dict(asynchronous=True), "the job has the phases rollout, train, and an asynchronous job has the one phase"),
         (dict(park="lasy"), "park='lasy': it is 'lazy' or 'at_release'; did you mean 'lazy'"),
         (dict(if_unmet="cry"), "if_unmet='cry': it is 'best_effort' or 'wait' or 'end'"),
