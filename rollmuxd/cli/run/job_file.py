@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,10 @@ def registration_of(where: str, table: Mapping[str, Any], name: str, **more: Any
 
     pools = {key: value for key, value in table.items() if key not in KEYS and key != "name"}
     rest = {key: value for key, value in table.items() if key in KEYS}
+    for key, value in pools.items():
+        near = difflib.get_close_matches(key, KEYS, n=1)
+        if near and key not in _BY_DEFAULT and not isinstance(value, dict):
+            raise Failed(f"{where}: {key!r} is not a key; did you mean {near[0]}?")
     try:
         return registration(name, pools=pools, **{**rest, **more})
     except (TypeError, ValueError) as error:
