@@ -97,7 +97,7 @@ def _tell_who_stays(view: dict[str, Any], *, evicted: bool) -> None:
 
 
 def _said(verb: str, view: dict[str, Any]) -> str:
-    if verb == "undrain" and view["status"] == "unknown":
+    if verb == "undrain" and view["status"] == "unknown" and not view.get("reason"):
         return f"{view['node']}: undrained; it is used again once it was looked at"
     reason = f" ({view['reason']})" if view.get("reason") else ""
     return f"{view['node']}: {view['status']}{reason}"

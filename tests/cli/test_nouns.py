@@ -318,6 +318,8 @@ def test_an_undrained_node_is_used_again_once_it_was_looked_at(rollmuxd, daemon)
     daemon["POST /v1/nodes/box%2Fgpu0/undrain"] = {**NODE, "status": "unknown"}
 
     assert rollmuxd("node undrain box/gpu0").out == "box/gpu0: undrained; it is used again once it was looked at\n"
+    daemon["POST /v1/nodes/box%2Fgpu0/undrain"] = {**NODE, "status": "unknown", "reason": "it is gone"}
+    assert rollmuxd("node undrain box/gpu0").out == "box/gpu0: unknown (it is gone)\n"
 
 
 def test_a_node_is_shown_with_the_processes_that_were_seen_there(rollmuxd, daemon):

@@ -172,6 +172,11 @@ async def test_who_waits_for_a_node_that_was_taken_out_of_the_configuration_is_t
         explained = (await client.get(f"/v1/jobs/{job.id}/explain")).json()
         assert explained["sentences"][-1].startswith(f"I{said[1:]}")
         assert explained["reasons"][0]["code"] == "node_gone"
+        nodes = (await client.get("/v1/nodes")).json()["items"]
+        (gone,) = [
+            node["node"] for node in nodes if node["reason"].startswith("it is no longer in the configuration: ")
+        ]
+        assert gone == "h1/gpu0-1"
 
 
 async def test_an_explanation_says_that_the_node_is_lost_on_which_a_state_is_being_loaded(running):

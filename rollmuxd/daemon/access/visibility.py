@@ -16,7 +16,7 @@ from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import Context
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.ids import JobId, Millis, NodeId, SessionId, SlotId
-from rollmuxd.core.model import Job, Session, nodes_in
+from rollmuxd.core.model import Job, Node, Session, nodes_in
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.explain.causes import sentence
 from rollmuxd.explain.explainer import Explainer, Story
@@ -76,6 +76,12 @@ class Visibility:
         gone = self.gone(self.core.state.job(job))
         sentences = (f"{reason.text[0].upper()}{reason.text[1:]}." for reason in gone)
         return story._replace(reasons=(*gone, *story.reasons), sentences=(*story.sentences, *sentences))
+
+    def of_node(self, node: Node) -> str:
+        """Why a node is not used: before all else, that it is not in the configuration any more."""
+        if self._configured is not None and node.id not in self._configured:
+            return "it is no longer in the configuration: put it back, or end the jobs that are placed there"
+        return self.sentence(node.reason)
 
     def gone(self, job: Job) -> tuple[Reason, ...]:
         """That nodes which the job has, and still waits for, are not in the configuration any more."""

@@ -271,7 +271,7 @@ def node_view(visibility: Visibility, node: Node, seen: Mapping[GpuId, Seen]) ->
         gpu_gb=node.gpu_mb / 1000,
         residual_gb=core.state.residual_mb_on(node) / 1000,
         gpus=[_gpu_view(name, gpu, seen.get(name), processes=names_owners) for name, gpu in node.gpus.items()],
-        reason=visibility.sentence(node.reason),
+        reason=visibility.of_node(node),
         group=node.group,
         states={
             f"{state.job} {state.pool}": str(state.status)
