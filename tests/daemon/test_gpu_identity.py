@@ -1,8 +1,8 @@
 """A GPU that is seen through two hosts is one GPU: the second is refused, whoever of the two comes first."""
 
-import asyncio
-
+import anyio
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.core import model as m
 from rollmuxd.core.effects import Observe
@@ -62,14 +62,14 @@ async def test_the_core_hears_that_the_second_host_cannot_be_reached():
             return observation(host, "GPU-a")
 
     actuator = Actuator({"fake": Backend()}, {}, state=lambda: state, post=posted.append, now=lambda: 0)
-    running = asyncio.create_task(actuator.run())
-    actuator.perform([Observe("box")])
-    while len(posted) < 1:
-        await asyncio.sleep(0)
-    actuator.perform([Observe("alias")])
-    while len(posted) < 2:
-        await asyncio.sleep(0)
-    running.cancel()
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(actuator.run)
+        for number, host in enumerate(("box", "alias"), 1):
+            actuator.perform([Observe(host)])
+            with anyio.fail_after(PATIENCE_S):
+                while len(posted) < number:
+                    await anyio.sleep(0)
+        tasks.cancel_scope.cancel()
     first, second = posted
 
     assert first.unreachable is None

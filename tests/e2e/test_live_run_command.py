@@ -259,7 +259,8 @@ def test_a_detached_job_goes_on_by_itself_and_its_logs_can_be_followed(live, run
     [
         ("rollout = {nodes = 1}", "there is no name in it"),
         (JOB + '[roles.server]\ncommand = "x"\n', "says what to run (roles), and so does the command line"),
-        (JOB + "slow = 2\n", "slow=2"),
+        (JOB + "machine = 2\n", "machine=2"),
+        (JOB + "slow = 2\n", "did you mean slo?"),
         ('name = "math"\nrollout = {nods = 1}\n', "did you mean nodes?"),
         ("name = ", "Invalid value"),
     ],
