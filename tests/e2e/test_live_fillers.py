@@ -68,21 +68,21 @@ def test_a_loan_and_the_time_that_it_has_to_give_way_outlive_the_daemon(live):
 @contextlib.contextmanager
 def vllm_server():
     """A fake vLLM, which listens in a thread of its own."""
-    engine, loop, ready = FakeVllm(), asyncio.new_event_loop(), threading.Event()
-    ended = asyncio.Event()
+    engine, runner, ready = FakeVllm(), asyncio.Runner(), threading.Event()
+    loop, ended = runner.get_loop(), asyncio.Event()
 
     async def serve():
         async with engine:
             ready.set()
             await ended.wait()
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread = threading.Thread(target=lambda: runner.run(serve()))
     thread.start()
     assert ready.wait(PATIENCE_S)
     yield engine
     loop.call_soon_threadsafe(ended.set)
     thread.join(PATIENCE_S)
-    loop.close()
+    runner.close()  # and what is left of connections
 
 
 def test_a_stock_vllm_server_answers_requests_between_jobs_and_gives_way_by_itself(live):
