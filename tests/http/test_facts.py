@@ -201,7 +201,7 @@ async def test_who_follows_everything_is_woken_by_what_it_is_shown_only(running)
                 tasks.start_soon(lambda: one("root", audit=True))
                 await world.settle()
                 await alice.post(f"/v1/jobs/{job.id}/pause")
-                await world.settle()
+                await eventually("three of them are told", lambda: len(told) >= 3)
                 paused = ["job_paused"]
                 assert told == {("alice",): paused, ("viewer",): paused, ("root",): paused}
                 await root.post("/v1/nodes/h1/gpu0-1/drain", json={"reason": "a fan"})
