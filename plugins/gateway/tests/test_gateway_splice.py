@@ -2,6 +2,7 @@
 
 from array import array
 from collections import Counter
+from math import exp
 
 import pytest
 from gateway_world import World, alone
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from rollmuxd_gateway.core import inputs as i
 from rollmuxd_gateway.core import splice
 from rollmuxd_gateway.core.model import Replica, Request
-from rollmuxd_gateway.fakes.hashlm import Model, text_of
+from rollmuxd_gateway.fakes.hashlm import EOS, Model, text_of
 
 MODEL = Model(median=120, sigma=0.3)
 PROMPT = [11, 12, 13, 14, 15, 16, 17, 18, 19]
@@ -131,46 +132,69 @@ def test_a_seed_sent_again_as_it_is_would_replay_its_random_stream(reseed, monke
     assert replayed == 0 if reseed else replayed > 10
 
 
-def drawn(place, cut_at, draws=2_000, prompts=5, together=50):
-    """Of each prompt, how often each token was drawn at a place of its response; moved where ``cut_at`` is not None."""
-    found = [Counter() for _ in range(prompts)]
-    for batch in range(draws // together):
+def drawn(cut_at, tokens, batches):
+    """Responses to five prompts, each moved after so many tokens, together with what stands before them."""
+    found = []
+    for batch in range(batches):
         world = World(2, model=MODEL, max_num_seqs=10**6)
         for number, engine in enumerate(world.engines.values()):
             engine._rng.seed(f"{cut_at} {batch} {number}")
-        most = {"max_tokens": max(place, cut_at or 0) + 1, "ignore_eos": True}
-        names = {world.ask([*PROMPT, 30 + n], **most): n for n in range(prompts) for _ in range(together)}
+        prompts = [[*PROMPT, 30 + number % 5] for number in range(50)]
+        names = {world.ask(prompt, max_tokens=tokens, ignore_eos=True): prompt for prompt in prompts}
         while len(world.ended) < len(names):
             world.step()
-            for name in names if cut_at is not None else ():
+            for name in names:
                 request = world.gateway.requests[name]
                 if not request.over and len(request.ids) == cut_at and len(request.segments) == 1:
                     world.tell(i.Move(name))
-        for name, number in names.items():
-            found[number][world.ended[name].ids[place]] += 1
+        found += [(prompt, world.ended[name].ids) for name, prompt in names.items()]
     return found
 
 
-def deviation(some, others):
-    """Of two lots of draws, by how many standard deviations their chi-square is too large (Wilson and Hilferty)."""
-    chi, degrees = 0.0, 0
-    for one, other in zip(some, others, strict=True):
-        common = [token for token in one | other if one[token] + other[token] >= 20]
-        pairs = [(one[token], other[token]) for token in common]
-        pairs.append((one.total() - sum(a for a, _ in pairs), other.total() - sum(b for _, b in pairs)))
-        chi += sum((a - b) ** 2 / (a + b) for a, b in pairs if a + b)
-        degrees += len(common)
+def odds(state):
+    """What may come next and how likely it is, the likeliest first."""
+    tokens, values = MODEL.logits(state)
+    if tokens == [EOS]:  # the end is ignored
+        tokens = [1 + state.digest[8] % 127]
+    weights = sorted(((exp(value), token) for token, value in zip(tokens, values, strict=True)), reverse=True)
+    total = sum(weight for weight, _ in weights)
+    return [(token, weight / total) for weight, token in weights]
+
+
+def deviation(responses, cut_at):
+    """By how many standard deviations the chi-square of the tokens is too large (Wilson and Hilferty).
+
+    Each token is held against the odds that the model gives it after all that stands before it, at each place. Counted
+    apart are its rank among the candidates, its upper bit, and the rank of the token that was drawn as many places
+    before as were drawn before the cut: that one repeats where a random stream starts again.
+    """
+    seen, expected = Counter(), Counter()
+    for prompt, ids in responses:
+        state, ranks = MODEL.start(), []
+        for token in prompt:
+            MODEL.roll(state, token)
+        for place, token in enumerate(ids):
+            candidates = odds(state)
+            before = ranks[place - cut_at] if place >= cut_at else 0
+            for rank, (one, share) in enumerate(candidates):
+                expected[place, before, rank, one >= 128] += share
+            ranks.append([one for one, _ in candidates].index(token))
+            seen[place, before, ranks[-1], token >= 128] += 1
+            MODEL.roll(state, token)
+    common = [row for row in expected if expected[row] >= 5]
+    chi = sum((seen[row] - expected[row]) ** 2 / expected[row] for row in common)
+    degrees = len(common) - len({row[:2] for row in common})
     return ((chi / degrees) ** (1 / 3) - 1 + 2 / (9 * degrees)) / (2 / (9 * degrees)) ** 0.5
 
 
-@pytest.mark.parametrize(("place", "cut_at"), [(1, 1), (9, 5)])
-def test_the_tokens_after_a_cut_have_the_distribution_of_an_uncut_response(place, cut_at):
-    assert deviation(drawn(place, cut_at), drawn(place, None)) < 4
+@pytest.mark.parametrize(("cut_at", "tokens", "batches"), [(1, 2, 200), (5, 10, 40)])
+def test_the_tokens_before_and_after_a_cut_have_the_odds_that_the_model_gives_them(cut_at, tokens, batches):
+    assert deviation(drawn(cut_at, tokens, batches), cut_at) < 4
 
 
 def test_tokens_that_are_taken_back_for_their_values_would_change_the_distribution(monkeypatch):
     monkeypatch.setattr(splice, "rewind", lambda request: 1 if request.ids and request.ids[-1] >= 128 else 0)
-    assert deviation(drawn(0, 1), drawn(0, None)) > 4
+    assert deviation(drawn(1, 2, batches=200), 1) > 4
 
 
 @pytest.mark.parametrize(
