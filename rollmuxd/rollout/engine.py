@@ -393,9 +393,10 @@ def step_by_step(engine: Engine, requests: Sequence[Request]) -> dict[int, float
             batch.remove(last)
             stored[last.id] = computed[last.id] = 0
             waiting.insert(0, last)
+        at_work = {it.id for it in decoding}
         while waiting and len(batch) < engine.max_seqs:
             it = waiting[0]
-            owed = sum(one.context - computed[one.id] for one in batch if one not in decoding)
+            owed = sum(one.context - computed[one.id] for one in batch if one.id not in at_work)
             free = engine.kv_tokens - sum(stored.values()) - len(decoding) - owed
             if (it.context + 1 > free and batch) or owed >= engine.budget:
                 break
@@ -404,10 +405,10 @@ def step_by_step(engine: Engine, requests: Sequence[Request]) -> dict[int, float
                 kept = max(0, it.context - max(0, taken - evicted_from.pop(it.id)))
                 stored[it.id] = computed[it.id] = min(kept, it.context - 1)
         budget, prefilled = max(1, engine.budget - len(decoding)), 0
-        context = sum(stored[it.id] for it in batch)
+        context = sum(stored.values())
         full = []
         for it in batch:
-            if it in decoding:
+            if it.id in at_work:
                 continue
             part = min(it.context - computed[it.id], budget - prefilled)
             prefilled += part
@@ -420,8 +421,8 @@ def step_by_step(engine: Engine, requests: Sequence[Request]) -> dict[int, float
         for it in decoding + full:
             it.made += 1
             stored[it.id] += 1
-            computed[it.id] = it.context
-            if it.remaining <= 0:
+            computed[it.id] += 1
+            if it.made >= it.length:
                 ends[it.id] = now
                 stored[it.id] = 0
                 batch.remove(it)

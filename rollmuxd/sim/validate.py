@@ -127,10 +127,11 @@ def case(log: Log) -> Case:
 
 def _v1(found: Validation) -> list[float]:
     cases = {log: case(log) for log in LOGS}
+    tunings = {log: fit([one]) for log, one in cases.items()}
     errors = []
     for log, one in cases.items():
         name = log.file.removeprefix("vllm_").removesuffix(".jsonl")
-        plain, own = compare(one), compare(one, tuning := fit([one]))
+        plain, own = compare(one), compare(one, tuning := tunings[log])
         others = compare(one, fit([it for other, it in cases.items() if other is not log]))
         worst = max(abs(own.makespan), abs(own.per_token), own.latency)
         fitted = f"weights {tuning.weights:.2f}, prefill {tuning.prefill:.2f}, step {tuning.step_s * 1e3:.1f} ms"
@@ -141,8 +142,8 @@ def _v1(found: Validation) -> list[float]:
         shown = {"uncalibrated": plain, "calibrated": own, "held out": others}
         found.reported[f"V1 {name}"] = {how: _shares(it) for how, it in shown.items()}
         errors.append(abs(own.makespan))
-    pair = [one for log, one in cases.items() if log.model == SAME_MODEL]
-    there, back = (compare(to, fit([of])).makespan for of, to in (pair, pair[::-1]))
+    pair = [log for log in LOGS if log.model == SAME_MODEL]
+    there, back = (compare(cases[to], tunings[of]).makespan for of, to in (pair, pair[::-1]))
     note = f"constants of the one GPU, peaks of the other: {there:+.1%} and {back:+.1%}"
     what = f"V1 {SAME_MODEL}: makespan from one GPU type to the other, and back"
     found.checks.append(check(what, max(abs(there), abs(back)), None, 0.12, note))
