@@ -84,7 +84,7 @@ def test_one_run_leaves_its_facts_and_a_trace(tmp_path: Path) -> None:
 
 
 def test_what_a_move_takes_can_be_said() -> None:
-    words = ("compare", *SMALL[:2], "--take", "30", "--policies", "solo,default")
+    words = ("compare", *SMALL, "--policies", "solo,default")
     dear, cheap = (answer(*words, "--move-s", seconds)["policies"] for seconds in ("600", "30"))
     assert answer(*words)["policies"][1]["paper"]["cost_per_hour"] == cheap[1]["paper"]["cost_per_hour"]
     assert dear[1]["paper"]["cost_per_hour"] != cheap[1]["paper"]["cost_per_hour"]
