@@ -6,11 +6,9 @@ the phrases that CONTRIBUTING.md forbids and the sentences of more than 25 words
 
 import argparse
 import ast
-import io
 import json
 import re
 import sys
-import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +29,9 @@ _FENCE: Final = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 #: headings, list items, cells and rows of tables and empty lines end a sentence
 _BREAK: Final = re.compile(r"\n\s*\n|\n(?= *[\w:=][\w:=, ]*? {2,}\S)|\n(?=\s*(?:[-*#|>]|\d+\.) )|\n(?=\|)|(?<!\\)\|")
 _END: Final = re.compile(r"(?<=[.!?])[)\"'*_]*\s+")
+_STRING_OR_COMMENT: Final = re.compile(
+    r""""{3}(?:\\.|[^\\])*?"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\#[^\n]*""", re.DOTALL
+)
 _WORD: Final = re.compile(r"[^\W_][\w'.-]*")
 
 
@@ -54,13 +55,31 @@ def without_examples(docstring: str) -> str:
     return re.sub(example, lambda found: "\n" * found[0].count("\n"), docstring)
 
 
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """A module and its statements, as :func:`ast.walk` has them, without expressions: these are nine nodes of ten."""
+    found: list[ast.AST] = [tree]
+    for node in found:
+        for inside in ("body", "orelse", "finalbody", "handlers", "cases"):
+            found += getattr(node, inside, ())
+        yield node
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """Each comment with its line. A # in a string begins none."""
+    line, at = 1, 0
+    for found in _STRING_OR_COMMENT.finditer(text):
+        if found[0].startswith("#"):
+            line, at = line + text.count("\n", at, found.start()), found.start()
+            yield line, found[0]
+
+
 def prose(path: Path) -> Iterator[tuple[int, str]]:
     """Pieces of prose with the line on which each begins: a page, or docstrings and blocks of comments."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         yield 1, _FENCE.sub(lambda block: "\n" * block[0].count("\n"), text)
         return
-    for node in ast.walk(ast.parse(text)):
+    for node in statements(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and (
             said := ast.get_docstring(node, clean=False)
         ):
@@ -73,14 +92,12 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
                 if isinstance(said, ast.Expr) and isinstance(said.value, ast.Constant):
                     yield said.lineno, str(said.value.value)
     begins, last, lines = 0, 0, list[str]()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type != tokenize.COMMENT:
-            continue
-        if token.start[0] != last + 1 and lines:
+    for line, comment in comments(text):
+        if line != last + 1 and lines:
             yield begins, "\n".join(lines)
             lines = []
-        begins, last = begins if lines else token.start[0], token.start[0]
-        lines.append(token.string.lstrip("#:! "))
+        begins, last = begins if lines else line, line
+        lines.append(comment.lstrip("#:! "))
     if lines:
         yield begins, "\n".join(lines)
 
