@@ -32,7 +32,7 @@ TURNS, BEATS = 12, 28
 #: jobs that are placed already, when one more comes
 RESIDENTS: Final = (100, 500, 1_000, 2_000)
 #: to see that it works
-SMALL: Final = (50, 200)
+SMALL: Final = (20, 60)
 #: steps of a search for moves that are timed, at most
 REGROUP_STEPS: Final = 1_500
 #: as many as 2,000 jobs need, and a few that stay free
@@ -57,7 +57,7 @@ MIX: Final = {
 
 def run(budget_s: float, *, small: bool = False) -> Json:
     """Throughput at 100 jobs, and the time of a placement at up to 2,000."""
-    found = throughput(0.4 * budget_s, 100 if small else 400)
+    found = throughput(0.4 * budget_s, 30 if small else 400)
     found["placement"] = placement(0.25 * budget_s, SMALL if small else RESIDENTS)
     most = max(found["placement"], key=int)
     found[f"placement_ms_{most}"] = found["placement"][most]["p50_ms"]
@@ -138,7 +138,7 @@ def throughput(budget_s: float, batches: int) -> Json:
     """Inputs in a second of processor time: the mix, and the slot's cycle alone, so many batches a round."""
     world = busy_world()
     for _ in range(3):
-        one_round(world, 100, BEATS)
+        one_round(world, min(100, batches), BEATS)
     rates: dict[str, list[tuple[Watch, Watch]]] = {"inputs": [], "slot_cycle": []}
     for _ in Rounds(budget_s, least=3, most=15):
         rates["inputs"].append(one_round(world, batches, BEATS))
@@ -203,7 +203,7 @@ def _woven(budget_s: float, state: State, arrive: Callable[[], JobSpec]) -> Json
     """The same groups, and thrift: one more job, and a whole search for moves, step by step."""
     policy = Thrift(steady=True, objective="cost")
     took: list[float] = []
-    for number in Rounds(budget_s, least=100, most=200):
+    for number in Rounds(budget_s, least=100 if len(state.jobs) > SMALL[-1] else 10, most=200):
         job = Job("new", "team", "someone", arrive(), state.at)
         if number == 0:
             policy.place(state, job)

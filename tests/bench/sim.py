@@ -27,7 +27,7 @@ FLOOR_EVENTS, FLOOR_WIDTH = 200_000, 40
 
 def run(budget_s: float, *, small: bool = False) -> Json:
     """Cost and phase fidelity on the production trace."""
-    options = Options(slo=SLO, jobs=20 if small else 0)
+    options = Options(slo=SLO, jobs=6 if small else 0)
     cost = Task("weave-production", options, "rollmux", "cost", "paper", 0)
     perform(cost)  # imports and caches
     took = []
