@@ -48,6 +48,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if sys.version_info < (3, 13):
     setattr(traceback, "_extract_caret_anchors_from_line_segment", lambda segment: None)  # noqa: B010
 
+# The collector looks for cycles after each 700 new objects, which was a thirtieth of the time of tests that simulate.
+gc.set_threshold(10_000, 20, 20)
+
 # An example may take as long as it takes: the machine may be busy.
 settings.register_profile("any machine", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
