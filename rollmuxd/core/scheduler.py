@@ -24,10 +24,9 @@ from rollmuxd.core.steps import drain, launch, lend, overrun, replan
 _NO_CHANGE = Decision((), (), NOTHING)
 
 
-def _tick(c: Context, given: i.Tick) -> Answer:
+def _tick(c: Context, _: i.Tick) -> Answer:
     """Deadlines have passed."""
-    del given
-    for kind, key in c.timers.due(c.now, c.config):
+    for kind, key in c.timers.due(c.now):
         _DUE[kind](c, key)
     return NOTHING
 

@@ -145,25 +145,10 @@ class Timers:
         """When the earliest hint comes up."""
         return self._heap[0][0] if self._heap else None
 
-    def due(self, now: Millis, config: Config) -> Iterator[tuple[str, str]]:
-        """What is truly due by now; a hint that came early is put back at its true time."""
+    def due(self, now: Millis) -> Iterator[tuple[str, str]]:
+        """The hints that have come up by now. What is not due yet is planned again where it is looked at."""
         while self._heap and self._heap[0][0] <= now:
             at, kind, key = heappop(self._heap)
-            if self._planned.get((kind, key)) != at:
-                continue  # overtaken by an earlier hint
-            del self._planned[kind, key]
-            true = self._true_time(kind, key, at, config)
-            if true is None:
-                continue
-            if true > now:
-                self.at(true, kind, key)
-                continue
-            yield kind, key
-
-    def _true_time(self, kind: str, key: str, at: Millis, config: Config) -> Millis | None:
-        if kind == "lease":
-            seen = self.seen.get(key)
-            return None if seen is None else seen + config.lease_ms
-        if kind == "detach":
-            return self.detached[key][0] if key in self.detached else None
-        return at
+            if self._planned.get((kind, key)) == at:  # else overtaken by an earlier hint
+                del self._planned[kind, key]
+                yield kind, key

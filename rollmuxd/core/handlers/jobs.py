@@ -252,6 +252,8 @@ def process_gone(c: Context, told: i.ProcessGone) -> Answer:
 
 
 def lease_ran_out(c: Context, session: SessionId) -> None:
-    """A session's deadline: no heartbeat came, so it is lost. One that has ended meanwhile has none."""
-    known = c.state.sessions[session]
-    lose(c, known, Cause("no_heartbeat", {"pid": known.pid, "host": known.host}))
+    """A session's deadline: if no heartbeat came, it is lost. One that has ended meanwhile has none."""
+    seen = c.timers.seen.get(session)
+    if seen is not None and c.is_past(seen + c.config.lease_ms, "lease", session):
+        known = c.state.sessions[session]
+        lose(c, known, Cause("no_heartbeat", {"pid": known.pid, "host": known.host}))

@@ -229,6 +229,8 @@ def yield_due(c: Context, slot: SlotId) -> None:
 def give_up(c: Context, slot: SlotId) -> None:
     """A request that stayed detached beyond the re-attach time is never granted, though its state may be loaded."""
     known = c.state.slots[slot]
+    if slot not in c.timers.detached or not c.is_past(c.timers.detached[slot][0], "detach", slot):
+        return
     reason = Cause("not_asked_for", {"limit_s": c.config.reattach_ms // 1000})
     if known.status is SlotStatus.QUEUED:
         drop_request(c, c.state.jobs[known.job], reason)

@@ -33,9 +33,8 @@ TRIED: Final = 32
 AGAIN_MS: Final = 60_000
 
 
-def look_again(c: Context, key: str) -> None:
+def look_again(c: Context, _: str) -> None:
     """At a deadline: move every job away from drained nodes that can be moved now."""
-    del key
     for name in to_leave(c):
         job = c.state.jobs[name]
         if job.move is not None or len(c.state.moving) >= c.config.max_concurrent_moves:

@@ -216,9 +216,8 @@ def tidy(c: Context, job: Job) -> None:
 # ---- looking for moves -----------------------------------------------------------------------------------------------
 
 
-def regroup(c: Context, key: str) -> None:
+def regroup(c: Context) -> None:
     """One step of the policy's search; a move that it finds is planned, if the limits allow it."""
-    del key
     if not are_on(c) or len(c.state.moving) >= c.config.max_concurrent_moves:
         c.regrouping = None
         return

@@ -145,13 +145,13 @@ def replan_group(c: Context, group: Group, job: Job, why: Cause, *, changed: boo
         exhausted(c, group, c.state.jobs[are[0]], why)
 
 
-def look_for_moves(c: Context, key: str) -> None:
+def look_for_moves(c: Context, _: str) -> None:
     """A step of the search for moves. Before it begins: whether credit that plans lent has been spent."""
     if c.regrouping is None and isinstance(c.policy, SpendsCredit):
         for name in tuple(c.policy.exhausted(c.state, c.now)):
             job = c.state.jobs[name]
             replan_group(c, c.state.its_group(job), job, Cause("credit_spent", {"job": job.id}))
-    regroup(c, key)
+    regroup(c)
 
 
 def on_its_own_width_ms(job: Job, phase: PhaseSpec, took: Millis) -> Millis:
