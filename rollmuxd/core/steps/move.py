@@ -17,7 +17,6 @@ from msgspec.structs import asdict
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.causes import Cause
-from rollmuxd.core.clean import is_dirty_by
 from rollmuxd.core.config import Moves
 from rollmuxd.core.context import Context
 from rollmuxd.core.feasible import short_of_ram
@@ -30,7 +29,6 @@ from rollmuxd.core.model import (
     JobStatus,
     Node,
     NodeStatus,
-    OrderKind,
     StateStatus,
     nodes_in,
     nodes_left,
@@ -38,12 +36,12 @@ from rollmuxd.core.model import (
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps.admit import over_its_nodes
-from rollmuxd.core.steps.dispatch import OUT, issue, park_if_unheld, take_place
+from rollmuxd.core.steps.dispatch import OUT, park_if_unheld, take_place
 from rollmuxd.core.steps.launch import end_process, launch, run_key
 from rollmuxd.core.steps.lines import next_phase
 from rollmuxd.core.steps.locality import locality_violation, place_elsewhere
-from rollmuxd.core.steps.observe import expect_clean, is_of_use, record_unknown
-from rollmuxd.core.steps.reclaim import abandon, drop_request, end_session
+from rollmuxd.core.steps.observe import expect_clean, record_unknown
+from rollmuxd.core.steps.reclaim import abandon, drop_request, end_session, is_gone_from
 
 #: the time between two steps of the search for moves, in which others are heard
 STEP_MS: Final = 1
@@ -171,12 +169,6 @@ def states_on(c: Context, job: Job, nodes: list[NodeId]) -> list[JobState]:
     return [kept for kept in c.state.states_of(job) if kept.node in nodes]
 
 
-def is_gone_from(c: Context, job: Job, nodes: list[NodeId]) -> bool:
-    """Whether nothing of the job is, or may be, on these nodes."""
-    gone = all(kept.status is StateStatus.GONE for kept in states_on(c, job, nodes))
-    return gone and not any(is_dirty_by(c.state.nodes[name], job.id) for name in nodes)
-
-
 def is_ready(c: Context, job: Job, move: JobMove) -> bool:
     """Whether nothing of it is in use where it sits, and the nodes to which it goes are up."""
     if not c.state.are_up(nodes_in(move.pins)):
@@ -206,9 +198,6 @@ def end(c: Context, job: Job) -> None:
 def tidy(c: Context, job: Job) -> None:
     """Have what is parked on old nodes discarded once it is of no use; and say so when nothing is left on one."""
     for name in tuple(job.left):
-        for kept in states_on(c, job, [name]):
-            if kept.status in (StateStatus.PARKED, StateStatus.LOADED) and not is_of_use(job, kept):
-                issue(c, OrderKind.DISCARD, kept, None)
         if is_gone_from(c, job, [name]):
             c.fact(f.NodeLeft(c.now, job.id, name))
 

@@ -4,6 +4,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.clean import is_dirty_by, may_still_fill
 from rollmuxd.core.context import Context
+from rollmuxd.core.ids import NodeId
 from rollmuxd.core.model import (
     Job,
     JobStatus,
@@ -19,7 +20,7 @@ from rollmuxd.core.model import (
     nodes_in,
 )
 from rollmuxd.core.steps.dispatch import grant_if_loaded, issue, park_if_unheld
-from rollmuxd.core.steps.observe import expect_clean
+from rollmuxd.core.steps.observe import expect_clean, is_of_use
 
 
 def reclaim(c: Context) -> None:
@@ -32,14 +33,13 @@ def reclaim(c: Context) -> None:
     while dirty.jobs or dirty.nodes:
         jobs, dirty.jobs = dirty.jobs, {}
         names, dirty.nodes = dirty.nodes, {}
-        nodes = [c.state.nodes[name] for name in names if name in c.state.nodes]
+        nodes = list(filter(None, map(c.state.nodes.get, names)))
         for node in nodes:
             for name in (*node.pinned, *node.fillers):
                 if c.state.jobs[name].closing or not c.state.jobs[name].has_place:
                     jobs[name] = None
-        for name in jobs:
-            if name in c.state.jobs:
-                reclaim_from(c, c.state.jobs[name])
+        for job in filter(None, map(c.state.jobs.get, jobs)):
+            reclaim_from(c, job)
         for node in nodes:
             drained_if_empty(c, node)
 
@@ -51,7 +51,8 @@ def reclaim_from(c: Context, job: Job) -> None:
         grant_if_loaded(c, job, slot)
     for name in tuple(job.closing):
         end_if_clean(c, job, c.state.slots[name])
-    end_placement_if_empty(c, job)
+    if not job.has_place:
+        end_placement_if_empty(c, job)
 
 
 def drop_request(c: Context, job: Job, reason: Cause) -> None:
@@ -144,29 +145,26 @@ def quarantine(c: Context, job: Job, reason: Cause) -> None:
 
 def end_placement_if_empty(c: Context, job: Job) -> None:
     """Clear away what a job that has left its placement still has there; end the placement when nothing is left."""
-    if job.has_place:
-        return
     if not job.pins:
         if job.status is JobStatus.LOST and job.relaunch_at is None and not job.left:
-            c.fact(f.JobEnded(c.now, job.id, job.reason or Cause("ended")))
+            assert job.reason is not None  # for which it was lost
+            c.fact(f.JobEnded(c.now, job.id, job.reason))
         return
-    if not nothing_left(c, job):
+    if job.slot is not None or not is_gone_from(c, job, nodes_in(job.pins)) or job.closing:
         return
     reason = Cause("status_because" if job.reason else "status", {"status": str(job.status)}, job.reason)
     c.timers.forget_discards(job.states)
     c.fact(f.PlacementEnded(c.now, job.id, reason))
 
 
-def nothing_left(c: Context, job: Job) -> bool:
-    """Whether no slot, state or byte of the job is on its nodes; orders the discard of what can be discarded."""
-    left = job.slot is not None or bool(job.closing)
-    for kept in c.state.states_of(job):
-        if kept.node in job.left:
-            continue
-        if kept.status in (StateStatus.LOADED, StateStatus.PARKED) and job.slot is None:
+def is_gone_from(c: Context, job: Job, nodes: list[NodeId]) -> bool:
+    """Whether no state or byte of the job is on these nodes; orders the discard of what is of no use there."""
+    there = [kept for kept in c.state.states_of(job) if kept.node in nodes]
+    for kept in there:
+        if kept.status in (StateStatus.LOADED, StateStatus.PARKED) and not is_of_use(job, kept):
             issue(c, OrderKind.DISCARD, kept, None)
-        left = left or kept.status is not StateStatus.GONE
-    return not left and not any(is_dirty_by(node, job.id) for node in nodes_of(c, job))
+    gone = all(kept.status is StateStatus.GONE for kept in there)
+    return gone and not any(is_dirty_by(c.state.nodes[name], job.id) for name in nodes)
 
 
 def nodes_of(c: Context, job: Job) -> list[Node]:

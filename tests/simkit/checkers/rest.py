@@ -84,7 +84,8 @@ def _releases(c: Context) -> Iterator[Question]:
 
 def _settles(c: Context) -> Iterator[Question]:
     for job in c.state.jobs.values():
-        yield job.id, partial(end_placement_if_empty, c, job)
+        if not job.has_place:
+            yield job.id, partial(end_placement_if_empty, c, job)
 
 
 def _drains(c: Context) -> Iterator[Question]:
