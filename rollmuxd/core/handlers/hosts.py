@@ -285,7 +285,7 @@ def has_come_since(c: Context, node: Node, kept: JobState, sights: dict[str, i.G
 def node_observed(c: Context, node: Node, sights: dict[str, i.GpuObservation]) -> None:
     if node.status is NodeStatus.LOST:
         c.fact(f.NodeUnknown(c.now, node.id))
-    gpus_observed(c, tuple(sights[gpu] for gpu in node.gpus))
+    gpus_observed(c, (node.id,), sights.values())
     judge(c, node, sights)
     record_due(c, node)
     resolve_unknown(c, node)

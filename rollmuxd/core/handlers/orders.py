@@ -49,9 +49,9 @@ def done(c: Context, order: Order, seen: Sequence[i.GpuObservation]) -> None:
         status = loads.get(order.kind, StateStatus.GONE)
         c.fact(f.StateObserved(c.now, job.id, order.pool, order.node, status))
     if order.kind is not OrderKind.LOAD:
-        gpus_observed(c, tuple(seen))
+        gpus_observed(c, (order.node,), seen)
         expect_clean(c, c.state.nodes[order.node], job, Cause("after_order", {"job": job.id, "kind": str(order.kind)}))
-        record_residual(c, kept, seen)
+        record_residual(c, kept, [it for it in seen if it.used_mb])
     slot = c.state.slot_of(order)
     if slot is not None and slot.status is SlotStatus.RELEASED and order.kind is OrderKind.LOAD:
         park_own(c, job, slot)  # it ended while it was being loaded

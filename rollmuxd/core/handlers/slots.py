@@ -143,7 +143,8 @@ def release(c: Context, ask: i.ReleaseSlot) -> Answer:
         return Answer(slot=slot.id, next_slot=slot.next_slot, next_refused=slot.next_refused, repeated=True)
     check_holder(c, slot, ask.fence)
     job = c.state.jobs[slot.job]
-    partly = len(slot.gpus) < sum(len(c.state.nodes[name].gpus) for name in c.state.phase_nodes(job, slot.phase))
+    nodes = c.state.phase_nodes(job, slot.phase)
+    partly = len(slot.gpus) < sum(len(c.state.nodes[name].gpus) for name in nodes)
     # a valid release succeeds whatever becomes of the request that it carries
     refused = None if ask.next is None else refusal(c, job, ask.next.phase)
     following = None if refused is not None else ask.next
@@ -153,7 +154,7 @@ def release(c: Context, ask: i.ReleaseSlot) -> Answer:
     at_once = job.spec.park is Park.AT_RELEASE or job.spec.filler is not None
     if at_once or partly:  # what is loaded on a part must not pass for loaded on all
         park_own(c, job, slot)
-    gpus_observed(c, ask.seen)
+    gpus_observed(c, nodes, ask.seen)
     if following is not None:
         queue(c, job, slot.session, following.phase, following.request_id)
     return Answer(slot=slot.id, next_slot=next_slot, next_refused=refused)
@@ -190,7 +191,7 @@ def shrink(c: Context, ask: i.ShrinkSlot) -> Answer:
     if orders_for(c, slot):
         raise Conflict(f"slot {slot.id} grows, and what is loaded for it is not there yet: shrink it after that")
     c.fact(f.SlotResized(c.now, slot.id, kept, tail=True))
-    gpus_observed(c, ask.seen)
+    gpus_observed(c, c.state.phase_nodes(c.state.jobs[slot.job], slot.phase), ask.seen)
     return Answer(slot=slot.id)
 
 
@@ -228,9 +229,9 @@ def yield_due(c: Context, slot: SlotId) -> None:
 
 def give_up(c: Context, slot: SlotId) -> None:
     """A request that stayed detached beyond the re-attach time is never granted, though its state may be loaded."""
-    known = c.state.slots[slot]
     if slot not in c.timers.detached or not c.is_past(c.timers.detached[slot][0], "detach", slot):
         return
+    known = c.state.slots[slot]
     reason = Cause("not_asked_for", {"limit_s": c.config.reattach_ms // 1000})
     if known.status is SlotStatus.QUEUED:
         drop_request(c, c.state.jobs[known.job], reason)

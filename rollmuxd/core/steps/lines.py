@@ -56,10 +56,10 @@ def yields_to(c: Context, group: Group, slot: Slot) -> tuple[Job, Millis] | None
     has waited for so long that it goes before jobs with less credit.
     """
     job = c.state.jobs[slot.job]
-    takes = solo_ms(job)
-    if group.dispatch is not Dispatch.CREDIT or job.status is not JobStatus.ADMITTED or takes is None:
+    if group.dispatch is not Dispatch.CREDIT or job.status is not JobStatus.ADMITTED:
         return None
-    if slot.phase != job.spec.phases[0].name:
+    takes = solo_ms(job)
+    if takes is None or slot.phase != job.spec.phases[0].name:
         return None
     until = slot.queued_at + round((PROMISED_NOTHING - 1) * takes)
     if job.promised:

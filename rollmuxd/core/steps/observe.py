@@ -3,6 +3,8 @@
 Nothing is given on here: a GPU that was verified clean may be claimed, and what is still on it is looked at again.
 """
 
+from collections.abc import Collection, Iterable
+
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -15,30 +17,22 @@ from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.dispatch import issue
 
 
-def gpus_observed(c: Context, seen: tuple[i.GpuObservation, ...]) -> None:
-    """GPUs that are due and were observed clean may be claimed again."""
-    by_node: dict[NodeId, list[str]] = {}
-    for observation in seen:
-        node = node_with(c, observation.gpu)
-        if node is None:
-            continue
-        if observation.used_mb > c.config.clean_tolerance_mb and observation.used_mb > clean_limit_mb(c, node):
-            c.timers.used_mb[observation.gpu] = observation.used_mb
-            continue
-        gpu = node.gpus[observation.gpu]
-        if verdict(c.state, node, gpu) is not Verdict.DUE:
-            continue
-        if observation.used_mb and is_discarding(c.state, node, gpu.dirty_by):
-            continue  # what is there may be its state, which the tolerance would hide
-        by_node.setdefault(node.id, []).append(observation.gpu)
-    for name, gpus in by_node.items():
-        c.fact(f.GpusVerifiedClean(c.now, name, tuple(gpus)))
-
-
-def node_with(c: Context, gpu: str) -> Node | None:
-    host = c.state.hosts.get(gpu.rpartition("/")[0])
-    nodes = () if host is None else map(c.state.nodes.__getitem__, host.nodes)
-    return next((node for node in nodes if gpu in node.gpus), None)
+def gpus_observed(c: Context, nodes: Iterable[NodeId], seen: Collection[i.GpuObservation]) -> None:
+    """GPUs of these nodes that are due and were observed clean may be claimed again."""
+    for node in map(c.state.nodes.__getitem__, nodes):
+        clean = []
+        for observation in seen:
+            name, used_mb = observation.gpu, observation.used_mb
+            if name not in node.gpus:
+                continue
+            if used_mb and used_mb > clean_limit_mb(c, node):
+                c.timers.used_mb[name] = used_mb
+            elif verdict(c.state, node, node.gpus[name]) is Verdict.DUE:
+                # what is seen beside a discard may be the state itself, which the tolerance would hide
+                if not used_mb or not is_discarding(c.state, node, node.gpus[name].dirty_by):
+                    clean.append(name)
+        if clean:
+            c.fact(f.GpusVerifiedClean(c.now, node.id, tuple(clean)))
 
 
 def clean_limit_mb(c: Context, node: Node) -> int:

@@ -30,14 +30,12 @@ def record_residual(c: Context, kept: JobState, seen: Sequence[i.GpuObservation]
     node = c.state.nodes[kept.node]
     if kept.status is not StateStatus.PARKED or kept.residual_mb is not None or not seen:
         return
-    if is_dirty_by(node, kept.job):
-        return
-    limit = c.state.residual_mb_on(node) + c.config.clean_tolerance_mb
+    limit = clean_limit_mb(c, node)
     # what others have not given back yet, and what is a stranger's, is none of its
     free = {name for name, gpu in node.gpus.items() if gpu.free}
     used = [it.used_mb for it in seen if it.gpu in free and it.used_mb <= limit]
     left = max(used, default=0) - c.state.residual_mb_on(node, but_of=kept.job)
-    if left > 0:
+    if left > 0 and not is_dirty_by(node, kept.job):
         c.fact(f.ResidualMemoryObserved(c.now, kept.job, kept.pool, kept.node, left, allowed_residual_mb(kept)))
 
 
@@ -78,7 +76,7 @@ def _kept(c: Context, node: Node, job: Job, observations: Mapping[str, i.GpuObse
     trouble = _why_not_let(c, node, job, kept, left, worst.used_mb)
     if trouble is None:
         c.fact(f.ResidualMemoryObserved(c.now, job.id, kept.pool, node.id, left, agreed))
-        gpus_observed(c, tuple(observations[gpu] for gpu in node.gpus))
+        gpus_observed(c, (node.id,), observations.values())
         return None
     data = {"pool": kept.pool, "left_gb": left / 1000, "gpu": worst.gpu, "agreed_gb": agreed / 1000}
     return Cause("residual_memory", data, trouble)
