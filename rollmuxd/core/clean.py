@@ -58,8 +58,7 @@ def may_still_fill(state: State, node: Node, job: JobId) -> bool:
 
 def is_discarding(state: State, node: Node, job: JobId | None) -> bool:
     """Whether the discard of a state of the job has not ended on the node."""
-    here = state.states_on(node)
-    return any(kept.job == job and kept.status is StateStatus.DISCARDING for kept in here)
+    return any(kept.job == job and kept.status is StateStatus.DISCARDING for kept in state.states_on(node))
 
 
 def is_dirty_by(node: Node, job: JobId) -> bool:

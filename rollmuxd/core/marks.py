@@ -87,21 +87,15 @@ def mark_loans(dirty: Dirty, state: State, fact: f.Fact) -> None:
 
     One rule for all facts, in place of a row for each: a loan is begun, kept or ended by what is expected.
     """
-    about: list[NodeId] = []
-    groups: list[GroupId | None] = [getattr(fact, "group", None)]
-    order = state.orders.get(getattr(fact, "order", ""))
     slot = state.slots.get(getattr(fact, "slot", None) or "")
-    job = state.jobs.get(getattr(fact, "job", "") or (slot.job if slot is not None else order.job if order else ""))
-    if job is not None:
-        groups.append(job.group)
-        about += nodes_in(job.pins)
-    node = state.nodes.get(node_of) if isinstance(node_of := getattr(fact, "node", None), str) else None
-    if node is not None:
-        about.append(node.id)
-        groups.append(node.group)
+    order = state.orders.get(getattr(fact, "order", ""))
+    job = state.jobs.get(getattr(slot or order or fact, "job", ""))
+    node = state.nodes.get(getattr(fact, "node", ""))
+    about = [] if job is None else nodes_in(job.pins)
+    about += [] if node is None else [node.id]
     for pinned in nodes_in(getattr(fact, "pins", {})):
         about += state.hosts[state.nodes[pinned].host].nodes  # it takes RAM there
-    for group in groups:
+    for group in (getattr(it, "group", None) for it in (fact, job, node)):
         if group in state.groups:
             about += state.groups[group].nodes
     if job is not None and job.spec.filler is not None:

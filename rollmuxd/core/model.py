@@ -376,7 +376,6 @@ class Order(Struct):
     #: the incarnation that issued it: with its number it only grows
     incarnation: int = 1
     status: OrderStatus = OrderStatus.ISSUED
-    error: Cause | None = None
     #: how often the daemon was killed, or crashed, while the order was open
     crashes: int = 0
 
@@ -457,7 +456,6 @@ class Launch(Struct):
     at: Millis
     #: 0: it has not said yet that it was started
     pid: int = 0
-    started: str = ""
     #: it is not there any more, or is to be ended
     over: bool = False
 
@@ -512,7 +510,6 @@ class Job(Struct):
     planned_period_ms: Millis | None = None
     admission: str = ""
     placed_at: Millis | None = None
-    ended_at: Millis | None = None
     #: the process that was started for it last
     launch: Launch | None = None
     #: lost, it is started again then

@@ -51,7 +51,6 @@ class Rotation:
         self._known: dict[GroupId, Projection] = {}
 
     def projection(self, state: State, group: Group) -> Projection:
-        """The group's schedule, by node."""
         known = self._known.get(group.id)
         if known is not None and known.version == group.version:
             return known

@@ -14,7 +14,6 @@ from typing import Final
 from rollmuxd.core.context import Context
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.facts import name
-from rollmuxd.core.state import State
 from rollmuxd.core.steps import drain, move, replan
 from rollmuxd.core.steps.admit import admit
 from rollmuxd.core.steps.dispatch import dispatch
@@ -30,7 +29,8 @@ def reconcile(c: Context) -> None:
     """Reclaim what is over, move, admit, give turns, replan. Then plan when to look again."""
     known = 0
     for _ in range(MAX_ROUNDS):
-        if not c.dirty and not (len(c.facts) > known and looks_at_everything(c.state)):
+        # moves, what they left and promises at risk have no marks of their own
+        if not c.dirty and (len(c.facts) == known or not (c.state.moving or c.state.leaving or c.state.at_risk)):
             break
         known = len(c.facts)
         reclaim(c)
@@ -43,11 +43,6 @@ def reconcile(c: Context) -> None:
     else:
         raise BrokenInvariant(f"the state is not at rest after {MAX_ROUNDS} rounds: {name(c.facts[-1])}")
     look_later(c)
-
-
-def looks_at_everything(state: State) -> bool:
-    """Whether a step is at work that has no marks of its own: moves, what they left, promises at risk."""
-    return bool(state.moving or state.leaving or state.at_risk)
 
 
 def look_later(c: Context) -> None:

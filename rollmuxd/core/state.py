@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 
 def _known(table: Mapping[str, T], kind: str, name: str) -> T:
+    """The thing of that name, or UnknownThing."""
     found = table.get(name)
     if found is None:
         raise UnknownThing(kind, name)
@@ -78,19 +79,15 @@ class State(Struct):
         return f"{prefix}{self.minted.get(prefix, 0) + 1}"
 
     def job(self, job: JobId) -> Job:
-        """The job, or UnknownThing."""
         return _known(self.jobs, "job", job)
 
     def slot(self, slot: SlotId) -> Slot:
-        """The slot, or UnknownThing."""
         return _known(self.slots, "slot", slot)
 
     def node(self, node: NodeId) -> Node:
-        """The node, or UnknownThing."""
         return _known(self.nodes, "node", node)
 
     def session(self, session: SessionId) -> Session:
-        """The session, or UnknownThing."""
         return _known(self.sessions, "session", session)
 
     def job_named(self, owner: str, name: str) -> Job | None:
@@ -111,7 +108,6 @@ class State(Struct):
         return job.move.pins if job.move is not None and group != job.group else job.pins
 
     def states_of(self, job: Job) -> list[JobState]:
-        """The job's states."""
         return [self.states[key] for key in job.states]
 
     def states_on(self, node: Node) -> list[JobState]:

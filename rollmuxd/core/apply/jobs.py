@@ -27,7 +27,7 @@ def job_registered(state: State, fact: f.JobRegistered) -> None:
         job.user, job.spec, job.run, job.registered_at = fact.user, fact.spec, fact.run, fact.at
         job.progress, job.session, job.work = Progress(), None, 0.0
         job.reason = Cause("new_run", {"run": fact.run})
-        job.promised, job.admission, job.planned_period_ms, job.ended_at = False, "", None, None
+        job.promised, job.admission, job.planned_period_ms = False, "", None
         job.relaunch_at, job.moved_at, job.guarded = None, None, False
         job.guard_from, job.guard_credit_ms = 0, 0
         if not fact.relaunch:
@@ -165,7 +165,7 @@ def process_launched(state: State, fact: f.ProcessLaunched) -> None:
 def process_started(state: State, fact: f.ProcessStarted) -> None:
     launch = state.jobs[fact.job].launch
     if launch is not None and launch.id == fact.launch:
-        launch.pid, launch.started = fact.pid, fact.started
+        launch.pid = fact.pid
 
 
 def process_over(state: State, fact: f.ProcessOver) -> None:
@@ -177,8 +177,7 @@ def process_over(state: State, fact: f.ProcessOver) -> None:
 def job_ended(state: State, fact: f.JobEnded) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact)
-    job.relaunch_at = None
-    job.reason, job.ended_at = fact.reason, fact.at
+    job.reason, job.relaunch_at = fact.reason, None
     if fact.reason.code == "finished":
         mine = (state.slots[slot] for slot in reversed(state.slots_of[job.id]))
         count_end(job, next((slot for slot in mine if not slot.side), None))

@@ -68,7 +68,6 @@ def order_faulted(state: State, fact: f.OrderFaulted) -> None:
 def order_contact_lost(state: State, fact: f.OrderContactLost) -> None:
     order = state.orders[fact.order]
     meet(order, fact)
-    order.error = fact.error
     meet(state.state_of(order), fact)
 
 

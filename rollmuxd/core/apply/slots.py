@@ -139,8 +139,7 @@ def slot_taken_away(state: State, fact: f.SlotTakenAway) -> None:
 
 
 def slot_overran(state: State, fact: f.SlotOverran) -> None:
-    slot = step(state, fact)
-    slot.overrun_at = fact.at
+    step(state, fact).overrun_at = fact.at
 
 
 def slot_over(state: State, fact: f.SlotOver) -> None:

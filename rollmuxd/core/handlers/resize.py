@@ -172,9 +172,7 @@ def part_helps(c: Context, group: Group, head: int, slot: Slot, keep: tuple[str,
     turn = group.schedule[head]
     job = c.state.jobs[turn.job]
     least, asked = job.spec.phase(turn.phase).min_gpus, request_of(c, job)
-    if not least or asked is None or job.group != group.id:
-        return False
-    if asked.phase != turn.phase or asked.id in c.timers.detached:
+    if not least or asked is None or asked.phase != turn.phase or job.group != group.id:
         return False
     nodes = c.rotation.nodes_of(c.state, group, job.id, turn.phase)
     if any(next_turn_on(c, group, node) != head for node in nodes):

@@ -63,7 +63,6 @@ def rank_at(c: Context, now: Millis) -> Callable[[JobId], Rank]:
 
 
 def limits_of(c: Context, owner: str) -> OwnerLimits:
-    """What the owner may have."""
     return c.config.owners.get(owner, OwnerLimits())
 
 
@@ -219,11 +218,15 @@ def check_spec(spec: JobSpec, state: State, config: Config) -> None:
     _check_side(spec)
     _check_asynchronous(spec)
     _check_filler(spec)
-    if spec.movable is Movable.RELAUNCH and spec.launch is None:
-        raise Impossible(
-            "movable=relaunch is for jobs whose process rollmuxd itself starts, and this one does not say what to "
-            "start (launch); say movable warm, where the process can load its state on other GPUs, or no"
-        )
+    for key, value, instead in (
+        ("movable", spec.movable, "warm, where the process can load its state on other GPUs, or no"),
+        ("on_loss", spec.on_loss, "hold or kill"),
+    ):
+        if value == "relaunch" and spec.launch is None:
+            raise Impossible(
+                f"{key}=relaunch is for jobs whose process rollmuxd itself starts, and this one does not say what to "
+                f"start (launch); say {key} {instead}"
+            )
     _check_launch(spec, state, config)
     for kept in spec.states:
         if kept.gpu_mb and kept.residual_mb > kept.gpu_mb:  # (of one whose size is not known, all may be left)
@@ -288,7 +291,7 @@ def _check_side(spec: JobSpec) -> None:
     """A side phase is planned as load by how often and how long. Where the job states neither, it stands by no
     promise.
     """
-    for phase in (*spec.phases, *(phase for phase in spec.side if phase.name == "init")):
+    for phase in (*spec.phases, spec.phase("init")):
         if phase.every:
             raise Impossible(f"phase {phase.name}: every is for side phases that come again, such as eval and save")
     for phase in spec.side:
@@ -307,11 +310,6 @@ def _check_side(spec: JobSpec) -> None:
 def _check_launch(spec: JobSpec, state: State, config: Config) -> None:
     """Only what a backend has started can be started again, and every node that it may get must have such a backend."""
     if spec.launch is None:
-        if spec.on_loss is OnLoss.RELAUNCH:
-            raise Impossible(
-                "on_loss=relaunch is for jobs whose process rollmuxd itself starts, and this one does not say what to "
-                "start (launch); say on_loss hold or kill"
-            )
         return
     if not any(spec.launch.argv[:1]):
         raise Impossible("launch: argv is empty; its first part is the program")

@@ -52,8 +52,8 @@ def take_turns(c: Context, known: Group) -> None:
 
 
 def request_of(c: Context, job: Job) -> Slot | None:
-    """The request of a job that it could be granted; None while it holds a slot, and where it is not served."""
-    if job.queued is None or job.slot is not None or job.status not in SERVED:
+    """The request of a job that could be granted; None while it holds a slot, is not served, or no call attends it."""
+    if job.queued is None or job.slot is not None or job.status not in SERVED or job.queued in c.timers.detached:
         return None
     return c.state.slots[job.queued]
 
@@ -65,7 +65,7 @@ def advance(c: Context, group: Group, job: Job) -> bool:
     if slot is None or turn is None:
         return False
     nodes = c.rotation.nodes_of(c.state, group, job.id, slot.phase)
-    if not c.state.are_up(nodes) or slot.id in c.timers.detached:
+    if not c.state.are_up(nodes):
         # A job that cannot start passes no other: two such would pass each other for ever. And an order that cannot be
         # carried out would be held against its job.
         return False
@@ -165,9 +165,7 @@ def is_waited_for(c: Context, job: Job, nodes: Collection[NodeId]) -> bool:
         return False
     for other in c.state.members(group):
         asked = request_of(c, other)
-        if asked is None or asked.id in c.timers.detached:
-            continue
-        if not set(nodes).isdisjoint(c.rotation.nodes_of(c.state, group, other.id, asked.phase)):
+        if asked is not None and not set(nodes).isdisjoint(c.rotation.nodes_of(c.state, group, other.id, asked.phase)):
             return True
     return False
 
