@@ -10,7 +10,7 @@ A hook that raises is a result too (``ok`` false, with its text): the daemon the
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,8 +37,10 @@ REMEMBERED = 64
 class Hooks:
     """The workload's own functions, by kind and pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: str) -> None:
+        self._job = job
         self._hooks: list[tuple[str, str | None, Hook]] = []
+        self._warned: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._hooks)
@@ -54,6 +56,17 @@ class Hooks:
     def moves(self, pool: str) -> bool:
         """Whether a hook for loads or parks covers the pool."""
         return any(kind in {"load", "park"} and of in {None, pool} for kind, of, _ in self._hooks)
+
+    def warn_of_idle(self, pools: Iterable[str]) -> None:
+        """Say once of each pool that no hook moves its state."""
+        idle = [pool for pool in pools if not self.moves(pool) and pool not in self._warned]
+        self._warned.update(idle)
+        if idle:
+            what = f"pool{'s' if len(idle) > 1 else ''} {', '.join(idle)}"
+            say(
+                f"{self._job}: nothing moves its state in {what}: that is left to this process (driver 'channel'), and "
+                "no hook is registered for it; give on_load and on_park before the start, or say driver=..."
+            )
 
     def run(self, order: ChannelOrder) -> None:
         """Run what is registered for an order: in the order of registration, and backwards for parks and discards.
@@ -188,6 +201,8 @@ class Channel:
         of it goes back to RAM, from where it is loaded elsewhere.
         """
         here = (order.pool, order.node)
+        if order.kind == "load":
+            self._hooks.warn_of_idle([order.pool])
         if order.kind == "load" and order.source:
             self._half_there.add(here)
         if order.kind == "discard" and here in self._half_there:

@@ -95,7 +95,7 @@ class Runtime(Generic[S]):
         self._make_slot = make_slot
         self._options = options
         self._rank = options.rank
-        self._hooks = Hooks()
+        self._hooks = Hooks(self.name)
         self._pid = os.getpid()
         self._started = False
         self._address: Address | None = None
@@ -209,7 +209,7 @@ class Runtime(Generic[S]):
             )
             session.on_session = self._heartbeat.session
             self._session = session
-            self._warn_of_idle_states()
+            self._hooks.warn_of_idle(pool for pool, state in self.body.states.items() if state.driver == "channel")
             yield from session.start()
             if group is not None:
                 group.publish_start(
@@ -231,16 +231,6 @@ class Runtime(Generic[S]):
                 self._close_down("it could not start")
             raise
         self._dial()
-
-    def _warn_of_idle_states(self) -> None:
-        pools = [pool for pool, state in self.body.states.items() if state.driver == "channel"]
-        idle = [pool for pool in pools if not self._hooks.moves(pool)]
-        if idle:
-            what = f"pool{'s' if len(idle) > 1 else ''} {', '.join(idle)}"
-            say(
-                f"{self.name}: nothing moves its state in {what}: that is left to this process (driver 'channel'), and "
-                "no hook is registered for it; give on_load and on_park before the start, or say driver=..."
-            )
 
     def _following(self) -> Flow[None]:
         assert self._rank_group is not None
@@ -280,8 +270,13 @@ class Runtime(Generic[S]):
         return found.address
 
     def _dial(self) -> None:
-        channel = self._hooks or any(state.driver == "channel" for state in self.body.states.values())
-        if not channel or self._channel is not None or self._address is None:
+        # What a job's file declares is known to the daemon alone.
+        may_be_asked = (
+            self._hooks
+            or self._options.launched
+            or any(state.driver == "channel" for state in self.body.states.values())
+        )
+        if not may_be_asked or self._channel is not None or self._address is None:
             return
         own = self._session
 

@@ -323,6 +323,17 @@ def test_a_state_that_nobody_moves_is_told_of_at_the_start(daemon, capfd, hooks,
         assert "driver=" in err
 
 
+def test_a_process_of_a_job_file_answers_for_a_state_that_the_file_alone_declares(daemon, monkeypatch, capfd):
+    """Without an answer the slot would fail after two minutes, and not say why."""
+    monkeypatch.setenv("ROLLMUX_JOB", "a")
+    monkeypatch.setenv("ROLLMUX_RUN_KEY", "of-the-run")
+    with rollmuxd.job("a"):
+        for _ in range(2):
+            assert daemon.result_of(daemon.order("load", "train")).ok
+
+    assert capfd.readouterr().err.count("nothing moves its state in pool train: ") == 1
+
+
 def test_a_state_of_another_driver_is_not_ours_to_move(daemon, capfd):
     with rollmuxd.job("a", rollout=dict(gpu_gb=2, driver="vllm"), train=dict(nodes=1)):
         pass
