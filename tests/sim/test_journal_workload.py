@@ -1,6 +1,7 @@
 """A journal gives the jobs that the daemon ran, each phase as long as it ran, on the nodes that were there."""
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -186,8 +187,9 @@ def test_a_broken_journal_line_is_named(tmp_path, daemon, line, said):
     path = Path(options.more["file"])
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], line, *lines[1:]]))
-    with pytest.raises(Malformed, match=said):
+    with pytest.raises(Malformed, match=said) as caught:
         read("journal", options)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "it may have to cross processes"
 
 
 def test_a_journal_that_cannot_be_replayed_says_why(tmp_path, daemon):

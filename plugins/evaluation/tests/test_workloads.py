@@ -8,7 +8,6 @@
 """
 
 import os
-import pickle
 import statistics
 import subprocess
 import sys
@@ -27,12 +26,12 @@ from rollmuxd.sim.compare import Task
 from rollmuxd.sim.executions.engines import course
 from rollmuxd.sim.outcome import WORK
 from rollmuxd.sim.policies import RollMuxPaper
-from rollmuxd.sim.workload import Malformed, Options, SimJob, Workload
+from rollmuxd.sim.training_logs import NoSteps
+from rollmuxd.sim.workload import Options, SimJob, Workload
 from rollmuxd.sim.workloads import read
 from rollmuxd.sim.world import World
 from rollmuxd_evaluation.workloads import WORKLOADS, across_racks
 from rollmuxd_evaluation.workloads.shapes import sync_ms
-from rollmuxd_evaluation.workloads.tables import opened
 
 HOUR = 3_600_000
 #: data sets that do not come with the package, where a checkout has them beside it
@@ -346,15 +345,6 @@ def test_a_plan_is_the_mean_the_first_ten_steps_or_the_worst_and_the_work_is_the
     assert len(work) == 1
 
 
-def test_every_other_code_base_can_be_kept_for_later(tmp_path):
-    options = logs(tmp_path, one=[(1, 1)] * 3, two=[(1, 1)] * 4, three=[(1, 1)] * 5)
-    lengths = {}
-    for half in ("all", "odd", "even"):
-        workload = read("real-logs", Options(data=options.data, more={"logs": half})).draw(0)
-        lengths[half] = {len(job.series) for job in workload.jobs}
-    assert lengths == {"all": {2, 3, 4}, "odd": {2, 4}, "even": {3}}  # less the first step of each
-
-
 @needs_data
 def test_families_of_logs_weigh_alike():
     workload = read("real-logs", Options(data=str(DATA), slo=None)).draw(0)
@@ -455,58 +445,9 @@ def test_releasing_tails_gains_what_the_paper_measured_or_a_little_more(case, pa
 # ---- what cannot be ----------------------------------------------------------------------------------------------
 
 
-def cells(path: Path) -> list[tuple[float, float]]:
-    """What is in two columns of a table."""
-    table = opened(path, ("submit_s", "duration_s"))
-    return [(row.number("submit_s"), row.number("duration_s", above=True)) for row in table]
-
-
-@pytest.mark.parametrize(
-    ("row", "line", "column", "said"),
-    [
-        ("0,zero,7200", 3, "submit_s", "'zero' is there, expected a finite number of at least 0"),
-        ("0,1,-7200", 3, "duration_s", "'-7200' is there, expected a finite number above 0"),
-        ("0,1,0", 3, "duration_s", "'0' is there, expected a finite number above 0"),
-        ("0,1,nan", 3, "duration_s", "'nan' is there, expected a finite number"),
-        ("0,inf,7200", 3, "submit_s", "'inf' is there, expected a finite number"),
-        ("0,1,", 3, "duration_s", "'' is there, expected a finite number"),
-        ("0,1", 3, "duration_s", "not 3 cells are there"),
-        ("0,1,2,3", 3, "duration_s", "not 3 cells are there"),
-        ('0,1,"7200', 1, "submit_s", "no CSV"),
-    ],
-)
-def test_a_malformed_row_names_file_line_and_column(tmp_path, row, line, column, said):
-    path = tmp_path / "jobs.csv"
-    path.write_text(f"job_id,submit_s,duration_s\n0,0,7200\n{row}\n")
-    with pytest.raises(Malformed, match=said) as caught:
-        cells(path)
-    assert (caught.value.file, caught.value.line, caught.value.column) == (str(path), line, column)
-    assert f"jobs.csv, line {line}, column {column!r}" in str(caught.value)
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "it may have to cross processes"
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (b"", "there is no such column .the file is empty"),
-        (b"submit_s,duration\n0,1\n", "'duration_s': there is no such column .the columns are submit_s, duration"),
-        (b"SQLite format 3\0\xff\xfe", "no CSV in UTF-8"),
-    ],
-)
-def test_a_file_that_is_no_table_says_so(tmp_path, body, said):
-    (tmp_path / "jobs.csv").write_bytes(body)
-    with pytest.raises(Malformed, match=said):
-        cells(tmp_path / "jobs.csv")
-
-
-def test_a_log_with_a_broken_step_names_it(tmp_path):
-    options = logs(tmp_path, one=[(1, 1), (10, 4), (0, 4)])
-    with pytest.raises(
-        Malformed, match=r"one.csv, line 4, column 'gen_s': '0' is there, expected a finite number above 0"
-    ):
-        read("real-logs", options)
-    (tmp_path / "rl_steps" / "one.csv").write_text("gen_s,train_s\n")
-    with pytest.raises(Malformed, match=r"one.csv, line 2, column 'gen_s': no row is there"):
+def test_a_log_without_steps_is_named(tmp_path):
+    options = logs(tmp_path, one=[])
+    with pytest.raises(NoSteps, match=r"one.csv: no step in it tells what rollout and training took"):
         read("real-logs", options)
 
 

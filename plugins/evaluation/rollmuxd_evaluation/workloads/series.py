@@ -53,9 +53,9 @@ class Iterated:
     A seed draws those, the SLOs, and which jobs stay if fewer are wanted.
     """
 
-    def __init__(self, name: str, summary: str, options: Options, settings: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, summary: str, options: Options) -> None:
         self.name, self.summary = name, summary
-        self._terms = Terms(options, (*settings, "plan"))
+        self._terms = Terms(options, ("plan",))
         self._plan = self._terms.choice("plan", PLANS)
         self._sees = PlanWith(self._plan) if self._plan in ("p90", "worst") else PlanWith.MEAN
         self._profiles = production.profiles()
