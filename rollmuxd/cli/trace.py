@@ -27,7 +27,7 @@ def export(call: Call, *, since: str | None, until: str | None, out: Path) -> No
 
     Pools, nodes and jobs are tracks. The history is the running daemon's, as far as your API key may see it.
     """
-    from rollmuxd.sim import history, perfetto
+    from rollmuxd.sim import perfetto
 
     facts = every_fact(call)
     first = next(facts, None)
@@ -37,7 +37,7 @@ def export(call: Call, *, since: str | None, until: str | None, out: Path) -> No
     if start is not None and end is not None and start >= end:
         raise click.UsageError(f"--from {since} is not before --to {until}")
     try:
-        written = perfetto.write(out, history.items(chain([first], facts), start, end))
+        written = perfetto.write(out, chain([first], facts), start, end)
     except OSError as error:
         raise Failed(f"{out}: {error.strerror or error}") from error
     view = {"path": str(out), "bytes": out.stat().st_size, "slices": written.slices}

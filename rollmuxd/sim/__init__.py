@@ -9,7 +9,7 @@
 :mod:`.execution`    what a phase does between grant and end; ``executions/`` has the answers, one for each fidelity
 :mod:`.machines`     what is on GPUs and in RAM; :mod:`.inventory` names the nodes, :mod:`.meter` charges for them
 :mod:`.outcome`      what one run came to; :mod:`.compare` makes many runs, :mod:`.tables` and ``report/`` show them
-:mod:`.history`      from facts, a daemon's too, to spans of slots and orders; :mod:`.perfetto` draws them
+:mod:`.perfetto`     from facts, a daemon's too, to a trace of slots and orders
 :mod:`.estimate`     whether sharing pays, from :mod:`.training_logs` or from what a daemon :mod:`.observed`
 ===================  ===============================================================================================
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
-from rollmuxd.core.facts import Fact, JobRegistered
+from rollmuxd.core.facts import AnyFact, Fact, JobRegistered
 from rollmuxd.core.ids import JobId
 from rollmuxd.core.spec import JobSpec, PhaseSpec
 from rollmuxd.sim.training_logs import Step
@@ -25,6 +26,15 @@ class Seen(Struct, frozen=True):
     steps: list[Step]
     #: the one pool on which both phases ran, one after the other; empty: each had its own
     pool: str = ""
+
+
+def fact_of(shown: Mapping[str, Any]) -> Fact:
+    """A fact as ``/v1/facts`` has it. Raises :class:`ValueError` for what is none (of this version)."""
+    try:
+        found: Fact = msgspec.convert(shown, AnyFact)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    return found
 
 
 def observed(facts: Iterable[Fact]) -> dict[str, Seen]:

@@ -3,8 +3,9 @@
 import pytest
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.ids import Fence
 from rollmuxd.core.spec import JobSpec, PhaseSpec
-from rollmuxd.sim.observed import ITERATIONS, as_registered, observed
+from rollmuxd.sim.observed import ITERATIONS, as_registered, fact_of, observed
 from rollmuxd.sim.training_logs import Step
 
 
@@ -87,3 +88,10 @@ def test_who_began_a_run_last_is_the_last():
     again = [registered("j1", SPLIT, 2), *iterations("j1", times, 4, 2)]
     assert list(observed(one + other)) == ["name-j1", "name-j2"]
     assert list(observed(one + other + again)) == ["name-j2", "name-j1"]
+
+
+def test_facts_are_read_as_the_api_has_them():
+    shown = {"seq": 17, "at": 30, "fact": "slot_granted", "slot": "s1", "fence": [1, 2]}
+    assert fact_of(shown) == f.SlotGranted(30, "s1", Fence(1, 2))
+    with pytest.raises(ValueError, match="slot_bought"):
+        fact_of({"fact": "slot_bought", "at": 1})

@@ -57,7 +57,7 @@ def last_facts(call: Call, since: str | None = None, *, most: int = LAST) -> lis
 
 def every_fact(call: Call, after: int = 0, last: float = math.inf) -> Iterator[Any]:
     """The daemon's facts that the caller may see, page by page. Raises :class:`Failed` for one that we do not know."""
-    from rollmuxd.sim.history import fact_of
+    from rollmuxd.sim.observed import fact_of
 
     while after < last:
         page = call.get("/v1/facts", after=after, limit=PAGE)
