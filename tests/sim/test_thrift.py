@@ -243,13 +243,9 @@ class SchedulePlanner(Planner):
 
     def _schedule_need(self, need: Need) -> model.JobDemand:
         pools = {self.part_pool: need.part, WHOLE: need.whole}
-        phases = tuple(
-            (
-                tuple(pool for pool, used in ((self.part_pool, on_part), (WHOLE, on_whole)) if used),
-                took + moves,
-                gap,
-            )
-            for on_part, on_whole, took, moves, gap in need.phases
+        phases = (
+            ((self.part_pool,), need.rolls_out_ms, 0),
+            ((WHOLE,), need.trains_ms(need.whole), 0),
         )
         kept = tuple(
             (

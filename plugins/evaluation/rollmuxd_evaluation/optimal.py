@@ -5,9 +5,9 @@ It is a bound and no policy. Moves are free and take no time, so there is nothin
 fit their hosts. It has at most five jobs and uses the training pool whole.
 
 A **plan** of a set of jobs is the cheapest such group. Its training pool is as wide as its widest member (or wider,
-which shortens the others' training in proportion). It has the fewest rollout nodes. If rollouts are one node wide, or
-their node sets equal or disjoint, a closed form decides. No iteration and no node's load may exceed the least bound.
-Else the members' orders are tried until one is certified.
+which shortens the others' training in proportion). It has the fewest rollout nodes. Jobs share a set of rollout nodes
+whole, so a closed form decides: no iteration and no node's load may exceed the least bound. For jobs one node wide that
+is exact. Wider ones could also share parts of their nodes, so theirs is the best that was found.
 
 The cheapest **partition** of the jobs into plans is found by dynamic programming over subsets. That goes up to
 ``EXACT_JOBS`` jobs that could share with each other, directly or by way of others. Above that it is the best that was
@@ -18,15 +18,14 @@ and is no optimum. Either way it looks no further than now: what is cheapest for
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations, permutations
+from itertools import combinations
 from math import ceil, inf
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
 from rollmuxd.core.ids import Millis, PoolName
 from rollmuxd.core.spec import StateSpec
-from rollmuxd.policies.schedule import Leg, certified, period_ms
 from rollmuxd.sim.fluid import busy_node_ms
 from rollmuxd.sim.outcome import JobOutcome, Outcome, PoolOutcome
 from rollmuxd.sim.policies import MAX_GROUP, Bound
@@ -36,8 +35,6 @@ from rollmuxd.sim.workload import Impossible, Pool, SimJob, Workload, by_arrival
 WHOLE: Final = "train"
 #: up to so many jobs that could share the partition is exact
 EXACT_JOBS: Final = 12
-#: pinnings, and orders of them, that are tried for one group at most; beyond, each job has rollout nodes of its own
-TRIES: Final = 4_000
 #: up to so many jobs pairs and triples of groups are regrouped
 UNION_JOBS: Final = 10
 #: steps of dynamic programming after one event that are spent on pairs and triples
@@ -73,24 +70,25 @@ class Need(Struct, frozen=True):
     #: nodes of the rollout pool, and of the training pool
     part: int
     whole: int
-    #: per phase: on rollout nodes, on training nodes, how long, how long its loading and parking, own gap before
-    phases: tuple[tuple[bool, bool, Millis, Millis, Millis], ...]
+    #: what rollout and training take, and what loading and parking for them do in a shared group
+    rollout_ms: Millis
+    train_ms: Millis
+    rollout_moves_ms: Millis
+    train_moves_ms: Millis
+    gaps_ms: Millis
     solo_ms: Millis
     limit_ms: Millis | None
     part_states: tuple[StateSpec, ...]
     whole_states: tuple[StateSpec, ...]
 
-    def busy(self, whole: int) -> tuple[Millis, ...]:
-        """How long each phase keeps its nodes in a shared group whose training pool is so wide; moves included."""
-        return tuple(
-            (took * self.whole // whole if on_whole and not on_part else took) + moves
-            for on_part, on_whole, took, moves, _ in self.phases
-        )
-
     @property
-    def simple(self) -> bool:
-        """A rollout and then training, each on its own pool: the case that the closed form is for."""
-        return [phase[:2] for phase in self.phases] == [(True, False), (False, True)]
+    def rolls_out_ms(self) -> Millis:
+        """How long it keeps its rollout nodes busy in a shared group."""
+        return self.rollout_ms + self.rollout_moves_ms
+
+    def trains_ms(self, whole: int) -> Millis:
+        """How long it keeps a shared group's training pool busy that is so wide."""
+        return self.train_ms * self.whole // whole + self.train_moves_ms
 
 
 class Optimal(Bound):
@@ -137,8 +135,7 @@ class Planner:
         self.part_price, self.whole_price = self._price(self.part_pool), self._price(WHOLE)
         self.needs = [self._need(job) for job in jobs]
         self.widest = max((need.whole for need in self.needs), default=0)
-        #: no group had more ways to be run than were tried
-        self.exact = True
+        self.exact = all(need.part == 1 for need in self.needs)
         self._known: dict[Members, Plan | None] = {}
 
     def plan(self, members: Members) -> Plan | None:
@@ -165,26 +162,28 @@ class Planner:
             raise Impossible(
                 f"optimal groups jobs that want whole nodes, and job {job.name} names some, or wants parts"
             )
-        wants = {want.pool: want.nodes for want in spec.wants}
-        phases = tuple(
-            (
-                self.part_pool in phase.pools,
-                WHOLE in phase.pools,
-                phase.planned_ms or 0,
-                sum(kept.load_ms + kept.park_ms for kept in spec.states if kept.pool in phase.pools),
-                phase.gap_ms,
+        if [phase.pools for phase in spec.phases] != [(self.part_pool,), (WHOLE,)]:
+            raise Impossible(
+                f"optimal groups jobs that roll out on one pool and then train on pool {WHOLE}, and job {job.name} has "
+                f"the phases {', '.join(phase.name for phase in spec.phases)}"
             )
-            for phase in spec.phases
+        wants = {want.pool: want.nodes for want in spec.wants}
+        part_states, whole_states = (
+            tuple(kept for kept in spec.states if kept.pool == pool) for pool in (self.part_pool, WHOLE)
         )
         return Need(
             name=job.name,
-            part=wants.get(self.part_pool, 0),
-            whole=wants.get(WHOLE, 0),
-            phases=phases,
+            part=wants[self.part_pool],
+            whole=wants[WHOLE],
+            rollout_ms=job.planned[0],
+            train_ms=job.planned[1],
+            rollout_moves_ms=sum(kept.load_ms + kept.park_ms for kept in part_states),
+            train_moves_ms=sum(kept.load_ms + kept.park_ms for kept in whole_states),
+            gaps_ms=sum(phase.gap_ms for phase in spec.phases),
             solo_ms=job.solo_ms,
             limit_ms=None if spec.slo is None else int(spec.slo * job.solo_ms),
-            part_states=tuple(kept for kept in spec.states if kept.pool == self.part_pool),
-            whole_states=tuple(kept for kept in spec.states if kept.pool == WHOLE),
+            part_states=part_states,
+            whole_states=whole_states,
         )
 
     def _made(self, needs: Sequence[Need], whole: int, part: int, period: Millis) -> Plan:
@@ -202,7 +201,7 @@ class Planner:
             return None
         best: Plan | None = None
         narrowest = max(need.whole for need in needs)
-        if self.widest > narrowest and _shortest(needs, [need.busy(self.widest) for need in needs]) > limit:
+        if self.widest > narrowest and _shortest(needs, self.widest) > limit:
             return None  # on a narrower pool it takes longer still
         fewest = _fewest(needs, limit)
         for whole in range(narrowest, self.widest + 1):
@@ -215,43 +214,38 @@ class Planner:
 
     def _on(self, needs: Sequence[Need], whole: int, limit: float, fewest: int) -> Plan | None:
         """The fewest rollout nodes beside a training pool of this width; None: it will not do with any number."""
-        busy = [need.busy(whole) for need in needs]
-        shortest = _shortest(needs, busy)
+        shortest = _shortest(needs, whole)
         if shortest > limit:
             return None
-        pinning = _Pinning(self, needs, busy, limit)
-        tries = TRIES
+        ordered = sorted(needs, key=lambda need: -need.rolls_out_ms * need.part)
         for part in range(fewest, sum(need.part for need in needs) + 1):
-            for classes in pinning.all(part):
-                for period in self._periods(needs, busy, classes, whole, shortest, limit):
-                    if period is not None:
-                        return self._made(needs, whole, part, period)
-                    tries -= 1
-                    if not tries:
-                        self.exact = False
-                        return self._each_on_its_own(needs, busy, whole, shortest, limit)
+            busiest = self._busiest(ordered, limit, part)
+            if busiest is not None:
+                return self._made(needs, whole, part, max(shortest, busiest))
         return None
 
-    def _periods(
-        self, needs: Sequence[Need], busy: Sequence[tuple[Millis, ...]], classes: Sequence["Class"], whole: int,
-        shortest: Millis, limit: float,
-    ) -> Iterator[Millis | None]:  # fmt: skip
-        """The period of a pinned group whose nodes are not overloaded, order by order; None: it is not certified."""
-        if _apart(classes) and all(need.simple for need in needs):
-            yield max([shortest, *(each.load for each in classes)])
-            return
-        for legs in _orders(needs, busy, classes, whole):
-            yield period_ms(legs) if limit == inf or certified(legs, int(limit)) else None
+    def _busiest(
+        self, needs: Sequence[Need], limit: float, free: int, shared: tuple["Shared", ...] = ()
+    ) -> Millis | None:
+        """The load of the busiest rollout node if the jobs are put on nodes of others, or on free ones; None: no way.
 
-    def _each_on_its_own(
-        self, needs: Sequence[Need], busy: Sequence[tuple[Millis, ...]], whole: int, shortest: Millis, limit: float
-    ) -> Plan | None:
-        """The group with rollout nodes for each job alone."""
-        pinning = _Pinning(self, needs, busy, limit)
-        classes = tuple(Class((job,), need.part, pinning.took[job]) for job, need in enumerate(needs) if need.part)
-        periods = self._periods(needs, busy, classes, whole, shortest, limit)
-        found = next((period for period in periods if period is not None), None)
-        return None if found is None else self._made(needs, whole, sum(need.part for need in needs), found)
+        The first way is taken in which no load exceeds the limit.
+        """
+        if not needs:
+            return max(nodes.load for nodes in shared)
+        need, *others = needs
+        for at, nodes in enumerate(shared):
+            wider, load = max(0, need.part - nodes.wide), nodes.load + need.rolls_out_ms
+            jobs = (*nodes.jobs, need)
+            if load > limit or wider > free or not self.holds(self.part_pool, [one.part_states for one in jobs]):
+                continue
+            rest = (*shared[:at], *shared[at + 1 :], Shared(jobs, nodes.wide + wider, load))
+            found = self._busiest(others, limit, free - wider, rest)
+            if found is not None:
+                return found
+        if need.part > free:
+            return None
+        return self._busiest(others, limit, free - need.part, (*shared, Shared((need,), need.part, need.rolls_out_ms)))
 
     def holds(self, pool: PoolName, kept: Sequence[tuple[StateSpec, ...]]) -> bool:
         """Whether the states of several jobs fit a node: its host's RAM, and each GPU the largest beside the rest."""
@@ -265,114 +259,25 @@ class Planner:
         return not known.gpu_mb or left + max(state.gpu_mb - state.residual_mb for state in states) <= known.gpu_mb
 
 
-def _shortest(needs: Sequence[Need], busy: Sequence[tuple[Millis, ...]]) -> Millis:
+def _shortest(needs: Sequence[Need], whole: int) -> Millis:
     """No period is shorter, however many rollout nodes there are: the longest member, and the training pool's load."""
-    load = longest = 0
-    for need, each in zip(needs, busy, strict=True):
-        own = 0
-        for (_, on_whole, _, _, gap), took in zip(need.phases, each, strict=True):
-            own += took + gap
-            load += took * on_whole
-        longest = max(longest, own)
-    return max(longest, load)
+    trains = [need.trains_ms(whole) for need in needs]
+    longest = max(need.rolls_out_ms + took + need.gaps_ms for need, took in zip(needs, trains, strict=True))
+    return max(longest, sum(trains))
 
 
 def _fewest(needs: Sequence[Need], limit: float) -> int:
     """Fewer rollout nodes will certainly not do: the widest member, and room for all the rollouts together."""
-    work = sum(need.part * took for need in needs for on_part, _, took, _, _ in need.phases if on_part)
+    work = sum(need.part * need.rolls_out_ms for need in needs)
     return max(*(need.part for need in needs), ceil(work / limit) if limit else 0)
 
 
-class Class(Struct, frozen=True):
-    """Rollout nodes that serve the same jobs, and so are all alike."""
+class Shared(NamedTuple):
+    """Rollout nodes that the same jobs use."""
 
-    #: of the group's members, by their place
-    jobs: tuple[int, ...]
-    nodes: int
+    jobs: tuple[Need, ...]
+    wide: int
     load: Millis
-
-
-class _Pinning:
-    """Ways to put a group's rollouts on nodes: each once, nodes that serve the same jobs being alike."""
-
-    def __init__(
-        self, planner: Planner, needs: Sequence[Need], busy: Sequence[tuple[Millis, ...]], limit: float
-    ) -> None:
-        self.planner, self.needs, self.limit = planner, needs, limit
-        self.took = [
-            sum(took for phase, took in zip(need.phases, each, strict=True) if phase[0])
-            for need, each in zip(needs, busy, strict=True)
-        ]
-        self.order = sorted(range(len(needs)), key=lambda job: (-self.took[job] * needs[job].part, job))
-
-    def all(self, nodes: int) -> Iterator[tuple[Class, ...]]:
-        """With so many nodes at most; those that share whole sets of nodes first."""
-        return self._from(0, (), nodes)
-
-    def _from(self, place: int, classes: tuple[Class, ...], free: int) -> Iterator[tuple[Class, ...]]:
-        if place == len(self.order):
-            yield classes
-            return
-        job = self.order[place]
-        for chosen, new in self._choices(job, classes, 0, self.needs[job].part, free):
-            after = [*classes]
-            made: list[Class] = []
-            for index, count in chosen:
-                old = classes[index]
-                made.append(Class((*old.jobs, job), count, old.load + self.took[job]))
-                after[index] = Class(old.jobs, old.nodes - count, old.load)
-            if new:
-                made.append(Class((job,), new, self.took[job]))
-            yield from self._from(place + 1, (*(each for each in after if each.nodes), *made), free - new)
-
-    def _choices(
-        self, job: int, classes: tuple[Class, ...], index: int, count: int, free: int
-    ) -> Iterator[tuple[tuple[tuple[int, int], ...], int]]:
-        """So many nodes: how many of each class, and how many new ones."""
-        if index == len(classes) or not count:
-            if count <= free:
-                yield (), count
-            return
-        here = classes[index]
-        most = min(count, here.nodes) if self._could(job, here) else 0
-        for some in range(most, -1, -1):
-            for rest, new in self._choices(job, classes, index + 1, count - some, free):
-                yield ((index, some), *rest) if some else rest, new
-
-    def _could(self, job: int, here: Class) -> bool:
-        if here.load + self.took[job] > self.limit:
-            return False
-        return self.planner.holds(self.planner.part_pool, [self.needs[one].part_states for one in (*here.jobs, job)])
-
-
-def _apart(classes: Sequence[Class]) -> bool:
-    """Whether any two jobs have the same rollout nodes or none in common: then a set of nodes is as good as one."""
-    seen: dict[int, tuple[int, ...]] = {}
-    for each in classes:
-        ordered = tuple(sorted(each.jobs))
-        if any(seen.setdefault(job, ordered) != ordered for job in each.jobs):
-            return False
-    return len(set(seen.values())) == len(classes)
-
-
-def _orders(
-    needs: Sequence[Need], busy: Sequence[tuple[Millis, ...]], classes: Sequence[Class], whole: int
-) -> Iterator[list[Leg]]:
-    """The schedules of a pinned group: every cyclic order of its jobs."""
-    part: list[list[str]] = [[] for _ in needs]
-    for index, each in enumerate(classes):
-        for job in each.jobs:
-            part[job] += [f"r{index}.{node}" for node in range(each.nodes)]
-    pool = tuple(f"t{node}" for node in range(whole))
-    legs = [
-        [
-            Leg(str(job), (*(part[job] if on_part else ()), *(pool if on_whole else ())), took, gap)
-            for (on_part, on_whole, _, _, gap), took in zip(need.phases, busy[job], strict=True)
-        ]
-        for job, need in enumerate(needs)
-    ]
-    for rest in permutations(range(1, len(needs))):
-        yield [leg for job in (0, *rest) for leg in legs[job]]
 
 
 # ---- all groups ----------------------------------------------------------------------------------------------------
@@ -570,9 +475,8 @@ class Search:
         whole = part = 0.0
         for need in needs:
             if need.limit_ms:
-                for on_part, on_whole, took, _, _ in need.phases:
-                    part += min(1.0, took / need.limit_ms) * need.part * on_part
-                    whole += min(1.0, took / need.limit_ms) * need.whole * on_whole
+                part += min(1.0, need.rollout_ms / need.limit_ms) * need.part
+                whole += min(1.0, need.train_ms / need.limit_ms) * need.whole
         groups = -(-len(jobs) // self.max_group) * min(need.whole for need in needs)
         return (
             max(groups, *(need.whole for need in needs), ceil(whole - 0.01)) * self.planner.whole_price
