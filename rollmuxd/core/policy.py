@@ -21,19 +21,6 @@ from rollmuxd.core.state import State
 trial_versions: Final = count(-1, -1)
 
 
-class Binding(Struct, frozen=True):
-    """Why a schedule is not faster: turns, each waiting for the one before, that go round once in so many rotations.
-
-    It waits for it on a node of both, or as the same job's.
-    """
-
-    #: by turn, its job and nodes, and how long it has them, load and park times included
-    turns: tuple[tuple[JobId, tuple[NodeId, ...], Millis], ...]
-    rotations: int
-    #: all of it, gaps included: the period is this by the rotations, rounded up
-    took_ms: Millis
-
-
 class Placed(Struct, frozen=True):
     """Where a job goes."""
 
@@ -136,15 +123,6 @@ class Policy(Protocol):
 
     def period_ms(self, state: State, group: GroupId) -> Millis | None:
         """The planned period of a group; None while a member's times are not known."""
-        ...
-
-
-@runtime_checkable
-class SaysWhatBinds(Protocol):
-    """A policy may also say, to people, why a rotation of a group takes no less."""
-
-    def binding(self, state: State, group: GroupId) -> Binding | None:
-        """The cycle of turns that the group's period hangs on; None: it is unknown, or the schedule takes no time."""
         ...
 
 

@@ -36,7 +36,7 @@ from rollmuxd.core.model import (
     SlotStatus,
     StateStatus,
 )
-from rollmuxd.core.policy import Refusal, SaysWhatBinds, SpendsCredit
+from rollmuxd.core.policy import Refusal, SpendsCredit
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps import drain
 from rollmuxd.core.steps.admit import AGAIN_MS, TRIES_A_MINUTE, limits_of, over_its_nodes, waiting_order
@@ -209,7 +209,7 @@ class Explainer:
         company = f"with {', '.join(others)}" if others else "alone"
         where = f", on {nodes}" if nodes else ""  # of a job that is only watched it is not known
         sentences = [f"It sits in group {group.id} {company}{where} ({_ADMITTED.get(job.admission, job.admission)})."]
-        sentences += [*self._turns(job, group, now), *self._binds(group), *_reckoned(job)]
+        sentences += [*self._turns(job, group, now), *_reckoned(job)]
         slower, credit = slowdown(job), credit_ms(job)
         if slower is not None:
             ahead = (
@@ -295,17 +295,6 @@ class Explainer:
             return [*said, f"It is promised {job.spec.slo:g} times, {_s(bound)} s: {yields}."]
         spare = f"{_s(abs(bound - took))} s {'to spare' if bound >= took else 'too little'}"
         return [*said, f"It is promised {job.spec.slo:g} times, {_s(bound)} s: {spare}."]
-
-    def _binds(self, group: Group) -> list[str]:
-        """Why a rotation takes no less, where its policy says it: which job waits for which, round and round."""
-        policy = self._c.policy
-        found = policy.binding(self._c.state, group.id) if isinstance(policy, SaysWhatBinds) else None
-        if found is None or len(group.jobs) < 2:
-            return []
-        jobs = self._c.state.jobs
-        turns = [f"{jobs[job].spec.name} on {', '.join(nodes)} ({_s(busy)} s)" for job, nodes, busy in found.turns]
-        rotations = "" if found.rotations == 1 else f", {_s(found.took_ms)} s in {found.rotations} rotations"
-        return [f"It takes no less, as each of these waits for the one before: {', then '.join(turns)}{rotations}."]
 
     # ---- slots -----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What a schedule takes: its period, proven for any durations up to the planned ones, and what it hangs on.
+"""What a schedule takes: its period, proven for any durations up to the planned ones.
 
 A schedule is a cyclic sequence of turns. A turn begins when its job has ended its turn before (its own gap included),
 and so has every node that it claims. That is a max-plus linear recurrence. Its growth per rotation is the **period**,
@@ -25,7 +25,6 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from rollmuxd.core.ids import JobId, Millis, NodeId
-from rollmuxd.core.policy import Binding
 
 #: a leg in numbers: its job's place among the clocks, its nodes' places, how long it is busy, its gap before
 Step: TypeAlias = tuple[int, tuple[int, ...], Millis, Millis]
@@ -249,50 +248,3 @@ def first_turn_feasible(
         return True
 
     return all(map(is_borne, dict.fromkeys(at for begin, _ in some for at in (begin - 1, begin))))
-
-
-def binding(schedule: Sequence[Leg]) -> Binding | None:
-    """The cycle of the event graph whose mean is the schedule's period; None: a schedule that takes no time."""
-    period = period_ms(schedule)
-    if not period:
-        return None
-    waits = _waits(schedule)
-    late, by = [0] * len(schedule), [-1] * len(schedule)
-    last = -1
-    for _ in range(len(schedule) + 1):  # Bellman and Ford: with one millisecond less than the period, some cycle grows
-        last = -1
-        for number, (before, leg, rotations, took) in enumerate(waits):
-            at = late[before] + took - rotations * (period - 1)
-            if at > late[leg]:
-                late[leg], by[leg], last = at, number, leg
-    at = last
-    for _ in schedule:  # back into the cycle, and once round it
-        at = waits[by[at]][0]
-    round_, end = [by[at]], at
-    while waits[round_[-1]][0] != end:
-        round_.append(by[waits[round_[-1]][0]])
-    found = [waits[number] for number in reversed(round_)]
-    return Binding(
-        turns=tuple((leg.job, leg.nodes, leg.busy_ms) for leg in (schedule[at] for _, at, _, _ in found)),
-        rotations=sum(rotations for _, _, rotations, _ in found),
-        took_ms=sum(took for _, _, _, took in found),
-    )
-
-
-def _waits(schedule: Sequence[Leg]) -> list[tuple[int, int, int, Millis]]:
-    """What waits for what: (leg before, leg, 1 if that was in the rotation before, from end to end)."""
-    last_of: dict[JobId, int] = {}
-    last_on: dict[NodeId, int] = {}
-    for index, leg in enumerate(schedule):
-        last_of[leg.job] = index
-        last_on.update(dict.fromkeys(leg.nodes, index))
-    waits: list[tuple[int, int, int, Millis]] = []
-    for index, leg in enumerate(schedule):
-        before = last_of[leg.job]
-        waits.append((before, index, int(before >= index), leg.gap_ms + leg.busy_ms))
-        last_of[leg.job] = index
-        for node in leg.nodes:
-            before = last_on[node]
-            waits.append((before, index, int(before >= index), leg.busy_ms))
-            last_on[node] = index
-    return waits

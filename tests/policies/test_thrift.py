@@ -273,26 +273,6 @@ def eight_iterations(core: Scheduler, before: list[ScheduledTurn], placed: f.Job
             yield name, ends[name][7] - at
 
 
-def test_who_asks_is_told_what_the_schedule_hangs_on() -> None:
-    """The rollout node is never idle, so it is that; the paper's rule, whose order is one turn each, says nothing."""
-    cluster = Cluster(4, 4, Thrift(steady=True, objective="cost"))
-    for name in ("a", "b"):
-        cluster.arrives(job(name, 100, 80, 2.0))
-    assert cluster.mates() == [{"a", "b"}]
-    story = Explainer(cluster.core.context).explain(cluster.core.state.names["team/a"], 0)
-    assert [said for said in story.sentences if "rotation" in said or "no less" in said] == [
-        "A rotation of the group takes 200.0 s.",
-        "It takes no less, as each of these waits for the one before: b on r0 (100.0 s), then a on r0 (100.0 s).",
-    ]
-    paper = Cluster(4, 4, RollMux())
-    for name in ("a", "b"):
-        paper.arrives(job(name, 100, 80, 2.0))
-    assert not any(
-        "no faster" in said
-        for said in Explainer(paper.core.context).explain(paper.core.state.names["team/a"], 0).sentences
-    )
-
-
 def test_jobs_of_different_train_widths_share() -> None:
     cluster = Cluster(6, 2, Thrift(steady=True, objective="cost"))
     wide = cluster.arrives(job("wide", 100, 100, 2.0, nodes=(2, 2)))

@@ -33,7 +33,7 @@ from rollmuxd.core.estimates import ahead_ms, credit_ms
 from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Node, PlannedTurn
 from rollmuxd.core.order import PROMISED_NOTHING
-from rollmuxd.core.policy import Binding, Move, Placed, Replan
+from rollmuxd.core.policy import Move, Placed, Replan
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State
 from rollmuxd.core.steps.guard import JUDGED_AFTER, reserve_ms
@@ -51,7 +51,7 @@ from rollmuxd.policies.rollmux import (
     subsets,
     usable,
 )
-from rollmuxd.policies.schedule import Bound, binding, first_turn_feasible
+from rollmuxd.policies.schedule import Bound, first_turn_feasible
 from rollmuxd.policies.thrift.catalogue import ROUNDS, Planner
 from rollmuxd.policies.thrift.credit import FACTORS, TIE, Standing, progress_price, standing
 from rollmuxd.policies.thrift.improve import UNION_JOBS, RegroupPlan, Search
@@ -363,11 +363,6 @@ class Thrift(RollMux):
             return stands
         plan = planner.fit(self._needs(state, planner, sitting), sitting.seats, {})
         return stands if plan is None else Replan(plan.period_ms, schedule=_turns(plan, state.jobs))
-
-    def binding(self, state: State, group: GroupId) -> Binding | None:
-        """The cycle of the event graph that is the group's period."""
-        summary = self._summary(state, state.groups[group], fresh=True)
-        return None if summary.unknown or self.dispatch is not Dispatch.SCHEDULE else binding(summary.legs)
 
     # ---- what planning looks at --------------------------------------------------------------------------------------
 
