@@ -27,6 +27,8 @@ from rollmuxd.sim.world import World
 WORTH: Final = 1.15
 #: exponents of a phase's speed in the number of its GPUs
 SCALING: Final = (1.0, 0.7)
+#: to load a pool's state, and the same to park it, unless it is said
+SWITCH_S: Final = 5.0
 #: where in their logs the jobs begin is drawn so often
 DRAWS: Final = 5
 ITERATIONS: Final = (30, 150)
@@ -53,16 +55,6 @@ class Gpus(Struct, frozen=True):
     def all(self) -> int:
         """Both pools."""
         return self.rollout + self.train
-
-
-class Costs(Struct, frozen=True):
-    """What moving a job's state takes."""
-
-    #: to load a pool's state, and the same to park it
-    switch_s: float = 5.0
-    #: parked, of each host's RAM
-    ram_gb: float = 0.0
-    host_ram_gb: float = 2_000.0
 
 
 class Range(Struct, frozen=True):
@@ -112,18 +104,16 @@ class Estimate(Struct, frozen=True):
     gpus: Gpus
     #: what loading or parking a state was taken to last
     switch_s: float
-    #: what stands in the way whatever the gain; empty: nothing
-    hindrance: str = ""
     #: the ranges cover each part of these logs, and as much drift again as in their second half
     drifts: tuple[Drift, ...] = ()
 
 
-def estimate(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs, *, seed: int = 0) -> Estimate:
-    """What sharing would do for jobs like these, one of each log.
+def estimate(logs: Sequence[Sequence[Step]], gpus: Gpus, switch_s: float = SWITCH_S, *, seed: int = 0) -> Estimate:
+    """What sharing would do for jobs like these, one of each log. To load or to park a state takes ``switch_s``.
 
     Raises ValueError for numbers that cannot be.
     """
-    _check(logs, gpus, costs)
+    _check(logs, gpus, switch_s)
     count = max(ITERATIONS[0], min(ITERATIONS[1], max(len(log) for log in logs)))
     drifts = tuple(drift for who, log in enumerate(logs) for drift in _drifts(who, log))
     like = [logs] * DRAWS
@@ -138,13 +128,13 @@ def estimate(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs, *, seed: 
             split = [[_on(step, gpus, gpus.rollout, gpus.train, scaling) for step in mine] for mine in series]
             whole = [[_on(step, gpus, gpus.all, gpus.all, scaling) for step in mine] for mine in series]
             if played is None or split != of:  # on as many GPUs as it ran on, a log is the same whatever the scaling
-                world = World(_workload(split, gpus, costs), RollMuxPaper(), seed=number, accounting=WORK)
+                world = World(_workload(split, gpus, switch_s), RollMuxPaper(), seed=number, accounting=WORK)
                 played, of = world.run(), split
             shared.append(played.span_ms / 1000)
             slowdowns.append(fmean(job.slowdown or 1.0 for job in played.jobs))
             in_turn.append(sum(step.total_s for mine in split for step in mine))
             # its engine makes way for its trainer, and comes back, in each iteration
-            together.append(sum(step.total_s + 2 * costs.switch_s for mine in whole for step in mine))
+            together.append(sum(step.total_s + 2 * switch_s for mine in whole for step in mine))
     return Estimate(
         jobs=len(logs),
         iterations=count,
@@ -155,8 +145,7 @@ def estimate(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs, *, seed: 
             _against(f"one after the other, each on all {gpus.all} GPUs", together, shared),
         ),
         gpus=gpus,
-        switch_s=costs.switch_s,
-        hindrance=_hindrance(len(logs), costs),
+        switch_s=switch_s,
         drifts=drifts,
     )
 
@@ -187,7 +176,7 @@ def _ahead(log: Sequence[Step], drifts: Sequence[Drift]) -> Sequence[Step]:
     return [Step(it.rollout_s * rollout, it.train_s * train, it.sync_s, it.gap_s) for it in _parts(log)[-1]]
 
 
-def _check(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs) -> None:
+def _check(logs: Sequence[Sequence[Step]], gpus: Gpus, switch_s: float) -> None:
     if not 2 <= len(logs) <= MAX_GROUP:
         raise ValueError(f"{len(logs)} jobs: from two on they can share, and a group has five at most")
     if not all(logs):
@@ -195,15 +184,8 @@ def _check(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs) -> None:
     for name, value in (("rollout", gpus.rollout), ("train", gpus.train)):
         if value < 1:
             raise ValueError(f"{value} {name} GPUs: at least one is needed")
-    if gpus.ran_on < 0 or costs.switch_s < 0 or costs.ram_gb < 0 or costs.host_ram_gb < 0:
-        raise ValueError("numbers of GPUs, seconds and GB are not negative")
-
-
-def _hindrance(jobs: int, costs: Costs) -> str:
-    needed = jobs * costs.ram_gb
-    if needed <= costs.host_ram_gb:
-        return ""
-    return f"parked, {jobs} jobs need {needed:g} GB of each host's RAM, and it has {costs.host_ram_gb:g} GB"
+    if gpus.ran_on < 0 or switch_s < 0:
+        raise ValueError("numbers of GPUs and seconds are not negative")
 
 
 def _drawn(log: Sequence[Step], count: int, seed: int, number: int, who: int) -> list[Step]:
@@ -223,17 +205,17 @@ def _on(step: Step, gpus: Gpus, rollout: int, train: int, scaling: float) -> Ste
     )
 
 
-def _workload(jobs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs) -> Workload:
+def _workload(jobs: Sequence[Sequence[Step]], gpus: Gpus, switch_s: float) -> Workload:
     pools = (
         Pool("rollout", "GPU", 0.0, gpus_per_node=gpus.rollout, nodes=1, ram_mb=10**9),
         Pool("train", "GPU", 0.0, gpus_per_node=gpus.train, nodes=1, ram_mb=10**9),
     )
     return Workload(
-        "estimate", tuple(played_job(f"job{number}", mine, costs) for number, mine in enumerate(jobs)), pools
+        "estimate", tuple(played_job(f"job{number}", mine, switch_s) for number, mine in enumerate(jobs)), pools
     )
 
 
-def played_job(name: str, steps: Sequence[Step], costs: Costs) -> SimJob:
+def played_job(name: str, steps: Sequence[Step], switch_s: float) -> SimJob:
     """A job of these iterations over one node each of pools ``rollout`` and ``train``."""
     sync = any(step.sync_s for step in steps)
     both = ("rollout", "train")
@@ -245,7 +227,7 @@ def played_job(name: str, steps: Sequence[Step], costs: Costs) -> SimJob:
     ]
     if sync:
         phases.append(PhaseSpec("sync", both, planned_ms=means[2]))
-    moves = round(1000 * costs.switch_s)
+    moves = round(1000 * switch_s)
     states = tuple(StateSpec(pool, gpu_mb=1, ram_mb=1, driver="sim", load_ms=moves, park_ms=moves) for pool in both)
     spec = JobSpec(name, tuple(phases), tuple(Want(pool) for pool in both), states=states)
     solo = sum(means) + phases[1].gap_ms

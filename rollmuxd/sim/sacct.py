@@ -21,7 +21,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rollmuxd.sim.estimate import Costs, played_job
+from rollmuxd.sim.estimate import played_job
 from rollmuxd.sim.fluid import Fluid
 from rollmuxd.sim.outcome import WORK, JobOutcome
 from rollmuxd.sim.policies import RollMuxPaper
@@ -342,7 +342,7 @@ def _play(
     shapes: dict[tuple[tuple[str, ...], int, int], list[SimJob]] = {}
     for number, job in enumerate(jobs):
         step = case[number % len(case)]
-        mine = played_job(f"job{number}", [step], Costs(switch_s))
+        mine = played_job(f"job{number}", [step], switch_s)
         rollout, train = job.gpus if len(job.gpus) == 2 else _split(job.gpus[0], split)
         arrives_ms = round(1000 * (job.began - jobs[0].began).total_seconds())
         shapes.setdefault((job.partitions, rollout, train), []).append(

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 @click.option("--train-gpus", default=8, show_default=True, type=click.IntRange(1), help="GPUs of the train pool.")
 @click.option("--ran-on", default=0, type=click.IntRange(0), help="The logs' GPUs, where both phases ran on the same.")
 @click.option("--switch-s", default=5.0, show_default=True, type=click.FloatRange(0), help="To load or park a state.")
-@click.option("--ram-gb", default=0.0, type=click.FloatRange(0), help="RAM that a parked job needs on each host.")
-@click.option("--host-ram-gb", default=2000.0, show_default=True, type=click.FloatRange(0), help="RAM of a host.")
 @talks
 def estimate(
     call: Call,
@@ -48,8 +46,6 @@ def estimate(
     train_gpus: int,
     ran_on: int,
     switch_s: float,
-    ram_gb: float,
-    host_ram_gb: float,
 ) -> None:
     """Wall time of jobs that share two pools, against the same jobs one after the other.
 
@@ -62,7 +58,7 @@ def estimate(
     """  # noqa: D301  # click's sign for lines that are not to be filled
     import msgspec
 
-    from rollmuxd.sim.estimate import Costs, Gpus
+    from rollmuxd.sim.estimate import Gpus
     from rollmuxd.sim.estimate import estimate as estimated
     from rollmuxd.sim.training_logs import Asynchronous, NoSteps, read
 
@@ -85,7 +81,7 @@ def estimate(
         found = estimated(
             [mine[number % len(mine)] for number in range(count)],
             Gpus(rollout_gpus, train_gpus, ran_on),
-            Costs(switch_s, ram_gb, host_ram_gb),
+            switch_s,
         )
     except (Asynchronous, NoSteps, ValueError, OSError) as error:
         raise Failed(str(error)) from error
@@ -105,7 +101,7 @@ def sharing(call: Call, since: str | None) -> dict[str, Any]:
     """
     import msgspec
 
-    from rollmuxd.sim.estimate import Costs, Gpus
+    from rollmuxd.sim.estimate import Gpus
     from rollmuxd.sim.estimate import estimate as estimated
 
     try:
@@ -120,7 +116,7 @@ def sharing(call: Call, since: str | None) -> dict[str, Any]:
     else:
         gpus = Gpus(next((size for name, size in sizes.items() if name != "train"), 1), sizes.get("train", 1))
     mine = [of.steps for of in seen.values()]
-    found = estimated([mine[number % len(mine)] for number in range(max(2, len(mine)))], gpus, Costs())
+    found = estimated([mine[number % len(mine)] for number in range(max(2, len(mine)))], gpus)
     return {
         "jobs": list(seen),
         "reason": "",
@@ -207,9 +203,7 @@ def show(found: Estimate, names: Sequence[str]) -> None:
             )
     if found.drifts:
         click.echo("so the ranges also cover each fifth by itself, and as much drift again as in the second half")
-    if found.hindrance:
-        click.echo(f"but: {found.hindrance}")
-    elif not all(one.worth for one in found.against):
+    if not all(one.worth for one in found.against):
         which = " or ".join(one.baseline for one in found.against if not one.worth)
         click.echo(f"not worth it where you can run them {which}: below 1.15 the trouble is greater than the gain")
     else:
