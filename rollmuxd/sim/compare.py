@@ -111,7 +111,7 @@ def draw(task: Task) -> Workload:
         return drawn
     from rollmuxd.sim import other_gpus  # needs numpy
 
-    return other_gpus.on(drawn, options.gpus, options.prices if isinstance(options.prices, dict) else {})
+    return other_gpus.on(drawn, options.gpus, options.prices)
 
 
 def perform(

@@ -193,8 +193,8 @@ class Options(Struct, frozen=True):
 
     #: SLOs are drawn uniformly between these, one per job and seed; None: no job has one (best effort)
     slo: tuple[float, float] | None = (1.0, 2.0)
-    #: ``artifact`` (H20 at a third of an H800's 5.28 $), ``table1`` (1.85 $ and 5.28 $), or $ per GPU-hour by type
-    prices: str | dict[str, float] = "artifact"
+    #: $ per GPU-hour by type; of others an H800 costs 5.28 $, and an H20 a third of that
+    prices: dict[str, float] = {}
     #: ``none``: nothing to load, park or build, as the paper plans. ``table``: warm and cold starts by model size. A
     #: number: so many milliseconds of load on every switch, and no cold start
     switch: str | Millis = "none"

@@ -31,8 +31,8 @@ def performed(options: Options, policy: str, fidelity: str, accounting: str, see
 
 
 @lru_cache
-def replayed(policy: str, seed: int = 0, accounting: str = "paper", prices: str = "artifact") -> Outcome:
-    return performed(Options(slo=(1.1, 2.0), prices=prices), policy, "cost", accounting, seed)
+def replayed(policy: str, seed: int = 0, accounting: str = "paper", h20: float = 1.76) -> Outcome:
+    return performed(Options(slo=(1.1, 2.0), prices={"H20": h20}), policy, "cost", accounting, seed)
 
 
 def gpus(outcome: Outcome) -> dict[str, int]:
@@ -42,7 +42,7 @@ def gpus(outcome: Outcome) -> dict[str, int]:
 def test_dedicated_pools_cost_945_dollars_an_hour_and_328_gpus_of_each_type() -> None:
     solo = replayed("solo")
     assert solo.cost_per_hour == pytest.approx(945, abs=1)
-    assert replayed("solo", prices="table1").cost_per_hour == pytest.approx(957, abs=1)
+    assert replayed("solo", h20=1.85).cost_per_hour == pytest.approx(957, abs=1)
     assert gpus(solo) == {"H20": 328, "H800": 328}
     assert [round(pool.utilisation, 3) for pool in solo.pools] == [0.542, 0.458]
     assert solo.span_ms / 3_600_000 == pytest.approx(370.16, abs=0.01)

@@ -112,7 +112,7 @@ def test_a_32b_job_shares_one_training_node_in_the_artifact_and_two_in_honesty()
 
 @pytest.mark.parametrize(
     ("prices", "h20", "h800"),
-    [("artifact", 1.76, 5.28), ("table1", 1.85, 5.28), ({"H20": 2.5, "H800": 7.0}, 2.5, 7.0)],
+    [({}, 1.76, 5.28), ({"H20": 1.85}, 1.85, 5.28), ({"H20": 2.5, "H800": 7.0}, 2.5, 7.0)],
 )
 def test_pools_cost_what_was_asked(prices, h20, h800):
     pools = read("weave-production", Options(prices=prices)).draw(0).pools
@@ -405,7 +405,6 @@ def test_a_micro_benchmark_has_its_jobs_at_once_on_its_nodes(name, kinds, nodes)
     assert "".join(job.kind for job in workload.jobs) == kinds
     assert tuple(pool.nodes for pool in workload.pools) == nodes
     assert all(job.arrives_ms == 0 and job.spec.slo is None for job in workload.jobs)
-    assert read(name, Options(more={"inventory": "on-demand"})).draw(0).on_demand
 
 
 def test_multi_turn_types_have_the_ratios_of_table_3():
@@ -467,8 +466,6 @@ def test_an_unknown_workload_is_answered_with_the_nearest():
         (Options(slo=(1.0, float("inf"))), "finite"),
         (Options(ram_gb=0), "ram_gb is 0"),
         (Options(ram_gb=float("nan")), "ram_gb is nan"),
-        (Options(prices="artefact"), "did you mean artifact"),
-        (Options(prices={"H20": 1.0}), "no price for H800"),
         (Options(prices={"H20": -1.0, "H800": 2.0}), "price of H20 is -1"),
         (Options(prices={"H20": 1.0, "H800": 2.0, "H100": 3.0}), "price is given for 'H100'"),
         (Options(switch="tabel"), "did you mean table"),

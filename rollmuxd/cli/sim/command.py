@@ -81,7 +81,7 @@ _WORKLOAD = (
     _shown(
         "--slo", type=Bounds(), default="1:2", help="SLOs are drawn uniformly between these; one number for all; none."
     ),
-    _shown("--prices", default="artifact", help="artifact, table1, or your own per GPU-hour: H20=1.85,H800=5.28."),
+    _shown("--prices", default="artifact", help="artifact (H20=1.76,H800=5.28), or others per GPU-hour: H20=1.85."),
     _shown(
         "--switch",
         default="none",
@@ -144,9 +144,8 @@ def _describes_a_workload(command: Callable[..., Any]) -> Callable[..., Any]:
         from rollmuxd.sim.workload import Options
 
         prices, switch = given["prices"], given["switch"]
-        if "=" in prices:
-            pairs = [part.partition("=") for part in prices.split(",")]
-            given["prices"] = {kind.strip(): _number(price, f"the price of {kind}") for kind, _, price in pairs}
+        pairs = [] if prices == "artifact" else [part.partition("=") for part in prices.split(",")]
+        given["prices"] = {kind.strip(): _number(price, f"the price of {kind}") for kind, _, price in pairs}
         if switch not in ("none", "table"):
             given["switch"] = round(_number(switch, "--switch") * 1000)
         given |= {"gpus": dict(given["gpus"]), "more": dict(given["more"])}
@@ -273,7 +272,7 @@ def compare(
             "fidelity": fidelity,
             "seeds": seeds,
             "slo": options.slo,
-            "prices": options.prices,
+            "prices": options.prices or "artifact",
         }
         rows = {
             "policies": tables.summary(outcomes),

@@ -10,8 +10,8 @@ What is taken from it:
 - It registers as it did, with the means of its iterations as the planned times. Nodes that it wanted by name are so
   many nodes; GPUs that it wanted are as many nodes as hold them.
 - Pools have the most nodes that were in them at once, and are fixed: nothing is bought. A host's RAM is divided among
-  its nodes. Prices are the configuration's. A price given by GPU type has precedence; where none was configured the
-  named price list (``artifact``) is used.
+  its nodes. Prices are the configuration's. A price given by GPU type has precedence; where none was configured
+  those of RollMux's artifact are used.
 - ``switch=table`` takes the times of loads, parks and ``init`` that were measured; ``none`` and a number are as always.
 - SLOs are the jobs' own: ``slo`` is ignored, and so is ``ram_gb`` where hosts have a budget.
 
@@ -35,7 +35,7 @@ from rollmuxd.core.ids import HostId, JobId, Millis, NodeId, OrderId, PoolName, 
 from rollmuxd.core.model import HostSpec, NodeSpec, OrderKind
 from rollmuxd.core.spec import JobSpec, Movable, OnLoss, PhaseSpec, StateSpec, Want
 from rollmuxd.sim.workload import Durations, Malformed, Options, Pool, SimJob, Starts, Workload, by_arrival
-from rollmuxd.sim.workloads.options import PRICES, check, nearest, thinned
+from rollmuxd.sim.workloads.options import PRICES, check, thinned
 
 INIT: Final = "init"
 EXPECTED: Final = "expected what `rollmuxd facts --json` prints"
@@ -296,14 +296,9 @@ def _pool(name: PoolName, reading: Reading, options: Options) -> Pool:
     )
 
 
-def _price(node: NodeSpec, given: str | dict[str, float]) -> float:
+def _price(node: NodeSpec, given: Mapping[str, float]) -> float:
     """$ per GPU-hour."""
-    if isinstance(given, str):
-        if given not in PRICES:
-            known = ", ".join(PRICES)
-            raise ValueError(f"prices are {given!r}{nearest(given, list(PRICES))} ({known}, or by GPU type)")
-        return node.price_per_gpu_hour or PRICES[given].get(node.gpu_type, 0.0)
-    price = given.get(node.gpu_type, node.price_per_gpu_hour)
+    price = given.get(node.gpu_type, node.price_per_gpu_hour or PRICES.get(node.gpu_type, 0.0))
     if not 0 <= price < math.inf:
         raise ValueError(f"the price of {node.gpu_type} is {price:g}: dollars per GPU-hour are at least 0, and finite")
     return price

@@ -16,8 +16,7 @@ In ``micro-spatial`` the C comes first and owns its nodes. If groups share train
 trains on both, in half the time (the paper adapts its data parallelism).
 
 No job has an SLO: the paper does not speak of any here, and ``slo`` is ignored. ``hours`` is how long the jobs of
-multiplexing last (24). ``inventory=on-demand`` removes the inventory, for policies that buy for each job; given nodes
-replace it.
+multiplexing last (24). Given nodes replace the inventory.
 
 The tail cases have the times of the authors' own scheduler logs of that figure (the artifact's repository,
 ``eval/migration_ablation``, October 2025). Runs without migration give the means of a phase. Runs with it give the
@@ -91,23 +90,21 @@ def _of_table_3(shape: Shape, limit: int) -> Inside | None:
 class Micro:
     """What the two kinds of cases have in common: all jobs are there from the start, on a few nodes."""
 
-    def __init__(self, name: str, summary: str, options: Options, more: tuple[str, ...]) -> None:
+    def __init__(self, name: str, summary: str, options: Options, tail: tuple[str, str], *more: str) -> None:
         self.name, self.summary = name, summary
-        self._terms = Terms(options, ("inventory", *more))
-        self._fixed = self._terms.choice("inventory", ("fixed", "on-demand")) == "fixed"
+        self._terms = Terms(options, ("tail", *more))
+        self._released = self._terms.choice("tail", tail) == "on"
 
     def _workload(self, jobs: tuple[SimJob, ...], nodes: tuple[int, int], source: str) -> Workload:
-        pools = self._terms.pools({ROLLOUT: nodes[0], TRAIN: nodes[1]} if self._fixed else None)
-        return Workload(self.name, jobs, pools, source)
+        return Workload(self.name, jobs, self._terms.pools({ROLLOUT: nodes[0], TRAIN: nodes[1]}), source)
 
 
 class Multiplexing(Micro):
     """Jobs of table 3. Nothing is drawn: every seed gives the same."""
 
     def __init__(self, name: str, summary: str, options: Options) -> None:
-        super().__init__(name, summary, options, ("hours", "tail"))
         # with fidelity `engine`: where a tail begins is known only inside the rollout
-        self._released = self._terms.choice("tail", ("off", "on")) == "on"
+        super().__init__(name, summary, options, ("off", "on"), "hours")
         self._lasts_ms = ms(3600 * self._terms.amount("hours", 24.0, 0.01))
 
     def draw(self, seed: int) -> Workload:
@@ -128,8 +125,7 @@ class Tails(Micro):
     """Two jobs whose rollouts have tails. Nothing is drawn: every seed gives the same."""
 
     def __init__(self, name: str, summary: str, options: Options) -> None:
-        super().__init__(name, summary, options, ("tail",))
-        self._released = self._terms.choice("tail", ("on", "off")) == "on"
+        super().__init__(name, summary, options, ("on", "off"))
 
     def draw(self, seed: int) -> Workload:
         """The workload."""

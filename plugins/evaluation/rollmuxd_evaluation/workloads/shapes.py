@@ -158,11 +158,7 @@ class Terms:
     def __init__(self, options: Options, more: Sequence[str] = ()) -> None:
         check(options, more, tuple(GPU_TYPES))
         self.options = options
-        given = options.prices
-        if isinstance(given, dict):  # prices of other GPUs are for those that take the place of ours
-            others = {*options.gpus.values()} - {*GPU_TYPES.values()}
-            given = {name: price for name, price in given.items() if name not in others}
-        self._prices = prices(given)
+        self._prices = prices(options.prices, (*GPU_TYPES.values(), *options.gpus.values()))
 
     # ---- what a workload has of its own ------------------------------------------------------------------------------
 
@@ -337,22 +333,11 @@ def _handed_on(took: Durations, within: Millis, takes: Millis, place: str) -> Du
     return (rollout, trains + takes if place == "within" else trains)
 
 
-def prices(given: str | dict[str, float]) -> Mapping[str, float]:
-    """$ per GPU-hour by GPU type."""
-    if isinstance(given, str):
-        if given not in PRICES:
-            raise ValueError(
-                f"prices are {given!r}{nearest(given, list(PRICES))} "
-                f"({', '.join(PRICES)}, or dollars per GPU-hour for each of {', '.join(GPU_TYPES.values())})"
-            )
-        return PRICES[given]
-    for gpu_type in GPU_TYPES.values():
-        price = given.get(gpu_type)
-        if price is None:
-            raise ValueError(f"there is no price for {gpu_type}; prices are given for {', '.join(given) or 'nothing'}")
+def prices(given: Mapping[str, float], types: Sequence[str]) -> Mapping[str, float]:
+    """$ per GPU-hour by GPU type: as given for some of these types, else the artifact's."""
+    for gpu_type, price in given.items():
+        if gpu_type not in types:
+            raise ValueError(f"a price is given for {gpu_type!r}; the GPUs are {', '.join(types)}")
         if not 0 <= price < math.inf:
             raise ValueError(f"the price of {gpu_type} is {price:g}: dollars per GPU-hour are at least 0, and finite")
-    for gpu_type in given:
-        if gpu_type not in GPU_TYPES.values():
-            raise ValueError(f"a price is given for {gpu_type!r}; the GPUs are {', '.join(GPU_TYPES.values())}")
-    return given
+    return {**PRICES, **given}
