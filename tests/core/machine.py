@@ -1,30 +1,25 @@
 """``make -s machine BUDGET_S=N``: the state machine of ``test_machine.py``, seed after seed, for a given time.
 
 On all cores; one JSON object on stdout, and 1 if a sentence was not true. A sequence that breaks one is made shorter by
-leaving steps out (in a bounded time, which hypothesis' own way is not), and printed as it can be typed in a test.
+leaving steps out in a bounded time, and printed as it can be typed in a test.
 """
 
 import argparse
-import contextlib
-import io
 import json
 import multiprocessing
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
-from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis.stateful import run_state_machine_as_test
-
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 import test_machine
-
-import rollmuxd
+from simkit.drawn import Failed
 
 CORES: Final = len(os.sched_getaffinity(0))
 #: sequences for each seed, and steps in each
@@ -33,35 +28,14 @@ STEPS: Final = 120
 #: seconds that are spent on making one shorter
 SHORTEN_S: Final = 60.0
 
-#: a step as hypothesis prints it; its values of enums are turned into code
-_STEP: Final = re.compile(r"^state\.\w+\(.*\)$")
-#: what marks a step of the machine, and not one of its sentences
-_RULES: Final = ("hypothesis_stateful_rule", "hypothesis_stateful_initialize_rule")
-_ENUM: Final = re.compile(r"<(\w+\.\w+): '[^']*'>")
-
-
-def steps_of(error: BaseException) -> list[str]:
-    """The steps of a sequence that failed, as code."""
-    said = "\n".join(getattr(error, "__notes__", ()))
-    steps = [_ENUM.sub(r"\1", line) for line in said.splitlines() if _STEP.match(line)]
-    rules = [(line, getattr(test_machine.ClientsOperatorsAndBackends, _name(line))) for line in steps]
-    return [line for line, rule in rules if any(hasattr(rule, mark) for mark in _RULES)]
-
-
-def _name(step: str) -> str:
-    return step[len("state.") : step.index("(")]
-
 
 def play(steps: list[str]) -> str:
     """What a sequence comes to: "", or the first words of what is wrong."""
-    state = test_machine.ClientsOperatorsAndBackends()
-    known = {**vars(test_machine), "state": state, "rollmuxd": rollmuxd}
+    machine = test_machine.ClientsOperatorsAndBackends()
     try:
         for step in steps:
-            rule = getattr(getattr(type(state), _name(step)), _RULES[0], None)
-            if rule is None or all(holds(state) for holds in rule.preconditions):
-                exec(step, known)
-        state.teardown()
+            machine.take(step, vars(test_machine))
+        machine.end()
     except Exception as no:
         return f"{type(no).__name__}: {no}"
     return ""
@@ -85,19 +59,12 @@ def shorter(steps: list[str], wrong: str, until: float) -> list[str]:
 
 def hunt(number: int) -> dict[str, Any]:
     """The sequences of one seed; what is wrong with one, and its steps."""
-    machine = seed(number)(type("Machine", (test_machine.ClientsOperatorsAndBackends,), {}))
-    profile = settings(
-        max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, database=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            run_state_machine_as_test(machine, settings=profile)
-    except Exception as no:
-        steps = steps_of(no)
-        wrong = play(steps)
-        short = shorter(steps, wrong, time.monotonic() + SHORTEN_S) if wrong else steps
-        return {"seed": number, "what": (wrong or f"{type(no).__name__}: {no}")[:400], "steps": short}
+    for sequence in range(EXAMPLES):
+        try:
+            test_machine.ClientsOperatorsAndBackends.plays(Random(f"{number} {sequence}"), STEPS)
+        except Failed as no:
+            steps = shorter(no.steps, no.wrong, time.monotonic() + SHORTEN_S)
+            return {"seed": number, "what": no.wrong[:400], "steps": steps}
     return {}
 
 

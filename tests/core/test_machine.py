@@ -23,23 +23,14 @@ starts a job's process late, or says that it did not and did; its stop may come 
 load after its session was lost (no scheduler could prevent that; ``on_loss = kill`` does).
 """
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from random import Random
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 from simkit import invariants
+from simkit.drawn import FLAG, Machine, one_of, rule, shuffled, some_of, within
 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
@@ -57,15 +48,13 @@ from rollmuxd.core.state import State, state_key
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux
 
-#: the same examples each time: a change is judged by what it changes; `make machine` looks for new ones
-PROFILE = settings(max_examples=400, stateful_step_count=60, derandomize=True)
-
-#: what the machine would break today; each name is the transcript that shows it, and goes when that bug goes
-BROKEN_TODAY = frozenset(os.environ.get("ROLLMUX_BROKEN", "").split())
+#: the same sequences each time, and steps in each: `make machine` looks for others
+SEQUENCES, STEPS = 300, 60
 
 LEASE, REATTACH = 60_000, 120_000
 #: slots that run on are revoked soon, where somebody waits
 CONFIG = {
+    "clean_timeout_ms": 120_000,
     "min_overrun_ms": 40_000, "overrun_revoke": True, "overrun_grace_ms": 20_000,
     "min_samples": 2, "drift_window": 3, "replan_every_ms": 20_000,
     "move_interval_ms": 0, "move_start_timeout_ms": 300_000, "move_finish_timeout_ms": 60_000,
@@ -152,10 +141,13 @@ def _spec(name: str, kind: str) -> JobSpec:
 
 KINDS = [
     "known", "parks", "shrinks", "stateless", "syncs", "promised", "unknown", "colocated", "leaves", "launched",
+    "inits",
 ]  # fmt: skip
-if "init_is_granted" not in BROKEN_TODAY:
-    KINDS.append("inits")
-NAMES = st.sampled_from(["A", "B", "C", "D"])
+NAMES = one_of("A", "B", "C", "D")
+#: what an operator says of a job, the likeliest twice
+SAID = {
+    "pause": i.PauseJob, "resume": i.ResumeJob, "resume again": i.ResumeJob, "reinstate": reinstate, "end": i.EndJob,
+}  # fmt: skip
 
 
 @dataclass
@@ -288,15 +280,15 @@ class World:
         return {b for b in self.bytes[gpu] if b[:2] != who and b[2] != LEFT}
 
 
-class ClientsOperatorsAndBackends(RuleBasedStateMachine):
+class ClientsOperatorsAndBackends(Machine):
     """See the module's head for the sentences."""
 
     def __init__(self) -> None:
-        super().__init__()
-        limit = 10**9 if "late_clean" in BROKEN_TODAY else 120_000
-        self.config = Config(lease_ms=LEASE, reattach_ms=REATTACH, drivers=DRIVERS, clean_timeout_ms=limit, **CONFIG)
+        self.config = Config(lease_ms=LEASE, reattach_ms=REATTACH, drivers=DRIVERS, **CONFIG)
         self.policy = ChaosPolicy()
         self.core = Scheduler(self.config, self.policy)
+        #: the scheduler's state after its last input
+        self.known = msgspec.json.encode(self.core.state)
         self.world, self.now, self.keys = World(), 1, 0
         self.replayed, self.backup, self.incarnation = State(), b"", 1
         self.newest = Fence(0, 0)
@@ -310,20 +302,22 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
 
     def give(self, given: i.Input) -> object:
         """Hand it over; None if it was refused. Everything that was told is checked against the world."""
-        before = msgspec.json.encode(self.core.state)
+        before = self.known
         try:
             decision = self.core.handle(given, self.now)
         except Rejected:
             assert msgspec.json.encode(self.core.state) == before, "a refusal changed something"
             return None
-        if not decision.facts:
-            assert msgspec.json.encode(self.core.state) == before, "something changed, and no fact tells of it"
+        self.known = msgspec.json.encode(self.core.state)
+        if decision.facts:
+            invariants.check(self.core.state)
+        else:
+            assert self.known == before, "something changed, and no fact tells of it"
         for fact in decision.facts:
             apply(self.replayed, f.decode(f.encode(fact)))
             self.witness(fact)
         for effect in decision.effects:
             self.obey(effect)
-        invariants.check(self.core.state)
         return decision.answer
 
     def witness(self, fact: f.Fact) -> None:
@@ -392,18 +386,18 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
     def see(self, host: str) -> None:
         self.give(i.HostObserved(host, self.world.observe(HOST_GPUS[host])))
 
-    @initialize(
-        kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=4),
-        dispatch=st.sampled_from([Dispatch.SCHEDULE, Dispatch.SCHEDULE, Dispatch.READY, Dispatch.CREDIT]),
+    @rule(
+        kinds=some_of(KINDS, 2, 4),
+        dispatch=one_of(Dispatch.SCHEDULE, Dispatch.SCHEDULE, Dispatch.READY, Dispatch.CREDIT),
     )
-    def some_jobs_are_there(self, kinds: list[str], dispatch: Dispatch) -> None:
+    def begin(self, kinds: list[str], dispatch: Dispatch) -> None:
         self.policy.dispatch = dispatch
         for name, kind in zip("ABCD", kinds, strict=False):
             self.register(name, kind, replace=False)
 
     # ---- clients -------------------------------------------------------------------------------------------------
 
-    @rule(name=NAMES, kind=st.sampled_from(KINDS), replace=st.booleans())
+    @rule(name=NAMES, kind=one_of(*KINDS), replace=FLAG)
     def register(self, name: str, kind: str, replace: bool) -> None:
         """A new run; where one lives it is refused, or replaces it."""
         self.keys += 1
@@ -423,7 +417,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         self.world.processes[process.name] = process
         process.heard = self.now
 
-    @rule(number=st.integers(0, 3), report=st.sampled_from(["done", "done", "done", "failed", "lost", "late"]))
+    @rule(number=within(0, 3), report=one_of("done", "done", "done", "failed", "lost", "late"))
     def backend_starts(self, number: int, report: str) -> None:
         """A backend starts a process, or says that it does not; or says so, and does. Told twice it starts one."""
         told = list(self.world.launches)
@@ -458,7 +452,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         if answer is not None:
             process.session, process.heard, process.over = answer.session, self.now, False
 
-    @rule(name=NAMES, at_once=st.booleans())
+    @rule(name=NAMES, at_once=FLAG)
     def process_restarts(self, name: str, at_once: bool) -> None:
         """A run's process dies, and another joins the run in its place; what was told to it may or may not be done."""
         process = self.world.processes.get(name)
@@ -475,7 +469,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         process.alive, process.silent, process.pid = True, False, process.pid + 1
         self.open_session(name)
 
-    @rule(name=NAMES, index=st.integers(0, 3))
+    @rule(name=NAMES, index=within(0, 3))
     def ask(self, name: str, index: int) -> None:
         process = self.world.processes.get(name)
         if process is None or process.silent:
@@ -514,19 +508,19 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
     def goes_on(self, name: str) -> None:
         self._goes_on(name)
 
-    @rule(names=st.permutations("ABCD"))
+    @rule(names=shuffled("ABCD"))
     def all_go_on(self, names: list[str]) -> None:
         for name in names:
             self._goes_on(name)
 
-    @rule(count=st.integers(1, 4), lingers=st.booleans())
+    @rule(count=within(1, 4), lingers=FLAG)
     def drivers_work(self, count: int, lingers: bool) -> None:
         """Some drivers do what they were told and say so; what they move may take its time to go."""
         for _ in range(count):
             if self._order(0) is not None:
                 self.drive(0, "done", lingers)
 
-    @rule(names=st.permutations("ABCD"), rounds=st.integers(1, 4), lingers=st.booleans())
+    @rule(names=shuffled("ABCD"), rounds=within(1, 4), lingers=FLAG)
     def a_good_while(self, names: list[str], rounds: int, lingers: bool) -> None:
         """Nobody is at fault for some rounds; at most, memory becomes clean late."""
         for number in range(rounds):
@@ -561,7 +555,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         process = self.world.processes.get(name)
         return (self.core.state.jobs[process.job].queued or "") if process else ""
 
-    @rule(name=NAMES, following=st.integers(-1, 3), lingering=st.booleans(), twice=st.booleans())
+    @rule(name=NAMES, following=within(-1, 3), lingering=FLAG, twice=FLAG)
     def release(self, name: str, following: int, lingering: bool, twice: bool) -> None:
         """The holder gives its slot back, with what the backend truly saw; a repeat gets the same answer."""
         process = self.world.processes.get(name)
@@ -589,7 +583,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                     True,
                 )
 
-    @rule(slot=st.integers(1, 12), number=st.integers(0, 12))
+    @rule(slot=within(1, 12), number=within(0, 12))
     def release_wrongly(self, slot: int, number: int) -> None:
         """Under a fence that is not its own, or what is not held: refused, or a repeat."""
         name, fence = f"s{slot}", Fence(1, number)
@@ -598,7 +592,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             answer = self.give(i.ReleaseSlot(name, fence))
             assert answer is None or answer.repeated
 
-    @rule(name=NAMES, lingering=st.booleans())
+    @rule(name=NAMES, lingering=FLAG)
     def shrink(self, name: str, lingering: bool) -> None:
         """A holder keeps one GPU."""
         process = self.world.processes.get(name)
@@ -628,7 +622,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                     for gpu in (gpu for node in job.pins[pool] for gpu in GPUS[node] if gpu in grant.gpus):
                         self.world.bytes[gpu].add((*grant.who, pool if process.spec.states else "work"))
 
-    @rule(name=NAMES, done=st.integers(0, 10))
+    @rule(name=NAMES, done=within(0, 10))
     def heartbeat(self, name: str, done: int) -> None:
         process = self.world.processes.get(name)
         if process is not None and not process.silent:
@@ -672,18 +666,15 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         process = self.world.processes.get(name)
         if process is None or process.silent:
             return
-        job = self.core.state.jobs[process.job]
-        if "close_while_holding" in BROKEN_TODAY and job.slot is not None:
-            return
         self.give(i.CloseSession(process.session))
 
     # ---- operators -----------------------------------------------------------------------------------------------
 
-    @rule(name=NAMES, what=st.sampled_from([i.PauseJob, i.ResumeJob, i.ResumeJob, reinstate, i.EndJob]))
-    def operate(self, name: str, what: Callable[[str, str], i.Input]) -> None:
+    @rule(name=NAMES, what=one_of(*SAID))
+    def operate(self, name: str, what: str) -> None:
         process = self.world.processes.get(name)
         if process is not None:
-            self.give(what(process.job, "ops"))
+            self.give(SAID[what](process.job, "ops"))
 
     @rule(name=NAMES)
     def revoke(self, name: str) -> None:
@@ -692,15 +683,15 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         if slot:
             self.give(i.RevokeSlot(slot, "ops"))
 
-    @rule(node=st.sampled_from(sorted(GPUS)), evict=st.booleans())
+    @rule(node=one_of(*sorted(GPUS)), evict=FLAG)
     def drain(self, node: str, evict: bool) -> None:
         self.give(i.DrainNode(node, "ops", evict))
 
-    @rule(node=st.sampled_from(sorted(GPUS)))
+    @rule(node=one_of(*sorted(GPUS)))
     def undrain(self, node: str) -> None:
         self.give(i.UndrainNode(node, "ops"))
 
-    @rule(node=st.sampled_from(sorted(GPUS)))
+    @rule(node=one_of(*sorted(GPUS)))
     def declare_clean(self, node: str) -> None:
         """An operator who has truly looked: nothing is there, and nothing is on its way there."""
         on_its_way = any(self.world.may_act(o) and set(o.gpus) & set(GPUS[node]) for o in self.world.orders.values())
@@ -731,7 +722,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         )  # fmt: skip
         return Move(job.id, placed, said("why not"))
 
-    @rule(name=NAMES, which=st.integers(0, 11))
+    @rule(name=NAMES, which=within(0, 11))
     def is_better_placed(self, name: str, which: int) -> None:
         """The policy finds that a job should be on other nodes, with whoever is there."""
         process = self.world.processes.get(name)
@@ -741,7 +732,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             self.core.context.timers.at(self.now, "regroup", "")
             self.give(i.Tick())
 
-    @rule(names=st.permutations("ABCD"), which=st.integers(0, 11), rounds=st.integers(1, 3))
+    @rule(names=shuffled("ABCD"), which=within(0, 11), rounds=within(1, 3))
     def moves_in_a_good_while(self, names: list[str], which: int, rounds: int) -> None:
         """Nobody is at fault while a job moves, up to some point."""
         self.a_good_while(names, 1, lingers=False)
@@ -755,9 +746,9 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         return open_[number % len(open_)] if open_ else None
 
     @rule(
-        number=st.integers(0, 5),
-        report=st.sampled_from(["done", "done", "done", "", "failed", "lost", "twice"]),
-        lingers=st.booleans(),
+        number=within(0, 5),
+        report=one_of("done", "done", "done", "", "failed", "lost", "twice"),
+        lingers=FLAG,
     )
     def drive(self, number: int, report: str, lingers: bool) -> None:
         """A driver does what it was told, and reports it: at once, twice, wrongly or not yet."""
@@ -770,7 +761,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         if told.acted:
             self._report(name, told, report or "nothing")
 
-    @rule(number=st.integers(0, 5), report=st.sampled_from(["failed", "lost", "a lie"]))
+    @rule(number=within(0, 5), report=one_of("failed", "lost", "a lie"))
     def fail(self, number: int, report: str) -> None:
         """A driver does not do it, and says so; or says that it did."""
         chosen = self._order(number)
@@ -797,7 +788,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         elif report == "lost":
             self.give(i.OrderLostContact(name, said("timed out")))
 
-    @rule(number=st.integers(0, 3), knows=st.booleans())
+    @rule(number=within(0, 3), knows=FLAG)
     def answer_probe(self, number: int, knows: bool) -> None:
         asked = list(self.world.probes)
         if asked:
@@ -808,11 +799,11 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         told = self.world.orders[name]
         self._report(name, told, ("done" if told.acted else "failed") if knows else "lost")
 
-    @rule(host=st.sampled_from(sorted(HOST_GPUS)))
+    @rule(host=one_of(*sorted(HOST_GPUS)))
     def look(self, host: str) -> None:
         self.see(host)
 
-    @rule(host=st.sampled_from(sorted(HOST_GPUS)))
+    @rule(host=one_of(*sorted(HOST_GPUS)))
     def unreachable(self, host: str) -> None:
         self.give(i.HostObserved(host, unreachable=said("no route")))
 
@@ -823,8 +814,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         for there in self.world.bytes.values():
             there -= {b for b in there if b[2] == "lingering" or (b[2] == "work" and b not in at_work)}
 
-    @precondition(lambda self: "reboot" not in BROKEN_TODAY)
-    @rule(host=st.sampled_from(sorted(HOST_GPUS)))
+    @rule(host=one_of(*sorted(HOST_GPUS)))
     def reboot(self, host: str) -> None:
         """Everything in its memories is gone, and so are orders on their way there."""
         self.keys += 1
@@ -836,7 +826,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
 
     # ---- time ----------------------------------------------------------------------------------------------------
 
-    @rule(seconds=st.sampled_from([1, 1, 5, 5, 20, 59, 61, 125]))
+    @rule(seconds=one_of(1, 1, 5, 5, 20, 59, 61, 125))
     def time_passes(self, seconds: int) -> None:
         """Those who live and are not silent beat now and then; ticks come when they are due."""
         until = self.now + seconds * 1000
@@ -852,12 +842,11 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             if due is not None and due <= self.now:
                 self.give(i.Tick())
 
-    @rule(crashed=st.booleans(), away_s=st.integers(0, 60))
+    @rule(crashed=FLAG, away_s=within(0, 60))
     def restart(self, crashed: bool, away_s: int = 0) -> None:
         """The daemon continues from the replayed journal; clients have to ask again."""
-        self.core = Scheduler(
-            self.config, self.policy, msgspec.json.decode(msgspec.json.encode(self.replayed), type=State)
-        )
+        self.known = msgspec.json.encode(self.replayed)
+        self.core = Scheduler(self.config, self.policy, msgspec.json.decode(self.known, type=State))
         for process in (*self.world.processes.values(), *self.world.graves):
             process.heard = self.now  # its lease begins anew
         for slot, request in self.requests.items():
@@ -870,12 +859,12 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
     def back_up(self) -> None:
         self.backup = msgspec.json.encode(self.replayed)
 
-    @precondition(lambda self: self.backup)
-    @rule()
+    @rule(when=lambda self: bool(self.backup))
     def restore(self) -> None:
         """The journal is what it was; what was done since was done. Who goes on from before is never heard again."""
         self.replayed = msgspec.json.decode(self.backup, type=State)
-        self.core = Scheduler(self.config, self.policy, msgspec.json.decode(self.backup, type=State))
+        self.known = self.backup
+        self.core = Scheduler(self.config, self.policy, msgspec.json.decode(self.known, type=State))
         self.incarnation += 1
         self.world.graves += self.world.processes.values()
         self.world.processes.clear()
@@ -921,11 +910,15 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
 
     # ---- what stays true -----------------------------------------------------------------------------------------
 
-    @invariant()
-    def replay_gives_the_very_state(self) -> None:
-        assert msgspec.json.encode(self.replayed) == msgspec.json.encode(self.core.state)
+    def holds(self) -> None:
+        self.replay_gives_the_very_state()
+        self.who_was_told_granted_has_the_gpus_to_itself()
+        self.a_silent_process_is_lost_within_its_lease()
+        self.something_is_due_while_somebody_waits_for_time()
 
-    @invariant()
+    def replay_gives_the_very_state(self) -> None:
+        assert msgspec.json.encode(self.replayed) == self.known
+
     def who_was_told_granted_has_the_gpus_to_itself(self) -> None:
         held: dict[str, str] = {}
         for slot, grant in self.granted.items():
@@ -934,14 +927,12 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 held[gpu] = slot
                 assert not self.world.others_on(gpu, grant.who), f"{gpu} of {slot} has {self.world.bytes[gpu]}"
 
-    @invariant()
     def a_silent_process_is_lost_within_its_lease(self) -> None:
         for process in self.world.processes.values():
             session = self.core.state.sessions.get(process.session)
             if session is not None and session.status == "alive" and self.core.deadline() is not None:
                 assert self.now <= process.heard + LEASE or self.core.deadline() <= self.now
 
-    @invariant()
     def something_is_due_while_somebody_waits_for_time(self) -> None:
         if self.core.context.timers.seen:
             assert self.core.deadline() is not None
@@ -1006,13 +997,11 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             self.release(name, -1, lingering=False, twice=False)
         self.time_passes(20)
 
-    def teardown(self) -> None:
+    def end(self) -> None:
         self.faults_stop()
 
 
 @pytest.mark.slow
 def test_whatever_anybody_does_the_sentences_stay_true() -> None:
-    run_state_machine_as_test(
-        ClientsOperatorsAndBackends,
-        settings=settings(PROFILE, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True),
-    )
+    for number in range(SEQUENCES):
+        ClientsOperatorsAndBackends.plays(Random(f"machine {number}"), STEPS)
