@@ -77,9 +77,9 @@ def test_the_demos_configuration_is_one_that_the_daemon_takes(tmp_path):
 
 
 def test_without_the_projects_tests_a_server_is_not_looked_for_and_a_checkout_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(reached, "SERVERS", tmp_path / "tests")
+    monkeypatch.setattr(reached, "ELSEWHERE", tmp_path / "tests" / "demo_hosts.py")
 
-    with pytest.raises(Failed, match=r"there is no .*ssh_servers.py.*in a checkout"):
+    with pytest.raises(Failed, match=r"there is no .*demo_hosts.py.*in a checkout"):
         reached.reach("ssh", tmp_path / "run", Children())
     assert not (tmp_path / "run").exists()
 
