@@ -52,7 +52,7 @@ async def _checkpointed(holder: subprocess.Popen, digest: str, nbytes: int) -> d
     from rollmuxd.spi import OrderKind, PluginError, StateOrder, StateSpec
     from rollmuxd_cuda_checkpoint import CudaCheckpointResidency
 
-    tool = "cuda-checkpoint" if shutil.which("cuda-checkpoint") else "libcuda"
+    tool = shutil.which("cuda-checkpoint") or str(Path(__file__).with_name("cuda_checkpoint.py"))
     driver = CudaCheckpointResidency(tool=tool)
     started = Path(f"/proc/{holder.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
 

@@ -10,7 +10,6 @@ such a process stuck for ever (NVIDIA/cuda-checkpoint#44).
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import Any, ClassVar, Final, Self
 
 import anyio
@@ -44,9 +43,8 @@ _TOLD_KEPT: Final = 10_000
 class CudaCheckpointResidency:
     """Moves whole processes.
 
-    Options of ``[residency.cuda-checkpoint]``: ``enabled`` (default false), ``tool`` ("cuda-checkpoint", a path to it,
-    or "libcuda": the driver's own calls). Also ``lock_s`` (10), and ``limit_s`` (180: of a checkpoint and of a restore,
-    each process).
+    Options of ``[residency.cuda-checkpoint]``: ``enabled`` (default false), ``tool`` ("cuda-checkpoint", or a path to
+    it). Also ``lock_s`` (10), and ``limit_s`` (180: of a checkpoint and of a restore, each process).
 
     Options of a job's state: without any, it is the process of the job's session. ``list`` is an argument vector that
     prints process ids, one a line (parked from first to last, loaded from last to first). ``start``, ``stop`` and
@@ -221,11 +219,7 @@ class CudaCheckpointResidency:
         return state
 
     async def _run(self, order: StateOrder, *args: str, limit_s: float) -> Ran:
-        backend = runs_commands(order.backend)
-        if self._tool == "libcuda":
-            source = resources.files(__package__).joinpath("libcuda.py").read_bytes()
-            return await backend.run(order.host, ("python3", "-", *args), stdin=source, timeout_s=limit_s)
-        return await backend.run(order.host, (self._tool, *args), timeout_s=limit_s)
+        return await runs_commands(order.backend).run(order.host, (self._tool, *args), timeout_s=limit_s)
 
     # ---- which processes --------------------------------------------------------------------------------------------
 

@@ -1,9 +1,6 @@
 """What the cuda-checkpoint driver defends: one process at a time, and with every failure it is told what it left."""
 
-import ctypes
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import anyio
@@ -14,7 +11,7 @@ from patience import PATIENCE_S
 from rollmuxd.spi import ContactLost, GpuObservation, NotDone, Observation, OrderKind, Probed, Ran, Residency, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
 from rollmuxd.spi.fakes import FakeChannel
-from rollmuxd_cuda_checkpoint import CudaCheckpointResidency, libcuda
+from rollmuxd_cuda_checkpoint import CudaCheckpointResidency
 
 LOAD, PARK, DISCARD = OrderKind.LOAD, OrderKind.PARK, OrderKind.DISCARD
 GPU = "host1/gpu0"
@@ -291,69 +288,3 @@ async def test_it_is_off_until_an_operator_turns_it_on():
     with pytest.raises(ValueError, match="no shell reads it"):
         on.check(state(list="pgrep python"))
     assert on.admin_options == {"list", "start", "stop"}
-
-
-# ---- without the utility ---------------------------------------------------------------------------------------------
-
-
-class Cuda:
-    """libcuda, as far as it is called here."""
-
-    def __init__(self, *, code=0):
-        self.code, self.called, self.state = code, [], 2
-
-    def cuInit(self, flags):
-        return 0
-
-    def cuGetErrorName(self, code, name):
-        name._obj.value = b"CUDA_ERROR_ILLEGAL_STATE"
-        return 0
-
-    def cuCheckpointProcessGetState(self, pid, state):
-        state._obj.value = self.state
-        return 0
-
-    def cuCheckpointProcessLock(self, pid, args):
-        assert ctypes.sizeof(args._obj) == 64
-        self.called.append(("lock", pid, args._obj.timeout_ms))
-        return self.code
-
-    def cuCheckpointProcessRestore(self, pid, args):
-        self.called.append(("restore", pid, args))
-        return self.code
-
-
-def test_the_drivers_own_calls_are_made_with_the_arguments_of_the_utility(capsys):
-    cuda = Cuda()
-    assert libcuda.main(["--action", "lock", "--pid", "7", "--timeout", "10000"], cuda) == 0
-    assert libcuda.main(["--action", "restore", "--pid", "7"], cuda) == 0
-    assert cuda.called == [("lock", 7, 10_000), ("restore", 7, None)]
-    assert libcuda.main(["--get-state", "--pid", "7"], cuda) == 0
-    assert capsys.readouterr().out == "checkpointed\n"
-    assert libcuda.main(["--action", "lock", "--pid", "7"], Cuda(code=401)) == 1
-    assert "CUDA_ERROR_ILLEGAL_STATE" in capsys.readouterr().err
-    assert libcuda.main(["--action", "unlock", "--pid", "7"], cuda) == 1
-    assert "needs 570 or newer" in capsys.readouterr().err
-    assert libcuda.main(["--action", "lock"], cuda) == 1
-
-
-def test_it_is_sent_whole_and_runs_without_anything_of_ours():
-    ran = subprocess.run(
-        [sys.executable, "-I", "-", "--get-state", "--pid", "1"],
-        input=Path(libcuda.__file__).read_bytes(), capture_output=True,
-    )  # fmt: skip
-    assert ran.returncode in (0, 1)
-    assert b"Traceback" not in ran.stderr
-
-
-@pytest.mark.asyncio
-async def test_it_reaches_the_host_over_the_backend_with_no_utility_there():
-    host, sent = Host(), []
-
-    async def python3(argv):
-        sent.append(argv)
-        return Ran(1, b"", b"OSError: libcuda.so.1: cannot open shared object file")
-
-    host.commands["python3"] = python3
-    await failing(CudaCheckpointResidency(tool="libcuda").park(order(host, PARK)), ContactLost, r"libcuda\.so\.1")
-    assert tuple(sent[0]) == ("python3", "-", "--get-state", "--pid", "101")

@@ -1,5 +1,7 @@
-"""What the utility ``cuda-checkpoint`` does, by the CUDA driver's own calls: for hosts that have the driver and not the
-utility. Takes the same arguments and prints the same. It is sent to the host as it is and needs nothing but Python 3.
+#!/usr/bin/env python3
+"""What the utility ``cuda-checkpoint`` does, by the CUDA driver's own calls: for machines without the utility.
+
+Takes the same arguments and prints the same.
 
 Calls and states: CUDA driver API, "CUDA Checkpointing" (from driver 570 on).
 """
@@ -61,11 +63,11 @@ def main(argv: list[str], cuda: Any = None) -> int:
             cuda = ctypes.CDLL("libcuda.so.1")
         call(cuda, "cuInit", 0)
         if "--get-state" in options:
-            print(state_of(cuda, pid))  # noqa: T201  (what it is asked for)
+            print(state_of(cuda, pid))
         else:
             act(cuda, options["--action"], pid, int(options.get("--timeout", "0")))
     except (CudaError, OSError, KeyError, ValueError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
 
