@@ -6,7 +6,6 @@ that time). Bytes belong to the job's process and go when that dies, as a driver
 process (pid 0) stay.
 
     NotDone
-      Late             a later order about the same state was carried out, perhaps another daemon's
       Violation        what no scheduler may let happen; written down
         DoubleHold     a job's bytes come onto a GPU where another's are, beyond the residual memory it agreed to
         RamOverfull    parked states need more RAM than the host has
@@ -26,8 +25,6 @@ log = logging.getLogger(__name__)
 
 #: Orders whose end is remembered, for probes. An order is probed soon after it was sent or never.
 _ORDERS_KEPT: Final = 200
-#: States whose last order is remembered.
-_STATES_KEPT: Final = 1_000
 
 Place: TypeAlias = Literal["loading", "loaded", "parking", "parked"]
 
@@ -38,14 +35,6 @@ class Violation(NotDone):
     def __init__(self, sentence: str) -> None:
         super().__init__(f"VIOLATION, THE SCHEDULER IS BROKEN: {sentence}")
         self.sentence = sentence
-
-
-class Late(NotDone):
-    """An order that was overtaken: by now it would undo what a later one has done."""
-
-    def __init__(self, order: StateOrder, last: "LastOrder") -> None:
-        super().__init__(f"{_about(order)}: order {order.order} comes late: {last.order} was carried out after it")
-        self.last = last.order
 
 
 class DoubleHold(Violation):
@@ -94,15 +83,6 @@ class StateBytes(Struct):
     started: str
 
 
-class LastOrder(Struct):
-    """The last order about a state. Stamps begin again with a new journal, times do not."""
-
-    order: str
-    incarnation: int
-    number: int
-    issued_at: int
-
-
 class Hardware(Struct):
     """What a host does not forget while the daemon is away."""
 
@@ -112,8 +92,6 @@ class Hardware(Struct):
     states: dict[str, StateBytes] = field(default_factory=dict)
     #: the latest orders that were done
     done: list[str] = field(default_factory=list)
-    #: of each state the last order, also once the state is gone
-    last: dict[str, LastOrder] = field(default_factory=dict)
 
 
 class Machine:
@@ -177,22 +155,6 @@ class Machine:
         return self.hardware.states.get(_key(order))
 
     # ---- moving -----------------------------------------------------------------------------------------------------
-
-    def accept(self, order: StateOrder) -> None:
-        """Begin with an order. Raises Late where a later one about the same state was begun, by whatever daemon."""
-        stamp = order.stamp
-        key = f"{order.job} {order.pool} {order.node}"
-        mine = LastOrder(order.order, stamp.incarnation, stamp.number, order.issued_at)
-        last = self.hardware.last.get(key)
-        if last == mine:
-            return  # told again
-        if last is not None and stamp < (last.incarnation, last.number) and order.issued_at <= last.issued_at:
-            raise Late(order, last)
-        self.hardware.last.pop(key, None)
-        self.hardware.last[key] = mine
-        while len(self.hardware.last) > _STATES_KEPT:
-            del self.hardware.last[next(iter(self.hardware.last))]
-        self._changed()
 
     def begin_load(self, order: StateOrder, strangers: Sequence[tuple[str, int, str]] = ()) -> StateBytes:
         """Put the state's bytes on the order's GPUs; what was parked is still to be copied.

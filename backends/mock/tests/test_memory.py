@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 import anyio
-import msgspec
 import pytest
 
 from rollmuxd.cli.processes import started as start_time
-from rollmuxd.core.ids import Fence
 from rollmuxd.spi import HostConfig, NotDone, OrderKind, Probed, StateOrder, StateSpec
 from rollmuxd_backend_mock import MockBackend, MockResidency
 from rollmuxd_backend_mock.processes import alive
@@ -65,38 +63,6 @@ async def test_what_is_on_the_gpus_outlives_the_daemon(tmp_path):
     assert (await second.observe("h")).boot_id == boot_id
     await MockResidency().park(order(second, PARK, id="o2"))
     assert await used(await open_mock(memory=memory)) == [2_000, 2_000]
-
-
-def issued(order, incarnation, number, at, **more):
-    return msgspec.structs.replace(
-        order, order=f"o{number}", stamp=Fence(incarnation, number), issued_at=at, **more
-    )  # fmt: skip
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("gone", [False, True])
-async def test_an_order_that_was_overtaken_is_refused_after_a_restart_too(tmp_path, gone):
-    """By another daemon: that of a journal that was restored, which has as open what was over long ago."""
-    memory, driver = str(tmp_path / "hardware.json"), MockResidency()
-    first = await open_mock(memory=memory)
-    await driver.load(issued(order(first, LOAD), 1, 5, 1_000))
-    await driver.park(issued(order(first, PARK), 1, 6, 2_000))
-    if gone:
-        await driver.discard(issued(order(first, DISCARD), 1, 7, 3_000))
-    second = await open_mock(memory=memory)
-    before = await used(second)
-    for late in (issued(order(second, LOAD), 1, 5, 1_000), issued(order(second, LOAD), 1, 4, 900, run=0)):
-        with pytest.raises(NotDone, match=f"order {late.order} comes late: o{6 + gone} was carried out after it"):
-            await driver.load(late)
-    assert await used(second) == before
-    # Told again is not late, what was issued after a restore is not, nor is anything of a journal that was made anew.
-    kind, tell = (DISCARD, driver.discard) if gone else (PARK, driver.park)
-    await tell(issued(order(second, kind), 1, 6 + gone, 2_000 + 1_000 * gone))
-    await driver.load(issued(order(second, LOAD), 9, 3, 4_000))
-    third = await open_mock(memory=memory)
-    await driver.park(issued(order(third, PARK), 1, 1, 5_000))
-    with pytest.raises(NotDone, match="comes late"):
-        await driver.load(issued(order(third, LOAD), 1, 0, 4_500))
 
 
 @pytest.mark.asyncio
