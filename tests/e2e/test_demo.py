@@ -29,7 +29,30 @@ from rollmuxd.cli.main import main
 from rollmuxd_demo import run
 sys.executable = sys.argv.pop(1)
 run.measure_core_gain = lambda children: None
+{more}
 main()
+"""
+#: after the third of six iterations at once its daemon is killed (kill -9), and started again
+KILLS = """
+from rollmuxd_demo import live
+started, iterated = [], []
+start, saw = run.DaemonProcess.start, live.Lines.saw
+
+def remembered(daemon):
+    started.append(daemon)
+    start(daemon)
+
+def killing(lines, event):
+    saw(lines, event)
+    if isinstance(event, run.Iterated):
+        iterated.append(event)
+        if len(iterated) == 3:
+            started[-1]._process.kill()
+            started[-1]._process.wait()
+            lines.note("the daemon was killed")
+            started[-1].start()
+
+run.DaemonProcess.start, live.Lines.saw = remembered, killing
 """
 
 
@@ -38,10 +61,11 @@ def demo(*options):
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-def copied_demo(folder, *options, imported=()):
+def copied_demo(folder, *options, imported=(), more=""):
     """The same, shorter, with processes that are copies."""
     python = folder / "python"
-    command = [sys.executable, "-c", COPIES, str(python), "demo", *SHORT, "--iterations", "2", *options]
+    program = COPIES.format(more=more)
+    command = [sys.executable, "-c", program, str(python), "demo", *SHORT, "--iterations", "2", *options]
     environment = os.environ | {"RAY_JEMALLOC_LIB_PATH": ""}  # what Ray preloads, no copy has
     how = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
     return forked.run(command, env=environment, imported=imported, stand_in=python, **how)
@@ -118,7 +142,7 @@ def test_over_slurm_it_is_the_same(tmp_path):
 
 
 def test_a_daemon_that_is_killed_in_the_middle_costs_a_pause_and_nothing_else(tmp_path):
-    ran = copied_demo(tmp_path, "--kill-daemon-at", "0.4")
+    ran = copied_demo(tmp_path, more=KILLS)
 
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)

@@ -38,7 +38,6 @@ BACKENDS = ("mock", "ssh", "ray", "slurm")
 @click.option(
     "--backend", type=click.Choice(BACKENDS), default="mock", show_default=True, help="What reaches the demo's host."
 )
-@click.option("--kill-daemon-at", type=click.FloatRange(0, 1), hidden=True, help="Fraction of all iterations.")
 def demo(
     as_json: bool,
     jobs: int,
@@ -47,7 +46,6 @@ def demo(
     keep: Path | None,
     no_sequential: bool,
     backend: str,
-    kill_daemon_at: float | None,
 ) -> None:
     """Real RL loops share two pools, then run one after the other; what did sharing save?
 
@@ -77,7 +75,7 @@ def demo(
                 scale = measure.choose_scale(work, iterations=iterations, longer=host.longer)
             plan = run.Plan(planned, iterations, scale)
             with _watcher(plan, f"{jobs} jobs at once", as_json=as_json) as watcher:
-                shared = run.Run(plan, folder / "at-once", children, watcher, host).at_once(kill_daemon_at)
+                shared = run.Run(plan, folder / "at-once", children, watcher, host).at_once()
             in_turn = None
             if not no_sequential:
                 with _watcher(plan, "the same jobs, one after the other", as_json=as_json) as watcher:
@@ -92,7 +90,6 @@ def demo(
             seen for name in ("at-once", "in-turn") for seen in run.violations(folder / name / "witness.jsonl")
         ]
         result["backend"] = backend
-        result["daemon_killed"] = kill_daemon_at is not None
         if keep:
             (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
 

@@ -148,7 +148,7 @@ def measure_core_gain(children: Children, rounds: int = 3, seconds: float = 0.12
 # ---- the daemon ------------------------------------------------------------------------------------------------------
 
 
-def configuration(folder: Path, socket: Path, hosts: str, listen: str = "127.0.0.1:0") -> str:
+def configuration(folder: Path, socket: Path, hosts: str) -> str:
     """The ``rollmux.toml`` of one run, with the tables of its hosts."""
     return f"""\
 # Written by `rollmuxd demo`: a host with two GPUs, one in each pool.
@@ -156,7 +156,7 @@ def configuration(folder: Path, socket: Path, hosts: str, listen: str = "127.0.0
 [daemon]
 state_dir = {json.dumps(str(folder / "state"))}
 socket = {json.dumps(str(socket))}
-listen = {json.dumps(listen)}  # for the dashboard; jobs use the socket
+listen = "127.0.0.1:0"  # for the dashboard; jobs use the socket
 
 [limits]
 clean_tolerance_gb = 0.0  # the demo's states are smaller than the default, which would take their GPUs for clean
@@ -165,21 +165,20 @@ clean_tolerance_gb = 0.0  # the demo's states are smaller than the default, whic
 
 
 class DaemonProcess:
-    """A daemon of the demo's own, that can be killed and started again on the same state."""
+    """A daemon of the demo's own. Killed, it can be started again on the same state."""
 
     def __init__(self, folder: Path, socket: Path, children: Children, reached: Host) -> None:
         self.folder, self.socket, self.children, self.reached = folder, socket, children, reached
         self.url = f"unix://{socket}"
         self.log = folder / "daemon.log"
-        self._listen = "127.0.0.1:0"
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it is ready. Started again, it listens where it did."""
+        """Start it, and wait until it is ready."""
         from rollmuxd.cli.daemon import ready
 
         config = self.folder / "rollmux.toml"
-        config.write_text(configuration(self.folder, self.socket, self.reached.tables(self.folder), self._listen))
+        config.write_text(configuration(self.folder, self.socket, self.reached.tables(self.folder)))
         with self.log.open("a") as log:
             self._process = self.children.start(
                 [sys.executable, *self.reached.rollmuxd, "daemon", "run", "--config", config],
@@ -194,24 +193,13 @@ class DaemonProcess:
             if time.monotonic() > give_up:
                 raise Failed(f"the demo's daemon is not ready after {READY_S:g} s:\n{tail(self.log)}")
             time.sleep(0.05)
-        self._listen = self._page().removeprefix("http://")
-
-    def _page(self) -> str:
-        found: str = json.loads((self.folder / "state" / "daemon.json").read_text())["url"]
-        return found
 
     def dashboard(self) -> tuple[str, str]:
         """Where its dashboard is, and a key for it: one that lets look, and do nothing."""
         with closing(connect(self.url, None)) as daemon:
             me = daemon.get("/v1/me")
             made = daemon.post("/v1/keys", {"owner": me["owner"], "user": "demo", "role": "viewer"})
-        return self._page(), made["secret"]
-
-    def kill(self) -> None:
-        """``kill -9``: it gets no chance to write anything."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+        return json.loads((self.folder / "state" / "daemon.json").read_text())["url"], made["secret"]
 
     def stop(self) -> None:
         """End it in good order."""
@@ -289,13 +277,9 @@ class Run:
         self.reached = reached
         self.plan, self.folder, self.children, self.watcher = plan, folder, children, watcher
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._finished = 0
-        self._kill_after: float | None = None
 
-    def at_once(self, kill_daemon_at: float | None = None) -> RunRecord:
-        """All jobs together; ``kill -9`` the daemon after this fraction of all iterations, if given."""
-        if kill_daemon_at is not None:
-            self._kill_after = kill_daemon_at * self.plan.iterations * len(self.plan.jobs)
+    def at_once(self) -> RunRecord:
+        """All jobs together."""
         return self._run([self.plan.jobs], look=True)
 
     def in_turn(self) -> RunRecord:
@@ -313,7 +297,7 @@ class Run:
             threading.Thread(target=self._follow, args=(daemon.url, stop), daemon=True).start()
             try:
                 for batch in batches:
-                    self._until_done(batch, daemon)
+                    self._until_done(batch, daemon.url)
                 facts = daemon.facts()
             finally:
                 stop.set()
@@ -323,8 +307,8 @@ class Run:
         ]
         return RunRecord(tuple(records), facts)
 
-    def _until_done(self, batch: Sequence[JobPlan], daemon: DaemonProcess) -> None:
-        running = {job.name: self._start(job, daemon.url) for job in batch}
+    def _until_done(self, batch: Sequence[JobPlan], url: str) -> None:
+        running = {job.name: self._start(job, url) for job in batch}
         heard = time.monotonic()
         while running:
             try:
@@ -339,21 +323,11 @@ class Run:
                 raise JobFailed(name, f"has said nothing for {SILENCE_S:g} s", tail(self._stderr(name)))
             if event is not None:
                 self.watcher.saw(event)
-            if isinstance(event, Iterated):
-                self._finished += 1
-                self._kill_if_due(daemon)
             if isinstance(event, Exited):
                 del running[event.job]
                 if event.status != 0:
                     raise JobFailed(event.job, f"ended with status {event.status}", tail(self._stderr(event.job)))
             self.watcher.tick()
-
-    def _kill_if_due(self, daemon: DaemonProcess) -> None:
-        if self._kill_after is not None and self._finished >= self._kill_after:
-            self._kill_after = None
-            daemon.kill()
-            self.watcher.note("the daemon was killed (kill -9); starting it again")
-            daemon.start()
 
     def _stderr(self, job: str) -> Path:
         return self.folder / f"{job}.stderr"

@@ -307,7 +307,7 @@ def played(monkeypatch):
     """The demo without processes: what each run is to bring, to be changed by the test."""
     runs = {"at-once": a_run(a_record("sort")), "in-turn": a_run(a_record("sort")), "violations": []}
     monkeypatch.setattr(run, "measure_core_gain", lambda children: 1.9)
-    monkeypatch.setattr(run.Run, "at_once", lambda self, kill: bring(runs["at-once"]))
+    monkeypatch.setattr(run.Run, "at_once", lambda self: bring(runs["at-once"]))
     monkeypatch.setattr(run.Run, "in_turn", lambda self: bring(runs["in-turn"]))
     monkeypatch.setattr(run, "violations", lambda path: runs["violations"] if "at-once" in str(path) else [])
     return runs
