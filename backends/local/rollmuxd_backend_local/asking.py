@@ -73,7 +73,7 @@ class JobProcesses(ABC, Generic[Options]):
         return host in self.options and self.options[host].starts_processes
 
     async def start(self, host: HostId, order: ProcessOrder) -> Process:
-        """A process in a session of its own, and a cgroup where that can be had, with its output in ``logs``."""
+        """A process in a session of its own, with its output in ``logs``."""
         options = self._of(host)
         if not options.starts_processes:
             raise NotDone(f"{host} is not configured to run processes; set options.starts_processes of this host")
@@ -95,7 +95,7 @@ class JobProcesses(ABC, Generic[Options]):
         return bool(await self._said(host, {"ask": "stop", "launch": launch}, PROCESS_S))
 
     async def alive(self, host: HostId, launch: LaunchId) -> bool:
-        """By the mark that each of them carries, or its cgroup."""
+        """By the mark that each of them carries, or its session."""
         return bool(await self._said(host, {"ask": "alive", "launch": launch}, LOOK_S))
 
     async def output(self, host: HostId, launch: LaunchId, after: int, limit: int) -> Output:

@@ -29,7 +29,6 @@ def owner(tmp_path):
     yield name
     for launch in {one.launch for one in processes.launched(name)}:
         processes.stop(name, launch)
-    processes._sweep(name)
 
 
 def order(*argv, launch="l1", number=1, log="", env=None):
@@ -155,25 +154,6 @@ def test_a_child_that_throws_its_environment_away_is_ended_with_the_others(owner
     until(lambda: b"sleep" in Path(f"/proc/{child}/cmdline").read_bytes())
     assert processes.stop(owner, "l1")
     assert not lives(child)
-
-
-def test_one_that_leaves_its_session_and_its_environment_is_still_in_its_cgroup(owner, tmp_path):
-    if not processes._top():
-        pytest.skip("cgroups cannot be made here; that needs root, and cgroup2 mounted")
-    start(owner, order("sh", "-c", f"env -i setsid sh -c 'echo $$ >{tmp_path}/pid; exec sleep 600' & wait"))
-    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-    hidden = int((tmp_path / "pid").read_text())
-    until(lambda: b"sleep" in Path(f"/proc/{hidden}/cmdline").read_bytes())
-    assert processes.stop(owner, "l1")
-    assert not lives(hidden)
-    assert not processes._cgroups(owner), "the empty cgroup was left behind"
-
-
-def test_cgroups_of_launches_that_ended_by_themselves_are_not_left_behind(owner):
-    start(owner, order("true"))
-    until(lambda: not processes.alive(owner, "l1"))
-    start(owner, order("sleep", "600", launch="l2", number=2))
-    assert {mark[3] for _, mark in processes._cgroups(owner)} <= {"l2"}
 
 
 def test_another_daemons_processes_are_not_ours(owner):

@@ -83,18 +83,15 @@ def _limit_mb(path: str) -> int:
 
 def about() -> dict[str, Any]:
     """What an operator wants to know of a machine."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     return {
-        "boot_id": boot_id(),
-        "hostname": os.uname().nodename,
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "kernel": os.uname().release,
         "time": time.time(),
         "ram": ram(),
         # -1: no limit
         "memlock_mb": -1 if soft == resource.RLIM_INFINITY else soft // _MB,
-        "memlock_hard_mb": -1 if hard == resource.RLIM_INFINITY else hard // _MB,
         "shm_mb": -1 if shm is None else shm.f_blocks * shm.f_frsize // _MB,
         "pid_namespace": in_a_pid_namespace(),
         "user": user_name(os.geteuid()),

@@ -1,9 +1,9 @@
 """Processes of jobs on this machine: starting them, knowing them again, ending all of them.
 
-A started process, and all that it starts in turn, carries a mark in its environment: no file could get lost. Where this
-user may make cgroups (root may), a launch has one as well. It also holds processes that removed the mark. A mark is
-sealed with the daemon's name, which no job learns. So no other login can make the mark of a launch that is not its own.
-A pid alone names no process: it may be another process's by now. Pid and start time together are the process.
+A started process, and all that it starts in turn, carries a mark in its environment: no file could get lost. What has
+removed the mark is known by its session. A mark is sealed with the daemon's name, which no job learns. So no other
+login can make the mark of a launch that is not its own. A pid alone names no process: it may be another process's by
+now. Pid and start time together are the process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ def start(owner: str, order: dict[str, Any]) -> dict[str, Any]:
         machine.Unknown: an earlier launch cannot be ended.
     """
     with _one_at_a_time():
-        _sweep(owner)
         there = [one for one in launched(owner) if one.job == order["job"]]
         later = [one for one in there if one.number > order["number"]]
         if later:
@@ -82,7 +81,6 @@ def stop(owner: str, launch: str) -> bool:
             _signal(one.pid, one.started, signal.SIGTERM if took_s < LEAVES_S else signal.SIGKILL)
         if any_there:
             time.sleep(_LOOK_S)
-    _sweep(owner, launch)
     return any_there
 
 
@@ -118,10 +116,6 @@ def launched(owner: str) -> list[Launched]:
     """All living processes that this owner (a daemon) has started here, and what they started, the oldest first."""
     stats = {pid: fields for pid in _pids() if (fields := stat_of(pid)) is not None and fields[0] not in "ZX"}
     marks: dict[int, tuple[str, ...]] = {pid: mark for pid in stats if _is_ours(owner, mark := _mark_of(pid))}
-    for folder, whose in _cgroups(owner):
-        for line in machine.read(f"{folder}/cgroup.procs").split():
-            if int(line) in stats:
-                marks.setdefault(int(line), whose)
     for pid, fields in stats.items():  # one without its mark, in a session that one with a mark leads
         leader = int(fields[3])
         if pid not in marks and leader in marks and stats[leader][3] == str(leader):
@@ -216,12 +210,8 @@ def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
         raise machine.Refused(
             f"there is no program {argv[0]}, or it may not be run by {machine.user_name(os.geteuid())}"
         )
-    folder = _make_cgroup(mark)
 
     def enter() -> None:
-        if folder:
-            with open(f"{folder}/cgroup.procs", "w", encoding="ascii") as file:
-                file.write(str(os.getpid()))
         _reset_score()
         become()
 
@@ -245,7 +235,6 @@ def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
                 preexec_fn=enter,  # noqa: PLW1509  # this process has one thread
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            _sweep(owner, order["launch"])
             raise machine.Refused(f"{argv[0]}: {error}") from error
     started = _start_time(child.pid) or ""
     # The kernel shows a program's environment a moment after it has begun, and until then it could not be found.
@@ -295,56 +284,6 @@ def _identity(name: str) -> tuple[Callable[[], None], dict[str, str]]:
         os.setuid(user.pw_uid)
 
     return become, {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
-
-
-# ---- cgroups: where this user may make them --------------------------------------------------------------------------
-
-
-def _top() -> str:
-    """The folder under which launches have their cgroups; empty: there is none."""
-    for line in machine.read("/proc/self/mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        if after.startswith("cgroup2 "):
-            mounted = before.split()[4]
-            return f"{mounted}/rollmuxd" if os.access(mounted, os.W_OK) else ""
-    return ""
-
-
-def _make_cgroup(mark: tuple[str, str, str, str]) -> str:
-    top = _top()
-    if not top:
-        return ""
-    from urllib.parse import quote
-
-    folder = f"{top}/{'.'.join(quote(part, safe='').replace('.', '%2E') for part in mark)}"
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError:
-        return ""
-    return folder
-
-
-def _cgroups(owner: str) -> list[tuple[str, tuple[str, ...]]]:
-    """The cgroups of an owner's launches, each with its mark."""
-    top = _top()
-    try:
-        names = os.listdir(top) if top else []
-    except OSError:
-        return []
-    if not names:
-        return []
-    from urllib.parse import unquote
-
-    marked = [(f"{top}/{name}", tuple(unquote(part) for part in name.split("."))) for name in names]
-    return [(folder, mark) for folder, mark in marked if _is_ours(owner, mark)]
-
-
-def _sweep(owner: str, launch: str = "") -> None:
-    """Remove the cgroups that are empty: of one launch, or, where no other can be starting, of all of an owner's."""
-    for folder, whose in _cgroups(owner):
-        if launch in ("", whose[3]):
-            with contextlib.suppress(OSError):  # a process is in it
-                os.rmdir(folder)
 
 
 # ---- what the kernel says of processes -------------------------------------------------------------------------------
