@@ -367,9 +367,6 @@ class AsyncJob(_Base[AsyncSlot]):
     async def _finish(self, flow: Flow[None]) -> None:
         try:
             await self._runtime.arun(flow)
-        except GeneratorExit:  # as in _closed
-            self._runtime.close()
-            raise
         except BaseException:
             await self._runtime.aclose()
             raise

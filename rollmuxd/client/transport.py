@@ -79,12 +79,9 @@ class AsyncTransport:
 
     async def send(self, call: Call[T]) -> T:
         """Send once. Raises :class:`Unreachable`, :class:`Refused` and :class:`BadAnswer`."""
-        around = sys.exception()
         try:
             response = await self._client.request(call.method, call.path, **_request(call))
         except Exception as error:
-            if _closed(error, around):
-                raise GeneratorExit from error
             if _untrusted(error):
                 with suppress(RollmuxError):
                     self._client = self._opened()
@@ -211,18 +208,6 @@ def _errno(error: BaseException | None) -> int | None:
     while error is not None and getattr(error, "errno", None) is None:
         error = error.__cause__ or error.__context__
     return getattr(error, "errno", None)
-
-
-def _closed(error: BaseException | None, around: BaseException | None) -> bool:
-    """Whether the coroutine was closed within a call (dropped, with its loop), which httpx cannot tidy up.
-
-    ``around`` was there before the call: an async generator may be closed by its loop, which waits for our calls.
-    """
-    while error is not None and error is not around:
-        if isinstance(error, GeneratorExit):
-            return True
-        error = error.__context__
-    return False
 
 
 def _understood(call: Call[T], reply: Reply) -> T:

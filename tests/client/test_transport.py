@@ -2,13 +2,9 @@
 
 import asyncio
 import gc
-import os
 import pickle
 import socket
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import httpx
 import pytest
@@ -22,8 +18,6 @@ from rollmuxd.client.discovery import Address
 from rollmuxd.client.sync import Daemon
 from rollmuxd.client.transport import Reply, problem
 from rollmuxd.testing import FakeDaemon, fake_daemon
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
@@ -62,40 +56,6 @@ class Hanging(FakeDaemon):
             self.goes_on.wait()
             raise errors.Unreachable("it hangs")
         return super().handle(method, path, params, content)
-
-
-DROPS = """
-import asyncio, rollmuxd, sys
-
-async def runs():
-    async with rollmuxd.ajob("a") as job, job.phase("rollout"):
-        pass
-
-coroutine = runs()
-loop = asyncio.new_event_loop()
-task = loop.create_task(coroutine)
-task._log_destroy_pending = False
-loop.run_until_complete(loop.run_in_executor(None, sys.stdin.readline))
-loop.close()
-coroutine.close()
-print("closed")
-"""
-
-
-@pytest.mark.parametrize("call", [("POST", "/slots"), ("POST", "/release"), ("DELETE", "/j1")])
-def test_a_coroutine_that_is_dropped_with_its_loop_in_a_call_is_closed_without_a_word(listening, call):
-    """httpx cannot tidy up after the call any more: that is no error of the daemon's, and nothing follows it."""
-    fake = Hanging(*call)
-    environ = {**os.environ, "ROLLMUX_URL": listening(fake).url}
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", DROPS]
-    program = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environ, cwd=ROOT)
-    try:
-        assert fake.is_asked.wait(PATIENCE_S)
-        assert program.communicate("go on\n", timeout=PATIENCE_S) == ("closed\n", "")
-    finally:
-        fake.goes_on.set()
-        program.kill()
 
 
 def test_the_key_goes_along_as_a_bearer(listening):
