@@ -5,6 +5,7 @@ import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 _waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
 
@@ -33,27 +34,21 @@ class _Finder(importlib.abc.MetaPathFinder):
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target) if finder is not self else None
             if spec is not None and spec.loader is not None:
-                spec.loader = _Loader(spec.loader, _waiting.pop(name))
+                _call_after(spec.loader, _waiting.pop(name))
                 return spec
         return None
 
 
-class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: importlib.abc.Loader, then: list[Callable[[ModuleType], None]]) -> None:
-        self._loader = loader
-        self._then = then
+def _call_after(loader: Any, then: list[Callable[[ModuleType], None]]) -> None:
+    """Have a loader, which is this one module's, call these once it has run the module."""
+    run = loader.exec_module
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
+    def exec_module(module: ModuleType) -> None:
+        run(module)
+        for one in then:
+            one(module)
 
-    def exec_module(self, module: ModuleType) -> None:
-        # (Itself again, for a caller that asks the module for its source.)
-        module.__loader__ = self._loader
-        assert module.__spec__ is not None
-        module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        for then in self._then:
-            then(module)
+    loader.exec_module = exec_module
 
 
 _FINDER = _Finder()
