@@ -133,6 +133,14 @@ class Engine(Struct):
         return True
 
 
+def from_json(answer: httpx.Response) -> Any:
+    """What an answer says; None where it is no JSON."""
+    try:
+        return answer.json()
+    except (ValueError, RecursionError):
+        return None
+
+
 class EngineDriver:
     """Base of drivers that talk to engines over HTTP. ``name``, ``traits``, ``own_options`` and the verbs are the
     driver's; ``[residency.NAME]`` may say:

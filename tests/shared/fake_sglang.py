@@ -91,6 +91,7 @@ class FakeSglang(FakeEngine):
 
     def _info(self) -> dict[str, Any]:
         return {
+            "model_path": "/models/m",
             "enable_memory_saver": self.memory_saver,
             "enable_weights_cpu_backup": self.cpu_backup,
             "startup_time": {"total": float(self.start_number)},

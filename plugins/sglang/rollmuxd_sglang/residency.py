@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 from msgspec import Struct
 
 from rollmuxd.spi import ContactLost, DriverTraits, HostId, NotDone, OrderKind, Probed
-from rollmuxd.spi.engines import ASK_S, Engine, EngineDriver
+from rollmuxd.spi.engines import ASK_S, Engine, EngineDriver, from_json
 from rollmuxd.spi.options import Options
 
 _KV_CACHE: Final = "kv_cache"
@@ -62,7 +62,8 @@ class SglangResidency(EngineDriver):
     async def sleep(self, engine: Engine) -> None:
         """Pause with requests retracted (an engine that computes dies of being released), then release."""
         options = self.options(engine.order.state)
-        info = await self._check_started(engine)
+        info = await self._info(engine)
+        _check_flags(engine, info, options.one_of("weights", "keep", _WEIGHTS_FROM))
         told = self._told_to(engine, info)
         there = [tag for tag in options.texts("tags", _ALL_TAGS) if tag not in (told.tags or ())]
         if not there:
@@ -85,9 +86,7 @@ class SglangResidency(EngineDriver):
                 await self._resume(engine, told, released, away)
                 released -= set(away)
             if "weights" in away and weights == "reload":
-                model = await engine.call("GET", "/model_info", limit_s=ASK_S)
-                path = _field(model, "model_path")
-                body = {"model_path": path, "keep_pause": True}
+                body = {"model_path": info["model_path"], "keep_pause": True}
                 await engine.call("POST", "/update_weights_from_disk", json=body)
         await engine.call("POST", "/continue_generation", json={})
         told.tags = frozenset()
@@ -159,20 +158,11 @@ class SglangResidency(EngineDriver):
         used = [seen.used_mb for seen in observation.gpus if seen.gpu in engine.order.gpus]
         return all(mb < (state.gpu_mb + state.residual_mb) / 2 for mb in used)
 
-    async def _check_started(self, engine: Engine) -> dict[str, Any]:
-        """What it says of itself. Refuses one that would answer 200 and free nothing, or lose its weights."""
-        info = await self._info(engine)
-        _check_flags(engine, info, self.options(engine.order.state).one_of("weights", "keep", _WEIGHTS_FROM))
-        return info
-
     @staticmethod
     async def _info(engine: Engine) -> dict[str, Any]:
         answer = await engine.call("GET", "/server_info", limit_s=None, missing="SGLang has it from 0.4.10 on")
-        try:
-            info = answer.json()
-        except (ValueError, RecursionError):
-            info = None
-        if not isinstance(info, dict) or "enable_memory_saver" not in info:
+        info = from_json(answer)
+        if not isinstance(info, dict) or not {"enable_memory_saver", "model_path"} <= info.keys():
             raise ContactLost(f"{engine} answered /server_info as no SGLang does, which is not understood")
         engine.vouched = True
         return info
@@ -187,10 +177,3 @@ def _check_flags(engine: Engine, info: dict[str, Any], weights: str) -> None:
             f"{engine} was started without --enable-weights-cpu-backup: its weights would be lost. Start it with that, "
             'or say weights="job" or weights="reload"'
         )
-
-
-def _field(answer: Any, name: str) -> str:
-    try:
-        return str(answer.json()[name])
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ContactLost(f"an answer without {name} is not understood") from error

@@ -3,13 +3,13 @@
 Sleep level 1 keeps the weights in host RAM. Level 2 drops them, so it needs a declared source of weights. Woken without
 one, an engine computes with whatever is in its memory, and says nothing (vllm#29341, #21336). The level decides how an
 engine is woken, also after a restart of the daemon. So the engine is asked (its gauge ``vllm:engine_sleep_state``). If
-it does not tell and the level is not remembered, it is not woken.
+it does not tell, and its job has parks at both levels, it is not woken.
 """
 
 from typing import Any, ClassVar, Final
 
 from rollmuxd.spi import ContactLost, DriverTraits, HostId, NotDone, OrderKind, Probed, StateOrder, StateSpec
-from rollmuxd.spi.engines import ASK_S, Engine, EngineDriver
+from rollmuxd.spi.engines import ASK_S, Engine, EngineDriver, from_json
 from rollmuxd.spi.options import Options
 
 NO_SLEEP_MODE: Final = (
@@ -43,8 +43,6 @@ class VllmResidency(EngineDriver):
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
-        #: the level at which an engine was put to sleep last
-        self._slept: dict[tuple[HostId, str], int] = {}
         #: engines whose flags were looked at
         self._looked_at: dict[tuple[HostId, str], None] = {}
 
@@ -77,7 +75,6 @@ class VllmResidency(EngineDriver):
             await engine.call("POST", "/sleep", params={"level": level, "mode": mode}, missing=NO_SLEEP_MODE)
             if not await self._is_sleeping(engine):
                 raise NotDone(f"{engine} answered /sleep, and does not sleep")
-        self._slept[_key(engine)] = asleep_at or level
 
     async def wake(self, engine: Engine) -> None:
         """Weights, their contents where they were dropped, then the KV cache: and see that it is awake."""
@@ -90,7 +87,6 @@ class VllmResidency(EngineDriver):
         await self._wake_up(engine, _KV_CACHE)
         if await self._is_sleeping(engine):
             raise NotDone(f"{engine} was woken with tags {_WEIGHTS} and {_KV_CACHE}, and still sleeps")
-        self._slept.pop(_key(engine), None)
 
     async def drop(self, engine: Engine) -> None:
         """Level 2: these weights are not wanted any more."""
@@ -110,15 +106,14 @@ class VllmResidency(EngineDriver):
         return Probed(known=done, done=done)
 
     def started(self, engine: Engine) -> None:
-        """It is awake, and its flags were not seen."""
-        self._slept.pop(_key(engine), None)
+        """Its flags were not seen."""
         self._looked_at.pop(_key(engine), None)
 
     # ---- how it is talked to ----------------------------------------------------------------------------------------
 
     async def _is_sleeping(self, engine: Engine, *, limit_s: float | None = None) -> bool:
         answer = await engine.call("GET", "/is_sleeping", limit_s=limit_s, missing=NO_SLEEP_MODE)
-        told = _json(answer)
+        told = from_json(answer)
         if not isinstance(told, dict) or not isinstance(told.get("is_sleeping"), bool):
             raise ContactLost(f"{engine} answered /is_sleeping as no vLLM does, which is not understood")
         engine.vouched = True
@@ -143,14 +138,13 @@ class VllmResidency(EngineDriver):
         return {frozenset({b"weights_offloaded"}): 1, frozenset({b"discard_all"}): 2}.get(_states_in(answer.content))
 
     async def _level_slept(self, engine: Engine) -> int:
-        told = await self._state_of(engine)
-        level = told if told is not None else self._slept.get(_key(engine))
+        level = await self._state_of(engine)
         if level is None:
             possible = _levels(self.options(engine.order.state))
             if len(possible) > 1:
                 raise NotDone(
-                    f"{engine} sleeps, and neither it nor this daemon can tell at which level: whether it has weights "
-                    "is not known; start it again (and without --disable-log-stats, so that it can tell)"
+                    f"{engine} sleeps, and does not tell at which level: whether it has weights is not known; start it "
+                    "again without --disable-log-stats, so that it can tell"
                 )
             (level,) = possible
         if level == 2 and not self.options(engine.order.state).one_of("weights", "", ("", "reload", "job")):
@@ -165,7 +159,7 @@ class VllmResidency(EngineDriver):
         try:
             # The first time it collects much about its machine, which takes it seconds where that is busy.
             answer = await engine.call("GET", "/server_info", params={"config_format": "json"}, limit_s=FLAGS_S)
-            enabled = _json(answer)["vllm_config"]["model_config"]["enable_sleep_mode"]
+            enabled = from_json(answer)["vllm_config"]["model_config"]["enable_sleep_mode"]
         except (NotDone, ContactLost, LookupError, TypeError):
             return
         if enabled is False:
@@ -206,10 +200,3 @@ def _level_for(options: Options, order: StateOrder) -> int:
 
 def _level(options: Options, key: str) -> int:
     return options.one_of(key, 1, (1, 2))
-
-
-def _json(answer: Any) -> Any:
-    try:
-        return answer.json()
-    except (ValueError, RecursionError):
-        return None
