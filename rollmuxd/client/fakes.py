@@ -1,30 +1,12 @@
 """What a fake daemon takes the place of. While :mod:`rollmuxd.testing` sets one here, jobs of this process use it."""
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rollmuxd.client.heartbeat import HeartbeatProcess
-    from rollmuxd.client.runtime import HeartbeatListener
-
-
-class Fake(Protocol):
-    """What a fake daemon provides."""
-
-    #: by how much pauses between tries are shortened
-    haste: float
-
-    @property
-    def transport(self) -> Any:
-        """An httpx transport, for sync and async."""
-        ...
-
-    def heartbeat(self, listener: "HeartbeatListener") -> "HeartbeatProcess":
-        """Take the place of the heartbeat process."""
-        ...
-
+    from rollmuxd.testing import FakeDaemon
 
 #: set by ``rollmuxd.testing.fake_daemon()`` only
-current: Fake | None = None
+current: "FakeDaemon | None" = None
 
 
 def scaled(seconds: float) -> float:
