@@ -164,7 +164,7 @@ def test_a_switch_that_is_away_is_a_warning(rollmuxd, settings):
 def about(**machine):
     ram = {"total_mb": 100_000, "available_mb": 90_000}
     usual = dict(ram=ram, memlock_mb=-1, shm_mb=50_000, python="3.8.1", kernel="6", user="ann", pid_namespace=False)
-    return {"machine": {**usual, "time": time.time(), **machine}, "environment": {}, "no_gpus": "none"}
+    return {"machine": {**usual, "time": time.time(), **machine}, "no_gpus": "none"}
 
 
 def test_two_ways_to_one_machine_are_noticed():

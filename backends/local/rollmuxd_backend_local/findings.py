@@ -23,7 +23,6 @@ def of(
         *_gpus(about, configured, host),
         *_machine(about["machine"]),
         _clock(about["machine"]["time"], between),
-        *_environment(about["environment"]),
     )
 
 
@@ -117,13 +116,3 @@ def _clock(theirs: float, between: tuple[float, float]) -> Finding:
         remedy="leases do not depend on it, but logs of both machines cannot be laid beside each other; run an NTP "
         "client there (chrony, systemd-timesyncd)",
     )
-
-
-def _environment(environment: Mapping[str, str]) -> Iterator[Finding]:
-    if "CUDA_VISIBLE_DEVICES" in environment:
-        yield Finding(
-            what="environment",
-            level="warning",
-            said=f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']} is set where the backend runs",
-            remedy="it does not hide GPUs from NVML: rollmuxd counts all of them, as nvidia-smi does",
-        )

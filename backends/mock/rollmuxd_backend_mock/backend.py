@@ -133,17 +133,9 @@ class MockBackend(OnThisMachine[HostOptions]):
 
 
 def _make(host: HostConfig, said: MockOptions, store: _Store, witness: Witness) -> MockHost:
-    known = store.memory.hosts.get(host.id)
-    hardware = known if known is not None else Hardware(boot_id=said.boot_id or uuid.uuid4().hex)
-    store.memory.hosts[host.id] = hardware
+    hardware = store.memory.hosts.setdefault(host.id, Hardware(boot_id=uuid.uuid4().hex))
     alive = processes.alive if said.watch_pids else _trust
     machine = Machine(host, said, hardware, witness, changed=store.save, alive=alive)
-    real = processes.machine_boot_id()
-    if said.boot_id and said.boot_id != hardware.boot_id:
-        machine.reboot(said.boot_id)
-    elif not said.boot_id and real and hardware.machine and hardware.machine != real:
-        machine.reboot(uuid.uuid4().hex)
-    hardware.machine = real or hardware.machine
     try:
         store.save()
     except OSError as error:

@@ -87,8 +87,6 @@ class Hardware(Struct):
     """What a host does not forget while the daemon is away."""
 
     boot_id: str
-    #: the boot id of the machine that this was remembered on: a real restart ends the mock's processes too
-    machine: str = ""
     states: dict[str, StateBytes] = field(default_factory=dict)
     #: the latest orders that were done
     done: list[str] = field(default_factory=list)

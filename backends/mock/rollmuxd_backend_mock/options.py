@@ -26,9 +26,6 @@ class MockOptions(Struct, frozen=True, kw_only=True):
     cold_s: Annotated[float, Meta(ge=0)] = 0.0
     #: what really stays on each GPU after parking; not given: what the job agreed to
     residual_gb: Annotated[float, Meta(ge=0)] | None = None
-    #: another one than last time: the machine was restarted, and its GPUs and RAM are empty. Not given: made up once,
-    #: and again when this machine was really restarted
-    boot_id: str = ""
     #: file that GPUs and RAM are remembered in while no daemon runs; not given: ``memory.json`` in ``state_dir``.
     #: Empty: forgotten with the process, like a machine that restarts whenever the daemon does
     memory: str = ""

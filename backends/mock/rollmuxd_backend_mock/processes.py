@@ -2,15 +2,7 @@
 
 import os
 
-from rollmuxd_backend_local.onhost import machine, processes
-
-
-def machine_boot_id() -> str:
-    """This machine's own, another one after each restart; empty where the system does not tell."""
-    try:
-        return machine.boot_id()
-    except OSError:
-        return ""
+from rollmuxd_backend_local.onhost import processes
 
 
 def alive(pid: int, started: str) -> bool:

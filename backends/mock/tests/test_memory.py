@@ -152,18 +152,6 @@ async def test_a_damaged_memory_is_an_error_with_the_remedy(tmp_path):
 
 
 @pytest.mark.asyncio
-async def test_another_boot_id_means_that_everything_is_gone(tmp_path):
-    said = {"memory": str(tmp_path / "hardware.json"), "record": str(tmp_path / "witness.jsonl")}
-    backend = await open_mock(boot_id="one", **said)
-    await MockResidency().load(order(backend, LOAD))
-    before = len(events(said))
-    again = await open_mock(boot_id="two", **said)
-    assert (await again.observe("h")).boot_id == "two"
-    assert await used(again) == [0, 0]
-    assert events(said)[before:] == ["boot"]
-
-
-@pytest.mark.asyncio
 @pytest.mark.looptime
 async def test_a_restart_in_mid_load_is_not_done():
     backend = await open_mock(cold_s=30)
@@ -295,18 +283,3 @@ async def test_in_a_folder_of_the_daemons_it_remembers_unless_told_to_forget(tmp
     assert (await again.observe("h")).boot_id == (await first.observe("h")).boot_id
     assert [path.name for path in tmp_path.iterdir()] == ["memory.json"]
     assert await used(await opened(memory="")) == [0, 0]
-
-
-@pytest.mark.asyncio
-async def test_a_restart_of_this_machine_is_one_of_the_mocks_and_one_of_the_mock_alone_is_kept(tmp_path, monkeypatch):
-    memory = str(tmp_path / "hardware.json")
-    monkeypatch.setattr("rollmuxd_backend_mock.processes.machine_boot_id", lambda: "one")
-    backend = await open_mock(memory=memory)
-    backend.reboot("h")
-    await MockResidency().load(order(backend, LOAD))
-    boot_id = (await backend.observe("h")).boot_id
-    assert await used(await open_mock(memory=memory)) == [40_000, 40_000]
-    monkeypatch.setattr("rollmuxd_backend_mock.processes.machine_boot_id", lambda: "two")
-    again = await open_mock(memory=memory)
-    assert await used(again) == [0, 0]
-    assert (await again.observe("h")).boot_id != boot_id

@@ -428,7 +428,6 @@ async def test_a_users_step_that_holds_everything_is_in_nobodys_way(cluster, all
         findings = {found.what: found for found in await backend.check("rx1")}
         assert findings["step"].level == "good"
         assert findings["tracking"].level == "warning"
-        assert "environment" not in findings, "that a step hides GPUs from itself is no news"
         await backend.close()
     finally:
         user.kill()

@@ -34,7 +34,7 @@ def look(question: dict[str, Any]) -> dict[str, Any]:
 
 def _about(question: dict[str, Any]) -> dict[str, Any]:
     """Everything for an operator; what is wrong with the GPUs is part of it."""
-    about: dict[str, Any] = {"machine": machine.about(), "environment": gpus.environment()}
+    about: dict[str, Any] = {"machine": machine.about()}
     try:
         about["gpus"] = look(question)
     except (machine.Unknown, OSError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from . import machine
@@ -115,8 +114,3 @@ def _said(pid: int, mb: int | None) -> str:
 
 def _gb(mb: int) -> str:
     return f"{mb / 1000:.1f} GB"
-
-
-def environment() -> dict[str, str]:
-    """Variables that change what CUDA programs see, where they are set."""
-    return {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") if name in os.environ}
