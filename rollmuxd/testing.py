@@ -165,15 +165,11 @@ class FakeDaemon:
 
     def shrink(self, keep: list[str], reason: str = "the tail of the rollout") -> None:
         """Ask the slot that runs to keep only these GPUs."""
-        with self._lock:
-            running = self._running(None)
-        self.tell([Directive("shrink", running.id if running else None, keep, reason)])
+        self._direct("shrink", keep=keep, reason=reason)
 
     def grow(self) -> None:
         """Offer the slot that runs all its GPUs again."""
-        with self._lock:
-            running = self._running(None)
-        self.tell([Directive("grow", running.id if running else None, gpus=self._gpu_names())])
+        self._direct("grow", gpus=self._gpu_names())
 
     def stop(self, reason: str = "an operator revoked it") -> None:
         """Revoke the slot that runs, and let its holder know by heartbeat."""
@@ -181,13 +177,17 @@ class FakeDaemon:
             running = self._running(None)
             if running is not None:
                 running.status, running.reason = "revoked", reason
-        self.tell([Directive("stop", running.id if running else None, [], reason)])
+        self.tell([Directive("stop", running.id if running else None, reason=reason)])
 
     def yield_(self, within_s: float = 2.0, reason: str = "wanted") -> None:
         """Ask the filler that runs to give its slot back."""
+        self._direct("yield", reason=reason, within_s=within_s)
+
+    def _direct(self, kind: str, **more: Any) -> None:
+        """Tell the slot that runs to do something."""
         with self._lock:
             running = self._running(None)
-        self.tell([Directive("yield", running.id if running else None, reason=reason, within_s=within_s)])
+        self.tell([Directive(kind, running.id if running else None, **more)])
 
     def tell(self, directives: list[Directive]) -> None:
         """Give these directives with every heartbeat, in place of those before."""
@@ -349,22 +349,19 @@ class FakeDaemon:
         return SessionView(session, job, view.run, lease_s=60.0, heartbeat_s=15.0, journal=self.journal)
 
     def _beat(self, session: str, *, params: Mapping[str, str], content: bytes) -> HeartbeatView:
-        if session not in self.sessions:
-            raise _No(404, f"there is no session {session!r}")
+        self._job_of(session)
         body = _body(content, HeartbeatBody)
         if body.slot is not None:
             self.progressed(body.slot, body.done, body.total)
         return HeartbeatView(60.0, list(self._directives))
 
     def _close(self, session: str, **_: Any) -> dict[str, Any]:
-        if self.sessions.pop(session, None) is None:
-            raise _No(404, f"there is no session {session!r}")
+        self._job_of(session)
+        del self.sessions[session]
         return {}
 
     def _give_back(self, session: str, **_: Any) -> SessionView:
-        if session not in self.sessions:
-            raise _No(404, f"there is no session {session!r}")
-        job = self.sessions[session]
+        job = self._job_of(session)
         for slot in self._slots.values():
             if slot.job == job and slot.status in {"running", "tail", "queued"}:
                 slot.status = "withdrawn" if slot.status == "queued" else "released"
@@ -374,8 +371,7 @@ class FakeDaemon:
     def _ask(self, job: str, *, params: Mapping[str, str], content: bytes) -> SlotView:
         body = _body(content, SlotBody)
         self._live(job)
-        if body.session not in self.sessions:
-            raise _No(404, f"there is no session {body.session!r}")
+        self._job_of(body.session)
         return self._asked_for(job, body.phase, body.request_id)
 
     def _asked_for(self, job: str, phase: str, request_id: str) -> SlotView:
@@ -415,11 +411,9 @@ class FakeDaemon:
 
     def _release(self, slot: str, *, params: Mapping[str, str], content: bytes) -> ReleaseView:
         body = _body(content, ReleaseBody)
-        found = self._slot(slot)
-        if found.released is not None:
-            return found.released
-        if found.status not in {"running", "tail"} or found.fence != body.fence:
-            raise _No(409, f"slot {slot} is {found.status} ({found.reason})", slot=slot, status=found.status)
+        if (answer := self._slot(slot).released) is not None:
+            return answer
+        found = self._held(slot, body.fence)
         found.status = "released"
         self._directives = []
         if body.measured:
@@ -430,9 +424,7 @@ class FakeDaemon:
 
     def _shrink(self, slot: str, *, params: Mapping[str, str], content: bytes) -> SlotView:
         body = _body(content, ShrinkBody)
-        found = self._slot(slot)
-        if found.status not in {"running", "tail"} or found.fence != body.fence:
-            raise _No(409, f"slot {slot} is {found.status}", status=found.status)
+        found = self._held(slot, body.fence)
         if not set(body.keep) <= set(found.gpus):
             raise _No(422, f"slot {slot} holds {found.gpus}, and was to keep {body.keep}")
         found.status, found.gpus = "tail", list(body.keep)
@@ -441,23 +433,19 @@ class FakeDaemon:
 
     def _grow(self, slot: str, *, params: Mapping[str, str], content: bytes) -> SlotView:
         body = _body(content, GrowBody)
-        found = self._slot(slot)
-        if found.status not in {"running", "tail"} or found.fence != body.fence:
-            raise _No(409, f"slot {slot} is {found.status}", status=found.status)
+        found = self._held(slot, body.fence)
         found.status, found.gpus = "running", self._gpu_names()
         self._directives = []
         return self._view(found)
 
     def _dial(self, job: str, rank: str, *, params: Mapping[str, str], content: bytes) -> dict[str, Any]:
         body = _body(content, RankBody)
-        if body.session not in self.sessions:
-            raise _No(404, f"there is no session {body.session!r}")
+        self._job_of(body.session)
         self.dialled.setdefault(job, []).append(int(rank))
         return {}
 
     def _next_order(self, job: str, *, params: Mapping[str, str], content: bytes) -> ChannelView:
-        if params["session"] not in self.sessions:
-            raise _No(404, f"there is no session {params['session']!r}")
+        self._job_of(params["session"])
         told = {result.order for result in self.results}
         for rank, order in self._orders:
             if rank == int(params["rank"]) and order.order not in told:
@@ -466,8 +454,7 @@ class FakeDaemon:
 
     def _result(self, job: str, *, params: Mapping[str, str], content: bytes) -> dict[str, Any]:
         body = _body(content, ResultBody)
-        if body.session not in self.sessions:
-            raise _No(404, f"there is no session {body.session!r}")
+        self._job_of(body.session)
         self.results.append(body)
         return {}
 
@@ -497,6 +484,17 @@ class FakeDaemon:
         if view.status == "ended":
             raise _No(409, f"job {job} is ended ({view.reason})", status="ended")
         return view
+
+    def _job_of(self, session: str) -> str:
+        if session not in self.sessions:
+            raise _No(404, f"there is no session {session!r}")
+        return self.sessions[session]
+
+    def _held(self, slot: str, fence: str) -> _Slot:
+        found = self._slot(slot)
+        if found.status not in {"running", "tail"} or found.fence != fence:
+            raise _No(409, f"slot {slot} is {found.status} ({found.reason})", slot=slot, status=found.status)
+        return found
 
     def _slot(self, slot: str) -> _Slot:
         if slot not in self._slots:
