@@ -24,24 +24,19 @@ _THE_DAEMONS: Final = ("ROLLMUX_", "RAY_ADDRESS", "NOTIFY_SOCKET", "WATCHDOG_")
 
 
 class ClusterConnection(AgentConnection):
-    """The member in one cluster, and the connection to it.
-
-    ``serving``: the socket of a cluster member that another process has started; else it is started here, and ended.
-    """
+    """The member in one cluster, which is started and ended here, and the connection to it."""
 
     _agent = "the member in the cluster"
 
-    def __init__(
-        self, address: str, connect_s: float, *, serving: str = "", now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, address: str, connect_s: float, *, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(connect_s, now)
-        self._address, self._serving = address, serving
+        self._address = address
         self._what = f"the Ray cluster at {address}"
         self._process: asyncio.subprocess.Process | None = None
         self._folder = ""
 
     async def _open(self) -> Opened:
-        return await asyncio.open_unix_connection(self._serving or await self._start())
+        return await asyncio.open_unix_connection(await self._start())
 
     async def _start(self) -> str:
         """Start the cluster member; where it serves. Raises EOFError: it has ended, and why."""

@@ -14,6 +14,19 @@ from rollmuxd_backend_local.agent.frames import Answer, Ask, Close, Data, Failed
 from rollmuxd_backend_ray import connection
 
 BOX = Node("box")
+
+
+class Served(connection.ClusterConnection):
+    """The connection to a cluster member that is there."""
+
+    def __init__(self, socket, **more):
+        super().__init__("somewhere", 5.0, **more)
+        self.socket = socket
+
+    async def _start(self):
+        return self.socket
+
+
 WISH = Close("s")
 COMMAND = frames.Run(("true",), {}, b"", 5.0)
 
@@ -56,7 +69,7 @@ class Member:
     @contextlib.asynccontextmanager
     async def serving(self):
         server = await asyncio.start_unix_server(self._connected, self.socket)
-        to = connection.ClusterConnection("somewhere", 5.0, serving=self.socket)
+        to = Served(self.socket)
         yield to
         await to.close()
         server.close()
@@ -182,7 +195,7 @@ async def test_nonsense_is_contact_lost_for_all_that_wait_and_the_next_call_find
 @pytest.mark.asyncio
 async def test_tries_to_join_are_further_and_further_apart_and_say_when_the_next_one_is(tmp_path):
     now = 100.0
-    to = connection.ClusterConnection("somewhere", 5.0, serving=str(tmp_path / "nobody"), now=lambda: now)
+    to = Served(str(tmp_path / "nobody"), now=lambda: now)
     for least in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 30.0):
         with pytest.raises(ContactLost, match="the Ray cluster at somewhere cannot be reached"):
             await to.ask(BOX, 1, WISH, 5)

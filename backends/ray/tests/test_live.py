@@ -25,13 +25,24 @@ GPUS = ("box/gpu0", "box/gpu1")
 BOX = HostConfig(id="box", gpus=GPUS)
 
 
+class Served(ClusterConnection):
+    """The connection to a cluster member that is there, if one is named."""
+
+    serving = ""
+
+    async def _start(self):
+        return self.serving or await super()._start()
+
+
 class Sharing(RayBackend):
     """One that finds a cluster member there: to start one for each test would take most of the time."""
 
     serving = ""
 
     def _new_line(self, options):
-        return ClusterConnection(options.address, options.connect_s, serving=self.serving)
+        line = Served(options.address, options.connect_s)
+        line.serving = self.serving
+        return line
 
 
 class TestRayBackend(BackendContract):
