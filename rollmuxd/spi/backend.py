@@ -151,6 +151,14 @@ class Backend(Protocol):
         ...
 
 
+class Output(Struct, frozen=True):
+    """A piece of what a launch has printed."""
+
+    data: bytes
+    #: where the next piece begins
+    next: int
+
+
 @runtime_checkable
 class StartsProcesses(Backend, Protocol):
     """What a backend has besides, if it can start jobs' processes: only these jobs can be relaunched.
@@ -186,19 +194,6 @@ class StartsProcesses(Backend, Protocol):
     async def alive(self, host: HostId, launch: LaunchId) -> bool:
         """Whether anything of a launch lives. Raises ContactLost where that is not known."""
         ...
-
-
-class Output(Struct, frozen=True):
-    """A piece of what a launch has printed."""
-
-    data: bytes
-    #: where the next piece begins
-    next: int
-
-
-@runtime_checkable
-class KeepsOutput(StartsProcesses, Protocol):
-    """What a backend has besides, if it keeps what the processes print that it has started."""
 
     async def output(self, host: HostId, launch: LaunchId, after: int, limit: int) -> Output:
         """Up to ``limit`` bytes of a launch's output (both streams, as they came), from byte ``after`` on.

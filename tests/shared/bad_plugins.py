@@ -25,6 +25,7 @@ from rollmuxd.spi.backend import (
     HostConfig,
     Inventory,
     Observation,
+    Output,
     Process,
     ProcessOrder,
     Ran,
@@ -35,7 +36,7 @@ from rollmuxd.spi.backend import (
 from rollmuxd.spi.errors import NotDone
 from rollmuxd.spi.residency import Channel, Probed, Residency, StateOrder
 
-BACKEND_METHODS: Final = ("inventory", "observe", "kill", "start", "stop", "alive", "run", "connect")
+BACKEND_METHODS: Final = ("inventory", "observe", "kill", "start", "stop", "alive", "output", "run", "connect")
 RESIDENCY_METHODS: Final = ("load", "park", "discard", "probe")
 
 
@@ -87,6 +88,11 @@ class WrappedBackend:
         """As inner."""
         await self._meet("alive")
         return await _starter(self.inner).alive(host, launch)
+
+    async def output(self, host: HostId, launch: LaunchId, after: int, limit: int) -> Output:
+        """As inner."""
+        await self._meet("output")
+        return await _starter(self.inner).output(host, launch, after, limit)
 
     async def run(
         self,

@@ -45,7 +45,6 @@ from rollmuxd.explain.causes import sentence
 from rollmuxd.spi import (
     Backend,
     ContactLost,
-    KeepsOutput,
     NotDone,
     Observation,
     Output,
@@ -448,7 +447,7 @@ class Actuator:
         """A piece of what the job's process has printed. Raises NotDone and ContactLost."""
         known = self._state().jobs[job].launch
         backend = None if known is None else self._backend_of(known.host)
-        if known is None or not isinstance(backend, KeepsOutput):
+        if known is None or not isinstance(backend, StartsProcesses):
             raise NotDone("the daemon keeps no output of this job: look where the job was started")
         return await ask(LOOK_S, backend.output(known.host, known.id, after, limit), purpose=f"output {job}")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from rollmuxd.spi.backend import Backend, KeepsOutput, Output, ProcessOrder, StartsProcesses
+from rollmuxd.spi.backend import Backend, Output, ProcessOrder, StartsProcesses
 from rollmuxd.spi.contract.given import GivenBackend
 from rollmuxd.spi.contract.moments import sentence
 from rollmuxd.spi.errors import NotDone
@@ -48,22 +48,20 @@ class Processes(GivenBackend):
     @sentence
     async def test_what_a_process_prints_can_be_read_in_pieces_and_after_its_end(self, backend: Backend) -> None:
         starter = self._starter(backend)
-        if not isinstance(backend, KeepsOutput):
-            pytest.skip(f"{type(backend).__name__} keeps no output")
         order = _process(("sh", "-c", "printf 123456; printf 789 >&2"))
         await starter.start(self.host, order)
         printed, at = b"", 0
         with anyio.fail_after(self.patience_s):
             while len(printed) < 9:
-                piece = await backend.output(self.host, order.launch, at, 4)
+                piece = await starter.output(self.host, order.launch, at, 4)
                 assert len(piece.data) <= 4
                 assert piece.next == at + len(piece.data)
                 printed, at = printed + piece.data, piece.next
                 await anyio.sleep(0.01)
         assert printed == b"123456789"
-        assert (await backend.output(self.host, order.launch, at, 4)).data == b""
-        assert await backend.output(self.host, order.launch, -2, 4) == Output(data=b"89", next=9)
-        assert await backend.output(self.host, order.launch, -100, 4) == Output(data=b"1234", next=4)
+        assert (await starter.output(self.host, order.launch, at, 4)).data == b""
+        assert await starter.output(self.host, order.launch, -2, 4) == Output(data=b"89", next=9)
+        assert await starter.output(self.host, order.launch, -100, 4) == Output(data=b"1234", next=4)
 
     @pytest.mark.asyncio
     async def test_a_process_does_not_hear_where_the_daemon_tells_systemd_how_it_is(
@@ -72,14 +70,12 @@ class Processes(GivenBackend):
         monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
         backend = await self.make()
         starter = self._starter(backend)
-        if not isinstance(backend, KeepsOutput):
-            pytest.skip(f"{type(backend).__name__} keeps no output")
         order = _process(("sh", "-c", 'printf %s "[$NOTIFY_SOCKET]"'))
         await starter.start(self.host, order)
         printed = b""
         with anyio.fail_after(self.patience_s):
             while len(printed) < 2:
-                printed = (await backend.output(self.host, order.launch, 0, 100)).data
+                printed = (await starter.output(self.host, order.launch, 0, 100)).data
                 await anyio.sleep(0.01)
         assert printed == b"[]", "a process may take itself for the daemon's service"
         await backend.close()
