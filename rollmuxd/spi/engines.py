@@ -145,9 +145,9 @@ class EngineDriver:
     """Base of drivers that talk to engines over HTTP. ``name``, ``traits``, ``own_options`` and the verbs are the
     driver's; ``[residency.NAME]`` may say:
 
-    urls            the only ones that jobs may name, each as it has to be written; also beyond the host's loopback
+    urls            the only ones that jobs may name, each as it has to be written; also beyond the host's loopback.
+                    Without it they may name ports of that
     headers         sent along with each call. Takes ``urls``: any process that listens at a URL gets them
-    anywhere        true: jobs may name any URL; without it and ``urls``, ports of the host's loopback
 
     Options of a job's state, besides the driver's own:
 
@@ -170,10 +170,7 @@ class EngineDriver:
     presence: ClassVar[str] = "/health"
     admin_options = frozenset({"start", "stop"})
 
-    def __init__(
-        self, *, anywhere: bool = False, urls: Sequence[str] = (), headers: Mapping[str, str] | None = None
-    ) -> None:
-        self._anywhere = anywhere
+    def __init__(self, *, urls: Sequence[str] = (), headers: Mapping[str, str] | None = None) -> None:
         self._urls = tuple(url.rstrip("/") for url in urls)
         self._headers = dict(headers or {})
         self._no_older = NoOlder()
@@ -183,7 +180,7 @@ class EngineDriver:
     @classmethod
     async def open(cls, channel: Channel, options: Mapping[str, Any]) -> Self:
         """Make the driver. Raises ValueError for an option that it does not know."""
-        given = Options(f"residency driver {cls.name}", options, ("anywhere", "headers", "urls"))
+        given = Options(f"residency driver {cls.name}", options, ("headers", "urls"))
         headers = given.table("headers")
         if not all(isinstance(value, str) for value in headers.values()):
             raise ValueError(f"headers of residency driver {cls.name} are {headers!r}; each must be a string")
@@ -193,7 +190,7 @@ class EngineDriver:
                 f"residency driver {cls.name} has headers, and no urls that they are for: any process at a "
                 f'job\'s URL would get them; say urls = ["{cls.default_url}"], or whatever jobs may name'
             )
-        driver = cls(anywhere=given.flag("anywhere", False), headers=headers, urls=urls)
+        driver = cls(headers=headers, urls=urls)
         for url in urls:
             driver._check_template(url)
         return driver
@@ -396,11 +393,11 @@ class EngineDriver:
                 f"url of driver {self.name} is {url!r}{into}; it must be like {self.default_url}: with only a "
                 "host and a port, in which a number may be filled in ({gpu})"
             )
-        if not (self._anywhere or self._urls or _is_on_loopback(leads_to)):
+        if not (self._urls or _is_on_loopback(leads_to)):
             raise ValueError(
                 f"url of driver {self.name} is {url!r}; engines are talked to on the host's own loopback only "
                 "(127.0.0.1), with nothing filled in but the port, and no path, unless "
-                f"[residency.{self.name}] urls has it, or anywhere = true"
+                f"[residency.{self.name}] urls has it"
             )
 
 

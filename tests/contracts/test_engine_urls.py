@@ -172,8 +172,9 @@ async def test_only_the_port_is_filled_in_and_it_is_a_port_when_it_is(driver):
 @each_driver
 @pytest.mark.asyncio
 async def test_beyond_the_loopback_there_may_be_a_path_and_the_hosts_name_and_still_no_query(driver):
-    opener = await opened(driver, anywhere=True)
-    for url in ("http://10.0.0.1:8000", "https://gateway.example/engines/3/", "http://{host}:80{gpu}"):
+    named = ["http://10.0.0.1:8000", "https://gateway.example/engines/3/", "http://{host}:80{gpu}", "http://{host}:80"]
+    opener = await opened(driver, urls=named)
+    for url in named:
         opener.check(state(driver, url))
     (engine,) = opener.engines(order(driver, "http://{host}:80{gpu}", host="box.example"))
     assert engine.url == "http://box.example:803"
@@ -184,7 +185,7 @@ async def test_beyond_the_loopback_there_may_be_a_path_and_the_hosts_name_and_st
         "http://g.example/{name}",
     ):
         with pytest.raises(ValueError, match="must be like"):
-            opener.check(state(driver, url))
+            await opened(driver, urls=[url])
     for host in ("evil.example/x?", "evil.example@h", "999.1.1.1"):
         with pytest.raises(NotDone, match="must be like"):
             opener.engines(order(driver, "http://{host}:80", host=host))

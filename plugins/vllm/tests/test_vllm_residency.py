@@ -441,7 +441,7 @@ def test_a_wrong_option_is_refused(options, said):
 def test_urls_of_the_loopback_are_taken_and_others_where_the_operator_says_so():
     for url in ("http://localhost:8000", "http://[::1]:80", "http://127.0.0.1:80{gpu}", "http://127.8.0.1:1"):
         VllmResidency().check(StateSpec(pool="rollout", driver="vllm", options=(("url", url),)))
-    VllmResidency(anywhere=True).check(
+    VllmResidency(urls=["http://10.0.0.1:8000"]).check(
         StateSpec(pool="rollout", driver="vllm", options=(("url", "http://10.0.0.1:8000"),))
     )
 
