@@ -42,7 +42,7 @@ def take_turns(c: Context, known: Group) -> None:
     moved = True
     while moved:
         before = len(c.facts)
-        went_on = [advance(c, known, job) for job in c.state.members(known)]
+        went_on = [advance(c, known, job) for job in c.state.members(known) if job.queued is not None]
         # in a line a claim or a park changes which request is next
         moved = any(went_on) or (known.dispatch is not Dispatch.SCHEDULE and len(c.facts) > before)
     if known.dispatch is Dispatch.CREDIT:
