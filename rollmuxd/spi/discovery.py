@@ -188,4 +188,7 @@ def _needed(point: EntryPoint, error: Exception) -> str | None:
 
 
 def _origin(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+    if point.dist is None:
+        return point.value
+    metadata = point.dist.metadata  # parsed each time that it is asked for
+    return f"{metadata['Name']} {metadata['Version']}"

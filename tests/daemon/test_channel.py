@@ -181,7 +181,7 @@ async def test_a_rank_that_the_job_was_not_registered_with_is_refused():
 
 
 async def test_what_is_kept_of_a_jobs_results_has_an_end():
-    ranks, orders, most, longest = 1_000, 60, 21_000, 100_000
+    ranks, orders, most, longest = 1_000, 25, 21_000, 100_000
     hub = ChannelHub()
     for rank in range(ranks):
         hub.dial("j1", "n1", rank, ranks)

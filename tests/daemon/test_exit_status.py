@@ -12,6 +12,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import forked
 import pytest
 from patience import PATIENCE_S
 
@@ -30,7 +31,7 @@ def run(folder, *, before="", text="", listen=""):
         f"import sys; sys.argv = ['rollmuxd', 'daemon', 'run', '--config', '{folder}/rollmux.toml']\n"
         "from rollmuxd.cli.main import main; main()\n"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+    ran = forked.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     return ran.returncode, ran.stderr.splitlines()[-1]
 
 
@@ -90,7 +91,7 @@ def test_a_really_full_disk_is_tried_again_and_with_its_reserve_it_starts(tmp_pa
 
         def started():
             """Whether a daemon gets ready; it is killed then. Its exit status, if it does not."""
-            with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as daemon:
+            with forked.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as daemon:
                 until = time.monotonic() + PATIENCE_S
                 while daemon.poll() is None and time.monotonic() < until and not (place / "daemon.json").exists():
                     time.sleep(0.05)

@@ -154,9 +154,14 @@ SPOILT: dict[str, Callable[[Faults], object]] = {
 }  # fmt: skip
 
 
+#: what the hand-overs take while nothing is wrong: in virtual time always the same
+CALM: list[float] = []
+
+
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
 async def test_other_nodes_do_not_wait_a_millisecond_longer(spoil: Callable[[Faults], object]) -> None:
-    calm = await waits_of_the_others(lambda _: None)
+    calm = CALM or await waits_of_the_others(lambda _: None)
+    CALM[:] = calm
     assert len(calm) == 3 * 2 * ROUNDS
     assert max(calm) > PHASE_S  # they do wait for each other
     assert await waits_of_the_others(spoil) == pytest.approx(calm, abs=0.001)

@@ -1,11 +1,13 @@
 """A whole daemon but for its sockets and its backends: the real core, driver, journal in memory, and HTTP interface."""
 
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import forked
 import httpx
 import pytest
 from memory_journal import MemoryJournal
@@ -245,6 +247,17 @@ def patient_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     """What answers questions has as much of a processor as the tests beside it, and as much time as it needs."""
     monkeypatch.setattr(question, "NICE", 0)
     monkeypatch.setattr(question, "LIMIT_S", PATIENCE_S)
+
+
+class CopiedProcess(background._Process, forked.Popen):
+    """A process that answers a question, and that begins with its imports."""
+
+
+@pytest.fixture(autouse=True)
+def copied_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What answers questions saves its imports. test_bounds.py is about the process, and starts real ones."""
+    monkeypatch.setattr(background, "_Process", CopiedProcess)
+    monkeypatch.setattr(background, "_COMMAND", (sys.executable, "-m", question.__name__))
 
 
 @pytest.fixture

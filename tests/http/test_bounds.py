@@ -30,6 +30,12 @@ from rollmuxd.daemon.usage.daily import DailyUsage
 
 pytestmark = pytest.mark.asyncio
 
+
+@pytest.fixture(autouse=True)
+def copied_questions():
+    """No process is a copy here."""
+
+
 #: before the tests set it to 0
 NICE = question.NICE
 ROLLOUT = "h1/gpu0-1"

@@ -350,9 +350,9 @@ async def test_a_stream_whose_line_breaks_is_broken_and_not_at_its_end(own_serve
 
 
 @pytest.mark.asyncio
-async def test_twenty_hosts_are_asked_at_the_same_time(own_servers, keys, made_up):
-    """None is answered before all twenty have been asked."""
-    servers = [own_servers() for _ in range(20)]
+async def test_ten_hosts_are_asked_at_the_same_time(own_servers, keys, made_up):
+    """None is answered before all ten have been asked."""
+    servers = [own_servers() for _ in range(10)]
     asked, all_asked = [], asyncio.Event()
 
     async def before():
@@ -366,11 +366,11 @@ async def test_twenty_hosts_are_asked_at_the_same_time(own_servers, keys, made_u
         await server.start()
         keys.add(f"box{number}", "127.0.0.1", server.port)
     said = {"made_up_gpus": made_up(), "config": str(keys.config), "python": sys.executable, "connect_s": PATIENCE_S}
-    backend = await SshBackend.open([HostConfig(id=f"box{number}") for number in range(20)], said)
+    backend = await SshBackend.open([HostConfig(id=f"box{number}") for number in range(10)], said)
     async with anyio.create_task_group() as tasks:
-        for number in range(20):
+        for number in range(10):
             tasks.start_soon(backend.ask, f"box{number}", {"ask": "look", "made_up": made_up()}, PATIENCE_S)
-    assert len(asked) == 20
+    assert len(asked) == 10
     await backend.close()
     for server in servers:
         await server.stop()
