@@ -39,8 +39,7 @@ from anyio.abc import TaskStatus
 from rollmuxd.core.effects import Effect, Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import Millis
-from rollmuxd.daemon import files, logs
-from rollmuxd.daemon import tracing as spans
+from rollmuxd.daemon import files, logs, tracing
 from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.hosts.actuator import Actuator
@@ -151,10 +150,10 @@ async def serve(
         )
         clock = SystemClock()
         metrics = Metrics()
-        tracing = spans.from_environment()
-        spans_too = () if tracing is None else (tracing.spans,)
-        if tracing is not None:
-            stack.push_async_callback(_shielded, partial(anyio.to_thread.run_sync, tracing.close))
+        spans = tracing.from_environment()
+        spans_too = () if spans is None else (spans,)
+        if spans is not None:
+            stack.push_async_callback(_shielded, partial(anyio.to_thread.run_sync, spans.close))
 
         async def settled() -> tuple[Millis, int]:
             return await driver.read(lambda core, now: (now, driver.last_seq))

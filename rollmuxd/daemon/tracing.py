@@ -1,8 +1,8 @@
 """OpenTelemetry spans of what jobs do, beside the traces that their own code makes.
 
 A trace is one iteration of a job. In it is a span for each phase, from its request to its end. Its parts are ``wait``
-until the GPUs are claimed, ``load`` until the slot is granted, and ``run`` until it is given back. Parking is a span of
-the iteration in whose time it falls. What was open when the daemon started is left out.
+until the GPUs are claimed, ``load`` until the slot is granted, and ``run`` until it is given back. What was open when
+the daemon started is left out.
 
 Configured as every OpenTelemetry program is, by its environment: ``OTEL_EXPORTER_OTLP_ENDPOINT`` turns it on,
 ``OTEL_SERVICE_NAME``, ``OTEL_EXPORTER_OTLP_HEADERS``, ``OTEL_TRACES_SAMPLER`` and the like mean what they mean
@@ -12,7 +12,7 @@ everywhere. Spans are sent by a thread of the exporter's; a collector that is aw
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -22,14 +22,12 @@ import structlog
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.ids import JobId, Millis, SlotId
-from rollmuxd.core.model import OrderKind
 from rollmuxd.core.state import State
-from rollmuxd.daemon.open_orders import OpenOrders
 from rollmuxd.explain.causes import sentence
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.trace import Span
 
 log = structlog.get_logger("rollmuxd.spans")
 
@@ -39,22 +37,8 @@ ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_EN
 FLUSH_MS: Final = 5_000
 
 
-class Tracing:
-    """Spans on their way to a collector: a sink of the driver's, and what closes it."""
-
-    def __init__(self, provider: TracerProvider) -> None:
-        self._provider = provider
-        self.spans = Spans(provider.get_tracer("rollmuxd", version("rollmuxd")))
-
-    def close(self) -> None:
-        """Send what is left, and stop. Waits for a few seconds at most."""
-        with suppress(Exception):
-            self._provider.force_flush(FLUSH_MS)
-            self._provider.shutdown()
-
-
-def from_environment(environment: Mapping[str, str] = os.environ) -> Tracing | None:
-    """Tracing, if the environment asks for it; a line in the log where it asks and cannot have it."""
+def from_environment(environment: Mapping[str, str] = os.environ) -> Spans | None:
+    """Spans, if the environment asks for it; a line in the log where it asks and cannot have it."""
     if not any(environment.get(name) for name in ENDPOINTS) or environment.get("OTEL_SDK_DISABLED", "") == "true":
         return None
     try:
@@ -68,7 +52,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Tracing | N
     named = {} if environment.get("OTEL_SERVICE_NAME") else {"service.name": "rollmuxd"}
     provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return Tracing(provider)
+    return Spans(provider)
 
 
 @dataclass(slots=True)
@@ -85,7 +69,6 @@ class _Who:
 class _Phase:
     """An open slot: its span, and the part of it that is going on."""
 
-    job: JobId
     span: Span
     part: Span
 
@@ -93,99 +76,77 @@ class _Phase:
 class Spans:
     """Makes spans of facts. ``sink`` is to be one of the driver's sinks, ``begin`` told of a replayed state."""
 
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("rollmuxd", version("rollmuxd"))
         self._jobs: dict[JobId, _Who] = {}
         self._phases: dict[SlotId, _Phase] = {}
-        self._orders: OpenOrders[Span] = OpenOrders()
+
+    def close(self) -> None:
+        """Send what is left, and stop. Waits for a few seconds at most."""
+        with suppress(Exception):
+            self._provider.force_flush(FLUSH_MS)
+            self._provider.shutdown()
 
     def begin(self, state: State) -> None:
         """Know the jobs that there are; what is open of them is left out."""
         self._jobs = {job.id: _Who(job.spec.name, job.owner) for job in state.jobs.values() if job.live}
         self._phases.clear()
-        self._orders = OpenOrders()
 
     def sink(self, facts: Sequence[tuple[int, f.Fact]]) -> None:
         """Facts became durable."""
         for _, fact in facts:
-            see = _SEES.get(type(fact))
-            if see is not None:
-                see(self, fact)
+            self._see(fact)
 
-    # ---- jobs --------------------------------------------------------------------------------------------------------
+    def _see(self, fact: f.Fact) -> None:
+        match fact:
+            case f.JobRegistered():
+                self._over(fact.job, fact.at)
+                self._jobs[fact.job] = _Who(fact.spec.name, fact.owner)
+            case f.JobEnded() | f.JobLost():
+                self._over(fact.job, fact.at)
+            case f.SlotQueued() if who := self._jobs.get(fact.job):
+                self._queued(who, fact)
+            case f.SlotClaimed() if phase := self._phases.get(fact.slot):
+                phase.span.set_attribute("rollmux.gpus", list(fact.gpus))
+                self._next_part(phase, "load", fact.at)
+            case f.SlotGranted() if phase := self._phases.get(fact.slot):
+                self._next_part(phase, "run", fact.at)
+            case f.SlotReleased() | f.SlotWithdrawn() | f.SlotTakenAway():
+                self._ended(fact)
+            case _:
+                pass
 
-    def _registered(self, fact: f.JobRegistered) -> None:
-        self._over(fact)
-        self._jobs[fact.job] = _Who(fact.spec.name, fact.owner)
-
-    def _over(self, fact: f.JobRegistered | f.JobEnded | f.JobLost) -> None:
+    def _over(self, job: JobId, at: Millis) -> None:
         """The job's run is over, and its iteration with it."""
-        who = self._jobs.pop(fact.job, None)
+        who = self._jobs.pop(job, None)
         if who is not None and who.iteration is not None:
-            who.iteration.end(_ns(fact.at))
+            who.iteration.end(_ns(at))
 
-    # ---- slots -------------------------------------------------------------------------------------------------------
-
-    def _queued(self, fact: f.SlotQueued) -> None:
-        who = self._jobs.get(fact.job)
-        if who is None:
-            return
+    def _queued(self, who: _Who, fact: f.SlotQueued) -> None:
         if fact.iteration or who.iteration is None:
             if who.iteration is not None:
                 who.iteration.end(_ns(fact.at))
             who.iteration = self._span("iteration", None, fact.at, job=who.name, owner=who.owner, run=fact.run)
         span = self._span(fact.phase, who.iteration, fact.at, job=who.name, owner=who.owner, slot=fact.slot)
-        self._phases[fact.slot] = _Phase(fact.job, span, self._span("wait", span, fact.at))
-
-    def _claimed(self, fact: f.SlotClaimed) -> None:
-        if phase := self._phases.get(fact.slot):
-            phase.span.set_attribute("rollmux.gpus", list(fact.gpus))
-            self._next_part(phase, "load", fact.at)
-
-    def _granted(self, fact: f.SlotGranted) -> None:
-        if phase := self._phases.get(fact.slot):
-            self._next_part(phase, "run", fact.at)
+        self._phases[fact.slot] = _Phase(span, self._span("wait", span, fact.at))
 
     def _next_part(self, phase: _Phase, name: str, at: Millis) -> None:
         phase.part.end(_ns(at))
         phase.part = self._span(name, phase.span, at)
 
-    def _resized(self, fact: f.SlotResized) -> None:
-        phase = self._phases.get(fact.slot)
-        if phase and fact.tail:
-            phase.span.add_event("shrunk", {"rollmux.kept": len(fact.gpus)}, _ns(fact.at))
-
     def _ended(self, fact: f.SlotReleased | f.SlotWithdrawn | f.SlotTakenAway) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
         phase = self._phases.pop(fact.slot, None)
         if phase is None:
             return
         how = str(fact.how) if isinstance(fact, f.SlotTakenAway) else f.name(fact).removeprefix("slot_")
         phase.span.set_attribute("rollmux.ended", how)
+        if isinstance(fact, f.SlotTakenAway):
+            phase.span.set_status(Status(StatusCode.ERROR, f"{how}: {sentence(fact.reason)}"))
         phase.part.end(_ns(fact.at))
-        self._end(phase.span, fact.at, f"{how}: {sentence(fact.reason)}" if isinstance(fact, f.SlotTakenAway) else "")
-
-    # ---- parking -----------------------------------------------------------------------------------------------------
-
-    def _ordered(self, fact: f.OrderIssued) -> None:
-        who = self._jobs.get(fact.job)
-        if who is not None and fact.kind is not OrderKind.LOAD:
-            about = {"job": who.name, "owner": who.owner, "pool": fact.pool, "node": fact.node}
-            self._orders.add(fact, self._span(str(fact.kind), who.iteration, fact.at, **about))
-
-    def _order_over(self, fact: f.OrderEnded | f.OrderFaulted | f.OrderContactLost) -> None:
-        if span := self._orders.over(fact.order):
-            self._end(span, fact.at, "" if isinstance(fact, f.OrderEnded) else sentence(fact.error))
-
-    def _seen(self, fact: f.StateObserved) -> None:
-        if span := self._orders.seen(fact):
-            self._end(span, fact.at, f"its end was not reported; the state was seen: {fact.status}")
-
-    def _end(self, span: Span, at: Millis, error: str) -> None:
-        if error:
-            from opentelemetry.trace import Status, StatusCode
-
-            span.set_status(Status(StatusCode.ERROR, error))
-        span.end(_ns(at))
+        phase.span.end(_ns(fact.at))
 
     def _span(self, name: str, parent: Span | None, at: Millis, **attributes: str | int) -> Span:
         from opentelemetry.context import Context
@@ -195,25 +156,6 @@ class Spans:
         context = Context() if parent is None else set_span_in_context(parent, Context())
         named = {f"rollmux.{key}": value for key, value in attributes.items()}
         return self._tracer.start_span(name, context, attributes=named, start_time=_ns(at))
-
-
-_SEES: Final[dict[type[f.Fact], Callable[..., None]]] = {
-    f.JobRegistered: Spans._registered,
-    f.JobEnded: Spans._over,
-    f.JobLost: Spans._over,
-    f.SlotQueued: Spans._queued,
-    f.SlotClaimed: Spans._claimed,
-    f.SlotGranted: Spans._granted,
-    f.SlotResized: Spans._resized,
-    f.SlotReleased: Spans._ended,
-    f.SlotWithdrawn: Spans._ended,
-    f.SlotTakenAway: Spans._ended,
-    f.OrderIssued: Spans._ordered,
-    f.OrderEnded: Spans._order_over,
-    f.OrderFaulted: Spans._order_over,
-    f.OrderContactLost: Spans._order_over,
-    f.StateObserved: Spans._seen,
-}
 
 
 def _ns(at: Millis) -> int:

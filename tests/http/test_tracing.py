@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rollmuxd.core import facts as f
 from rollmuxd.core.causes import said
 from rollmuxd.core.ids import Fence
-from rollmuxd.core.model import Job, OrderKind, SlotStatus, StateStatus
+from rollmuxd.core.model import Job, SlotStatus
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.tracing import Spans, from_environment
@@ -37,8 +37,6 @@ ITERATION = [
     f.SlotGranted(6_000, "s1", Fence(1, 1)),
     f.SlotReleased(16_000, "s1"),
     queued(16_000, "s2", "train"),
-    f.OrderIssued(16_500, "o1", OrderKind.PARK, "j1", 1, "rollout", "h/gpu0-1", "channel"),
-    f.OrderEnded(17_500, "o1"),
     f.SlotClaimed(18_000, "s2", ("h/gpu2",), 1),
     f.SlotGranted(18_000, "s2", Fence(1, 2)),
     f.SlotTakenAway(20_000, "s2", SlotStatus.LOST, said("no heartbeat")),
@@ -55,7 +53,7 @@ def made():
         kept = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(kept))
-        spans = Spans(provider.get_tracer("test"))
+        spans = Spans(provider)
         spans.begin(state or State())
         spans.sink(list(enumerate(facts, 1)))
         found = {}
@@ -71,14 +69,6 @@ def seconds(span):
     return span.start_time / 1e9, span.end_time / 1e9
 
 
-def test_a_parking_of_whose_end_nobody_told_is_over_when_its_state_is_seen(made):
-    told = [fact for fact in ITERATION if not isinstance(fact, f.OrderEnded)]
-    seen = f.StateObserved(19_000, "j1", "rollout", "h/gpu0-1", StateStatus.PARKED)
-    (park,) = made([*told, seen])["park"]
-    assert seconds(park) == (16.5, 19)
-    assert park.status.description == "its end was not reported; the state was seen: parked"
-
-
 def test_an_iteration_is_a_trace_and_its_phases_have_parts_that_follow_each_other(made):
     spans = made(ITERATION)
     (iteration, *_), (rollout, *_) = spans["iteration"], spans["rollout"]
@@ -92,14 +82,6 @@ def test_an_iteration_is_a_trace_and_its_phases_have_parts_that_follow_each_othe
     assert [seconds(part) for part in parts] == [(2, 5), (5, 6), (6, 16)]
     assert {part.parent.span_id for part in parts} == {rollout.context.span_id}
     assert {span.context.trace_id for span in (iteration, rollout, *parts)} == {iteration.context.trace_id}
-
-
-def test_parking_is_of_the_iteration_in_whose_time_it_falls(made):
-    spans = made(ITERATION)
-    (park,) = spans["park"]
-    assert seconds(park) == (16.5, 17.5)
-    assert park.parent.span_id == spans["iteration"][0].context.span_id
-    assert park.attributes["rollmux.node"] == "h/gpu0-1"
 
 
 def test_a_slot_that_was_lost_is_an_error_that_says_why(made):
@@ -161,10 +143,10 @@ def test_spans_come_to_the_collector_that_the_environment_names(collector, monke
     where = f"http://127.0.0.1:{collector.server_port}"
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", where)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
-    tracing = from_environment()
-    assert tracing is not None
-    tracing.spans.sink(list(enumerate(ITERATION, 1)))
-    tracing.close()
+    spans = from_environment()
+    assert spans is not None
+    spans.sink(list(enumerate(ITERATION, 1)))
+    spans.close()
 
     ((path, kind, body),) = collector.kept
     assert (path, kind) == ("/v1/traces", "application/x-protobuf")
