@@ -1,6 +1,6 @@
 """What Prometheus scrapes: counters that follow the facts, gauges that are read off the state at each scrape.
 
-Labels are pools, nodes, owners and statuses, whose numbers are bounded by the installation. Jobs are a label of two
+Labels are pools, owners and statuses, whose numbers are bounded by the installation. Jobs are a label of two
 gauges only, and only the :data:`JOBS_SHOWN` jobs whose bound is nearest to being broken. A new job comes every hour,
 and each would stay in the database for ever; ``/v1/jobs`` and ``/v1/report`` have them all. Their names are shown to
 callers that may see the jobs, and an owner's users see no other owner's series. Counters start at zero with the daemon,
@@ -47,7 +47,6 @@ class Metrics:
         self.registry = CollectorRegistry()
         into = self.registry
         self._facts = Counter("rollmux_facts", "Facts that became durable.", ["fact"], registry=into)
-        self._granted = Counter("rollmux_slots_granted", "Slots that were granted.", ["owner"], registry=into)
         self._ended = Counter("rollmux_slots_ended", "Slots that ended, by how.", ["owner", "how"], registry=into)
         self._gpu_seconds = Counter(
             "rollmux_gpu_seconds_used", "GPU-seconds that released slots ran for.", ["owner"], registry=into
@@ -131,7 +130,6 @@ class Metrics:
                 slot.gpus = len(fact.gpus)
             case f.SlotGranted() if slot := self._slots.get(fact.slot):
                 slot.since = fact.at
-                self._granted.labels(slot.owner).inc()
                 self._wait.labels(slot.owner).observe((fact.at - slot.queued_at) / 1000)
             case f.SlotResized() if slot := self._slots.get(fact.slot):
                 self._ran(slot, fact.at)
@@ -236,7 +234,6 @@ def _node_gauges(state: State) -> Iterator[Metric]:
     gpus = GaugeMetricFamily("rollmux_gpus", "GPUs, by pool.", labels=["pool"])
     held = GaugeMetricFamily("rollmux_gpus_held", "GPUs that slots hold, by pool.", labels=["pool"])
     running = GaugeMetricFamily("rollmux_gpus_running", "GPUs on which slots run, by pool.", labels=["pool"])
-    node_held = GaugeMetricFamily("rollmux_node_gpus_held", "GPUs that slots hold, by node.", labels=["node"])
     reserved = GaugeMetricFamily(
         "rollmux_host_ram_reserved_bytes", "Host memory reserved for parked states.", labels=["host"]
     )
@@ -246,7 +243,6 @@ def _node_gauges(state: State) -> Iterator[Metric]:
     for node in state.nodes.values():
         holders = [gpu.holder for gpu in node.gpus.values() if gpu.holder is not None]
         runs = sum(state.slots[slot].status in _RUNNING for slot in holders if slot in state.slots)
-        node_held.add_metric([node.id], len(holders))
         for pool in node.pools:
             statuses[pool, node.status] += 1
             sums = of_pool.setdefault(pool, [0, 0, 0])
@@ -260,7 +256,7 @@ def _node_gauges(state: State) -> Iterator[Metric]:
     for host in state.hosts.values():
         reserved.add_metric([host.id], host.reserved_mb * 1_000_000)
         budget.add_metric([host.id], host.ram_mb * 1_000_000)
-    yield from (nodes, gpus, held, running, node_held, reserved, budget)
+    yield from (nodes, gpus, held, running, reserved, budget)
 
 
 def _work_gauges(state: State) -> Iterator[Metric]:
@@ -271,8 +267,6 @@ def _work_gauges(state: State) -> Iterator[Metric]:
         "Slots that run for far longer than their phases take.",
         value=sum(slot.overrun_at is not None and slot.ended is None for slot in state.slots.values()),
     )
-    groups = GaugeMetricFamily("rollmux_groups", "Co-execution groups.", value=len(state.groups))
-    orders = GaugeMetricFamily("rollmux_orders_open", "Moves of state under way.", labels=["kind"])
     by_job = Tally((job.owner, job.status) for job in state.jobs.values() if job.status is not JobStatus.ENDED)
     for (owner, status), count in by_job.items():
         jobs.add_metric([owner, status], count)
@@ -280,10 +274,7 @@ def _work_gauges(state: State) -> Iterator[Metric]:
     for slot_status in SlotStatus:
         if slot_status not in (SlotStatus.OVER, SlotStatus.WITHDRAWN):
             slots.add_metric([slot_status], by_slot[slot_status])
-    by_order = Tally(order.kind for order in state.orders.values())
-    for kind in OrderKind:
-        orders.add_metric([kind], by_order[kind])
-    yield from (jobs, slots, late, groups, orders)
+    yield from (jobs, slots, late)
 
 
 def _wait_gauges(state: State, now: Millis) -> Iterator[Metric]:

@@ -159,4 +159,4 @@ def test_the_longest_waits_are_told_by_owner():
 def test_where_the_journals_disk_cannot_be_asked_the_other_figures_are_told_all_the_same(tmp_path):
     families, _ = exposed(journal=tmp_path / "gone" / "journal.sqlite3")
     assert "rollmux_journal_bytes" not in families
-    assert "rollmux_groups" in families
+    assert "rollmux_nodes" in families

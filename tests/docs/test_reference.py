@@ -42,7 +42,7 @@ def test_the_pages_have_what_people_look_for(drawn):
     assert "### `POST /v1/jobs/{job}/slots`" in drawn["http.md"]
     assert "[RegisterBody](#registerbody)" in drawn["http.md"]
     assert "| `lease_s` | `60` | Seconds without a heartbeat" in drawn["configuration.md"]
-    assert "| `rollmux_slots_granted_total` | counter | `owner` |" in drawn["metrics.md"]
+    assert "| `rollmux_slot_wait_seconds` | histogram | `owner` |" in drawn["metrics.md"]
     assert "## slot_granted" in drawn["facts.md"]
 
 

@@ -30,7 +30,6 @@ async def test_counters_follow_the_facts_and_gauges_the_state(running):
         assert figures["rollmux_nodes", ("pool", "train"), ("status", "up")] == 1
         assert figures["rollmux_nodes", ("pool", "train"), ("status", "lost")] == 0
         assert figures["rollmux_jobs", ("owner", "team"), ("status", "admitted")] == 1
-        assert figures["rollmux_slots_granted_total", ("owner", "team")] == 1
         assert figures["rollmux_switch_seconds_count", ("kind", "load")] == 1
         assert figures["rollmux_slot_wait_seconds_count", ("owner", "team")] == 1
         world.clock.not_before(world.clock.now() + 50)
