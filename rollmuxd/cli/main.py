@@ -37,7 +37,6 @@ except ModuleNotFoundError as missing:
 #: every command of ours: where it is, and what it is for. ``--help`` must not import them all to know; a test compares
 #: the two. A command is the attribute of its own name.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "completion": ("completion", "Complete commands and names with the Tab key."),
     "daemon": ("daemon", "The daemon: run, start, stop, status."),
     "dashboard": ("dashboard", "Print a link that opens the dashboard, with a login."),
     "doctor": ("doctor", "Look at each configured host as an operator would, and say what to do."),
