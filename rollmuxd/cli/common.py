@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rollmuxd.daemon.settings import Settings
 
 NO_DAEMON = 3
-#: seconds between two tries to reach a daemon that is away, for commands that continue then
-AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+#: things that `rollmuxd THING list` shows
+LISTED = ("group", "host", "job", "key", "node", "slot")
 
 F = TypeVar("F", bound=Callable[..., Any])
 View: TypeAlias = dict[str, Any]
@@ -92,31 +92,17 @@ class Call:
         return self.daemon.get(path, **{name: value for name, value in params.items() if value is not None})
 
     def get_again(self, path: str, *, until: float = math.inf, **params: Any) -> Any:
-        """GET for a command that continues: what may be over a moment later is said once, and waited for.
+        """GET for a command that continues over a restart of the daemon, and waits where a limit is reached.
 
-        ``until``: a moment of ``time.monotonic`` from which it is raised like anything else.
+        ``until``: a moment of ``time.monotonic`` at which it gives up.
         """
-        from rollmuxd.client.errors import NoDaemon, TooManyRequests, Unavailable
-        from rollmuxd.client.retry import LONGEST_RETRY_AFTER_S
+        from rollmuxd.client.calls import GRACE_S
+        from rollmuxd.client.calls import Call as Sent
+        from rollmuxd.client.retry import persist
 
-        tries, awaited = 0, ""
-        while True:
-            try:
-                answer = self.get(path, **params)
-            except (NoDaemon, TooManyRequests, Unavailable) as error:
-                left_s = until - time.monotonic()
-                if left_s <= 0:
-                    raise
-                if not tries:
-                    awaited = "there is room" if isinstance(error, TooManyRequests) else "it is back"
-                    click.echo(f"rollmuxd: {' '.join(str(error).split())}; trying again until {awaited}", err=True)
-                wished_s = min(getattr(error, "retry_after_s", None) or 0.0, LONGEST_RETRY_AFTER_S)
-                time.sleep(min(max(AGAIN_S[min(tries, len(AGAIN_S) - 1)], wished_s), left_s))
-                tries += 1
-            else:
-                if tries:
-                    click.echo(f"rollmuxd: {awaited}", err=True)
-                return answer
+        given = {name: value for name, value in params.items() if value is not None}
+        sent: Sent[Any] = Sent("GET", path, Any, params=given, timeout_s=GRACE_S + params.get("wait_ms", 0) / 1000)
+        return self.daemon.run(persist(sent, until=until, clock=time.monotonic))
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """POST."""
@@ -198,22 +184,12 @@ def fail(error: Exception) -> NoReturn:
     if isinstance(error, errors.NoDaemon):
         raise Failed(str(error), NO_DAEMON) from error
     if isinstance(error, errors.NotFound):
-        noun = _noun() if "kind" in error.data else ""  # else it is not the name that is wrong
-        raise Failed(f"{error}; `rollmuxd {noun} list` shows what there is" if noun else str(error)) from error
+        noun = error.data.get("kind")  # none: it is not the name that is wrong
+        more = f"; `rollmuxd {noun} list` shows what there is" if noun in LISTED else ""
+        raise Failed(f"{error}{more}") from error
     if isinstance(error, errors.RollmuxError):
         raise Failed(str(error)) from error
     raise error
-
-
-def _noun() -> str | None:
-    """The noun that is being spoken of, if it can be listed: of ``rollmuxd job show x``, ``job``."""
-    context = click.get_current_context(silent=True)
-    above = context.parent if context is not None else None
-    while above is not None:
-        if isinstance(above.command, click.Group) and "list" in above.command.commands:
-            return above.info_name
-        above = above.parent
-    return None
 
 
 def ask(question: str, *, yes: bool) -> None:

@@ -5,6 +5,7 @@ from command_line import typed
 
 from rollmuxd.cli import common
 from rollmuxd.client.errors import refused
+from rollmuxd.client.sync import Daemon
 
 
 class FakeDaemon:
@@ -30,6 +31,11 @@ class FakeDaemon:
     def delete(self, path, body=None):
         return self._answer("DELETE", path, body)
 
+    run = Daemon.run
+
+    def call(self, call):
+        return self._answer(call.method, call.path, call.params)
+
     def close(self):
         self.closed = True
 
@@ -38,7 +44,9 @@ class FakeDaemon:
         if self.down is not None:
             raise self.down
         if (method, path) not in self.answers:
-            raise refused(404, f"there is no {path.rpartition('/')[2]!r}", data={"kind": "thing"})
+            raise refused(
+                404, f"there is no {path.rpartition('/')[2]!r}", data={"kind": path.split("/")[2].removesuffix("s")}
+            )
         answer = self.answers[method, path]
         if callable(answer):
             answer = answer(sent)
