@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,15 +35,24 @@ def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bo
 
     if as_csv and call.as_json:
         raise click.UsageError("--csv and --json are two answers; ask for one")
+    view = call.get("/v1/report", timeout_s=QUESTION_S, since=since, until=until, by=by)
     if as_csv:
-        asked = {name: value for name, value in {"since": since, "until": until}.items() if value is not None}
-        click.echo(call.daemon.text("/v1/report", timeout_s=QUESTION_S, by=by, format="csv", **asked), nl=False)
+        _print_csv(view["pools"] if by == "pool" else view["work"])
+    elif view.get("mode") == "observe":
+        call.answer({**view, "sharing": sharing(call, since)}, _show_watched)
     else:
-        view = call.get("/v1/report", timeout_s=QUESTION_S, since=since, until=until, by=by)
-        if view.get("mode") == "observe":
-            call.answer({**view, "sharing": sharing(call, since)}, _show_watched)
-        else:
-            call.answer(view, _show)
+        call.answer(view, _show)
+
+
+def _print_csv(rows: list[dict[str, Any]]) -> None:
+    """The rows, and a line of heads before the first."""
+    for number, row in enumerate(rows):
+        writer = csv.DictWriter(sys.stdout, list(row))
+        if number == 0:
+            writer.writeheader()
+        # A spreadsheet would run a name that begins like a formula.
+        runs = {key for key, it in row.items() if isinstance(it, str) and it[:1] in tuple("=+-@\t")}
+        writer.writerow({key: f"'{it}" if key in runs else it for key, it in row.items()})
 
 
 def _show_watched(view: dict[str, Any]) -> None:

@@ -426,10 +426,9 @@ class Overview(Answer, frozen=True):
 class WorkRow(Answer, frozen=True):
     """What one job, or all jobs of one owner, used in a span of time. Hours of GPUs, and money where nodes have prices.
 
-    ``held`` is from the claim to the end of a slot, ``used`` from its grant to its release. ``allocated`` is its share
-    of the nodes it was placed on: a node's time divided equally among the jobs pinned to it. ``alone`` is the baseline:
-    the same finished iterations at their solo times, on the same nodes without sharing them. ``charged`` is its bill:
-    the time that it held, and its part of the time in which its groups' nodes were not held.
+    ``held`` is from the claim to the end of a slot, ``used`` from its grant to its release. ``alone`` is the
+    baseline: the same finished iterations at their solo times, on the same nodes without sharing them. ``charged`` is
+    its bill: the time that it held, and its part of the time in which its groups' nodes were not held.
     """
 
     name: str
@@ -437,9 +436,7 @@ class WorkRow(Answer, frozen=True):
     job: str | None = None
     gpu_hours_held: float = 0.0
     gpu_hours_used: float = 0.0
-    gpu_hours_allocated: float = 0.0
     gpu_hours_alone: float = 0.0
-    cost_allocated: float = 0.0
     cost_alone: float = 0.0
     iterations: int = 0
     #: elapsed / solo over the finished iterations
@@ -456,7 +453,6 @@ class WorkRow(Answer, frozen=True):
     cost_charged: float = 0.0
     #: of the nodes on which its states were being moved: a part of what is charged
     gpu_hours_switching: float = 0.0
-    cost_switching: float = 0.0
     #: of a filler: what it ran on nodes that were lent to it, for which it is charged nothing
     gpu_hours_harvested: float = 0.0
     #: how long loans of its nodes have held the job up, at most
@@ -496,7 +492,6 @@ class Saving(Answer, frozen=True):
 
     baseline: str
     gpu_hours_alone: float
-    gpu_hours_allocated: float
     #: ``alone - charged``; negative: sharing cost more than it saved
     gpu_hours_saved: float
     cost_saved: float

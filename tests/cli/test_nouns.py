@@ -700,7 +700,6 @@ REPORT = {
             "job": "j1",
             "gpu_hours_held": 10.0,
             "gpu_hours_used": 9.0,
-            "gpu_hours_allocated": 12.0,
             "gpu_hours_alone": 20.0,
             "iterations": 40,
             "slowdown": 1.1,
@@ -708,7 +707,6 @@ REPORT = {
             "gpu_hours_charged": 12.0,
             "cost_charged": 36.0,
             "gpu_hours_switching": 0.25,
-            "cost_switching": 0.75,
             "loads_warm": 3,
             "loads_cold": 1,
             "parks": 4,
@@ -854,12 +852,14 @@ def test_so_long_ago_is_a_time_too(rollmuxd, daemon):
     assert asked["until"] == "2025-06-02"
 
 
-def test_the_report_as_csv_is_the_daemons_own(rollmuxd, daemon):
-    daemon["GET /v1/report"] = "name,owner\nmath-7b,vision\n"
+def test_csv_has_a_line_per_row_and_starts_no_formula(rollmuxd, daemon):
+    rows = [{"name": "math-7b", "slo": None, "saved": -1.5}, {"name": "=1+1", "slo": 2.0, "saved": 0}]
+    daemon["GET /v1/report"] = {**REPORT, "work": rows, "pools": [{"pool": "rollout", "gpus": 8}]}
 
-    assert rollmuxd("report --csv --until 2025-07-01").out == "name,owner\nmath-7b,vision\n"
-    asked = {"by": "job", "format": "csv", "until": "2025-07-01", "timeout_s": PATIENT_S}
-    assert daemon.asked == [("GET", "/v1/report", asked)]
+    assert rollmuxd("report --csv").lines == ["name,slo,saved", "math-7b,,-1.5", "'=1+1,2.0,0"]
+    assert rollmuxd("report --csv --by pool").lines == ["pool,gpus", "rollout,8"]
+    daemon["GET /v1/report"] = {**REPORT, "work": []}
+    assert rollmuxd("report --csv").out == ""
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,6 @@ inventory is *unallocated*. So charges and the unallocated rest are the inventor
 What fillers ran on lent nodes is counted as harvested, and charged to no job.
 """
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple
@@ -55,9 +53,7 @@ class _Work:
     name: str
     held: float = 0
     used: float = 0
-    allocated: float = 0
     alone: float = 0
-    cost_allocated: float = 0
     cost_alone: float = 0
     iterations: int = 0
     solo: int = 0
@@ -71,7 +67,6 @@ class _Work:
     cost_held: float = 0
     #: of the nodes on which states were loaded or parked, while they were
     switch_gpu: float = 0
-    cost_switch: float = 0
     #: of a filler: what it ran on nodes that were lent to it. It is charged nothing for that
     harvested: float = 0
     #: milliseconds that loans of its nodes to fillers have held it up, at most
@@ -336,7 +331,6 @@ class UsageLedger:
             node = self._state.nodes.get(order.node)
             if node is not None:
                 book.switch_gpu += took * len(node.gpus)
-                book.cost_switch += took * len(node.gpus) * node.price_per_gpu_hour
 
     def _waited(self, slot: Slot, at: Millis) -> None:
         if self._state.jobs[slot.job].spec.filler is None:  # a filler has no turn
@@ -397,10 +391,6 @@ class UsageLedger:
         for job, gpus in use.harvested.items():
             self._work[job].harvested += span * gpus
             pool.harvested += span * gpus
-        for job in use.pinned:
-            share = span * use.gpus / len(use.pinned)
-            self._work[job].allocated += share
-            self._work[job].cost_allocated += share * use.price
         if use.group is not None and use.pinned:
             self._share(self._groups.setdefault(use.group, _Shared()), use, span)
 
@@ -490,23 +480,6 @@ def _pool_row(name: str, pool: _Pool) -> PoolRow:
     )
 
 
-def as_csv(report: ReportView) -> bytes:
-    """The rows of a report as CSV, with a header line: pools if they were asked for, else work."""
-    rows: list[PoolRow] | list[WorkRow] = report.pools if report.by == "pool" else report.work
-    shape = PoolRow if report.by == "pool" else WorkRow
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, [item.name for item in msgspec.structs.fields(shape)])
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: _cell(value) for key, value in msgspec.structs.asdict(row).items()})
-    return text.getvalue().encode()
-
-
-def _cell(value: object) -> object:
-    # A spreadsheet would run a name that begins like a formula.
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
-
-
 def _rows(usage: Iterable[_Work], charges: Mapping[JobId, Charge], by: str) -> list[WorkRow]:
     if by == "job":
         return [_row([book], charges, book.name, book.job) for book in usage]
@@ -534,9 +507,7 @@ def _row(usage: Sequence[_Work], charges: Mapping[JobId, Charge], name: str, job
         job=job,
         gpu_hours_held=_hours(book.held),
         gpu_hours_used=_hours(book.used),
-        gpu_hours_allocated=_hours(book.allocated),
         gpu_hours_alone=_hours(book.alone),
-        cost_allocated=_hours(book.cost_allocated),
         cost_alone=_hours(book.cost_alone),
         iterations=book.iterations,
         slowdown=round(book.elapsed / book.solo, 4) if book.solo else None,
@@ -549,7 +520,6 @@ def _row(usage: Sequence[_Work], charges: Mapping[JobId, Charge], name: str, job
         gpu_hours_charged=_hours(charge.gpu_ms),
         cost_charged=_hours(charge.cost),
         gpu_hours_switching=_hours(book.switch_gpu),
-        cost_switching=_hours(book.cost_switch),
         gpu_hours_harvested=_hours(book.harvested),
         held_up_hours=_hours(book.held_up),
         slo=usage[0].slo if job is not None else None,
@@ -566,12 +536,11 @@ def _kept(book: _Work) -> bool | None:
 
 
 def _saving(usage: Sequence[_Work], charges: Mapping[JobId, Charge]) -> Saving:
-    alone, allocated = sum(book.alone for book in usage), sum(book.allocated for book in usage)
+    alone = sum(book.alone for book in usage)
     charged = _sum(charges[book.job] for book in usage)
     return Saving(
         baseline=BASELINE,
         gpu_hours_alone=_hours(alone),
-        gpu_hours_allocated=_hours(allocated),
         gpu_hours_charged=_hours(charged.gpu_ms),
         gpu_hours_saved=_hours(alone - charged.gpu_ms),
         cost_saved=_hours(sum(book.cost_alone for book in usage) - charged.cost),

@@ -13,9 +13,8 @@ from rollmuxd.core.ids import Millis
 from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
-from rollmuxd.daemon.http.routing import Call, Plain, Query, Routes
+from rollmuxd.daemon.http.routing import Call, Query, Routes
 from rollmuxd.daemon.usage.daily import FactsGone, compute_usage
-from rollmuxd.daemon.usage.ledger import as_csv
 from rollmuxd.wire.answers import ReportView
 
 routes = Routes("report")
@@ -29,16 +28,14 @@ class ReportQuery(Query, frozen=True):
     since: Time | UnsetType = UNSET
     until: Time | UnsetType = UNSET
     by: Literal["job", "owner", "pool"] = "job"
-    format: Literal["json", "csv"] | UnsetType = UNSET
 
 
-@routes.get("/v1/report", produces=("text/csv",), problems=(410, 422, 429, 503))
-async def get_report(call: Call, query: ReportQuery) -> ReportView | Plain:
+@routes.get("/v1/report", problems=(410, 422, 429, 503))
+async def get_report(call: Call, query: ReportQuery) -> ReportView:
     """GPU-hours held and used, waits, switches, and what each job alone would have used.
 
     Of days (UTC) whose facts were compacted away the whole is known: a span that begins or ends within one is 410.
-    JSON, or CSV (``format=csv``, or ``Accept: text/csv``). Others than admins see the rows of their owner's jobs.
-    More than 100 of one owner at a time are 429.
+    Others than admins see the rows of their owner's jobs. More than 100 of one owner at a time are 429.
     """
     since, until = _time("since", query.since), _time("until", query.until)
     if since is not None and until is not None and since > until:
@@ -56,9 +53,7 @@ async def get_report(call: Call, query: ReportQuery) -> ReportView | Plain:
         except FactsGone as error:
             raise Refusal(problems.GONE, str(error), data={"first": error.first}) from None
         report = usage.view(since or 0, end, by=query.by, owner=None if call.caller.admin else owner)
-    report = replace(report, mode=services.settings.daemon.mode)
-    wants_csv = query.format == "csv" if query.format else "text/csv" in (call.header(b"accept") or "")
-    return Plain(as_csv(report), "text/csv; charset=utf-8") if wants_csv else report
+    return replace(report, mode=services.settings.daemon.mode)
 
 
 def _time(name: str, text: str | UnsetType) -> Millis | None:
