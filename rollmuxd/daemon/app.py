@@ -206,7 +206,6 @@ async def serve(
             drivers=drivers,
             today=today,
             switches=circuits.switches,
-            endings=endings,
         )
 
         with one_of_the_group_failed():

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rollmuxd.daemon.hosts.actuator import Actuator
     from rollmuxd.daemon.hosts.channel import ChannelHub
     from rollmuxd.daemon.hosts.circuits import Switch
-    from rollmuxd.daemon.hosts.endings import Endings
     from rollmuxd.daemon.journal.store import Journal
     from rollmuxd.daemon.settings import Settings
     from rollmuxd.daemon.usage.daily import LiveUsage
@@ -39,8 +38,6 @@ class Services:
     #: the workload's ranks: ``dial``, ``next_order``, ``result``
     hub: ChannelHub
     clock: SystemClock
-    #: when hosts go away
-    endings: Endings
     #: the usage of days, which tends the journal
     today: LiveUsage
     #: residency drivers by name: asked what they say to a job's states before it is registered

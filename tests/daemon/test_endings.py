@@ -119,18 +119,6 @@ def test_a_node_that_refuses_is_told_again(world):
     assert world.drained() == ["h1/gpu0", "h1/gpu1"]
 
 
-def test_a_jobs_nodes_end_with_the_first_of_their_hosts(world):
-    endings = world.endings()
-    world.state.nodes["h2/gpu0"] = SimpleNamespace(host="h2", drain=False, pinned=["j"])
-    world.state.jobs = {"j": SimpleNamespace(pins={"rollout": ("h1/gpu0",), "train": ("h2/gpu0",)})}
-    assert endings.ends_at("j") is None
-    endings.ends["h1"] = END
-    assert endings.ends_at("j") == 10_000.0
-    endings.ends["h2"] = HostEnd(at=9_000.0, drain_before_s=0.0, what="allocation 4712")
-    assert endings.ends_at("j") == 9_000.0
-    assert endings.ends_at("nobody") is None
-
-
 class Backend:
     """Says what a test puts in; without an answer it has lost contact."""
 

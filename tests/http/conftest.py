@@ -26,7 +26,6 @@ from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.hosts.actuator import Seen
 from rollmuxd.daemon.hosts.channel import ChannelHub
 from rollmuxd.daemon.hosts.circuits import Circuits
-from rollmuxd.daemon.hosts.endings import Endings
 from rollmuxd.daemon.http import background
 from rollmuxd.daemon.http.app import make_app
 from rollmuxd.daemon.metrics import Metrics
@@ -127,7 +126,6 @@ class World:
         self.backends.state = lambda: self.driver.scheduler.state
         # As a real backend: it reports later, and not within the decision that orders it.
         self.backends.post = lambda given: _soon(self.driver.post, given)
-        self.endings = Endings({}, lambda: self.state, self.driver.post, Path("/nonexistent/endings.json"))
         self.services = Services(
             driver=self.driver,
             actuator=self.backends,
@@ -136,7 +134,6 @@ class World:
             hub=self.hub,
             clock=self.clock,
             today=self.today,
-            endings=self.endings,
             switches=Circuits(
                 {"ocs": ("mock", MockFabric(FakeSwitch(Ports(4))), {ROLLOUT: (1,), TRAIN: (2,)})}, lambda: self.state
             ).switches,

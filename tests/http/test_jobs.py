@@ -11,7 +11,7 @@ from patience import PATIENCE_S, eventually
 
 from rollmuxd.core.causes import said
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.inputs import HostObserved
+from rollmuxd.core.inputs import HostEnds, HostObserved
 from rollmuxd.core.model import Job, JobStatus, NodeStatus, SessionStatus
 from rollmuxd.core.policy import Refusal
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
@@ -704,8 +704,10 @@ async def test_a_job_on_a_host_that_goes_away_hears_when_and_the_host_shows_it(r
         phases = [{"name": "rollout", "pools": ["rollout"]}, {"name": "train", "pools": ["train"]}]
         made = (await client.post("/v1/jobs", json=body_of_job("first", phases=phases))).json()
         session = (await client.post(f"/v1/jobs/{made['job']}/sessions", json={"pid": 1, "host": "h1"})).json()
-        world.endings.ends["h1"] = HostEnd(at=1_800_000_000.0, drain_before_s=600.0, what="allocation 4711")
-        (told,) = (await client.post(f"/v1/sessions/{session['session']}/heartbeat")).json()["directives"]
+        heartbeat = f"/v1/sessions/{session['session']}/heartbeat"
+        assert (await client.post(heartbeat)).json()["directives"] == []
+        world.driver.post(HostEnds("h1", 1_800_000_000_000))
+        (told,) = (await client.post(heartbeat)).json()["directives"]
         assert (told["kind"], told["ends_at"]) == ("ends", "2027-01-15T08:00:00.000Z")
         assert (await client.get("/v1/hosts/h1")).json()["ends_at"] == "2027-01-15T08:00:00.000Z"
 

@@ -15,9 +15,8 @@ import msgspec
 import structlog
 
 from rollmuxd.core.estimates import solo_ms
-from rollmuxd.core.ids import HostId, JobId, NodeId
+from rollmuxd.core.ids import HostId, NodeId
 from rollmuxd.core.inputs import DrainNode, HostEnds, Input, UndrainNode
-from rollmuxd.core.model import nodes_in
 from rollmuxd.core.state import State
 from rollmuxd.daemon import files
 from rollmuxd.daemon.hosts.plugin_calls import ask, checked, said
@@ -58,15 +57,6 @@ class Endings:
             while True:
                 self.look()
                 await anyio.sleep(LOOK_S)
-
-    def ends_at(self, job: JobId) -> float | None:
-        """When the first of a job's nodes goes away, in seconds since 1970; None: not at a known time."""
-        state = self._state()
-        known = state.jobs.get(job)
-        if known is None or not self.ends:
-            return None
-        hosts = (state.nodes[name].host for name in nodes_in(known.pins))
-        return min((end.at for host in hosts if (end := self.ends.get(host)) is not None), default=None)
 
     def look(self) -> None:
         """Tell the core of ends, drain the nodes whose time has come, and undrain those whose end was put off."""

@@ -16,7 +16,6 @@ from rollmuxd.daemon.access.gate import Caller
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.hosts.actuator import Seen
-from rollmuxd.daemon.hosts.endings import Endings
 from rollmuxd.daemon.question import Copy
 from rollmuxd.explain.forecast import estimate_samples, iteration_ms, position, slowdown
 from rollmuxd.wire import answers as wire
@@ -305,11 +304,10 @@ def _name_of(visibility: Visibility, job_id: JobId) -> str:
     return job.spec.name if job is not None and visibility.may_read(job) else ""
 
 
-def host_view(visibility: Visibility, host: Host, endings: Endings) -> wire.HostView:
+def host_view(visibility: Visibility, host: Host) -> wire.HostView:
     """One host."""
     core = visibility.core
     nodes = [core.state.nodes[name] for name in host.nodes if name in core.state.nodes]
-    end = endings.ends.get(host.id)
     return wire.HostView(
         host=host.id,
         backend=host.backend,
@@ -318,8 +316,16 @@ def host_view(visibility: Visibility, host: Host, endings: Endings) -> wire.Host
         nodes=[node.id for node in nodes],
         reachable=any(node.status not in (NodeStatus.LOST, NodeStatus.UNKNOWN) for node in nodes),
         jobs=_pinned(visibility, nodes),
-        ends_at=None if end is None else iso(round(end.at * 1000)),
+        ends_at=maybe_iso(host.ends_at),
     )
+
+
+def ends_at(state: State, job: JobId) -> str | None:
+    """When the first of a job's nodes goes away; None: not at a known time."""
+    known = state.jobs.get(job)
+    pins = {} if known is None else known.pins
+    hosts = [state.hosts[state.nodes[name].host] for nodes in pins.values() for name in nodes]
+    return maybe_iso(min((host.ends_at for host in hosts if host.ends_at is not None), default=None))
 
 
 def group_view(visibility: Visibility, group: Group) -> wire.GroupView:

@@ -114,7 +114,7 @@ async def list_hosts(call: Call, query: PageQuery) -> Page[HostView]:
     """All hosts."""
 
     def view(visibility: Visibility, host: Host, now: Millis) -> HostView:
-        return views.host_view(visibility, host, call.services.endings)
+        return views.host_view(visibility, host)
 
     return await call.page(query.limit, query.after, lambda state: state.hosts, view)
 
@@ -122,10 +122,7 @@ async def list_hosts(call: Call, query: PageQuery) -> Page[HostView]:
 @routes.get("/v1/hosts/{host}", problems=(404,))
 async def get_host(call: Call, host: str) -> HostView:
     """One host."""
-    endings = call.services.endings
-    return await call.read(
-        lambda core, _: views.host_view(call.visibility(core), find("host", core.state.hosts, host), endings)
-    )
+    return await call.read(lambda core, _: views.host_view(call.visibility(core), find("host", core.state.hosts, host)))
 
 
 @routes.post("/v1/hosts/{host}/drain", needs=Role.ADMIN, problems=(*BODY, 404, 409))

@@ -12,7 +12,6 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import find_job, find_session
 from rollmuxd.daemon.access.visibility import Visibility
-from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.routes._query import BODY
 from rollmuxd.daemon.http.routing import Call, Routes
@@ -54,8 +53,8 @@ def _heard(call: Call, visibility: Visibility, job: JobId, found: Iterable[core.
     tag = f"{crc32(named):08x}" if directives else ""
     if unmet := visibility.figures.unmet(job):  # its figures change all the time, and are worth no answer of their own
         directives.append(Directive("unpromised", reason=unmet))
-    if (at := call.services.endings.ends_at(job)) is not None:
-        directives.append(Directive("ends", ends_at=iso(round(at * 1000))))
+    if (at := views.ends_at(visibility.core.state, job)) is not None:
+        directives.append(Directive("ends", ends_at=at))
     return HeartbeatView(lease_s=call.shared.lease_s, directives=directives, tag=tag)
 
 
