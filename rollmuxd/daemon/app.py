@@ -595,8 +595,6 @@ def _is_own(found: Path) -> bool:
 
 #: open files that are not connections: the journal, backends, what they start
 OTHER_FILES: Final = 256
-#: of all connections, what one address or one user may have; all clients of a cluster may come through one address
-ONE_CALLERS_SHARE: Final = 0.5
 
 
 def connection_limits(settings: Settings) -> ConnectionLimits:
@@ -610,21 +608,14 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
         if open_files - OTHER_FILES < most:
             most = max(open_files // 2, open_files - OTHER_FILES)
         local = min(local, (open_files - most) // 2)
-    return ConnectionLimits(
-        max_connections=most,
-        max_from_one=max(1, round(most * ONE_CALLERS_SHARE)),
-        max_local=local,
-        max_from_user=max(1, round(local * ONE_CALLERS_SHARE)),
-        read_s=settings.limits.read_s,
-    )
+    return ConnectionLimits(max_connections=most, max_local=local, read_s=settings.limits.read_s)
 
 
 class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, tls: Tls | None) -> None:
         super().__init__(config)
         self._limits, self._tls = limits, tls
-        self._anyone = Places(limits.max_connections, limits.max_from_one)
-        self._local = Places(limits.max_local, limits.max_from_user)
+        self._anyone, self._local = Places(limits.max_connections), Places(limits.max_local)
         #: called when it takes connections
         self.listens: Callable[[], None] = lambda: None
 

@@ -461,7 +461,7 @@ async def test_who_does_not_take_an_answer_is_hung_up_on(running, monkeypatch):
 
 
 async def test_one_address_cannot_have_all_connections_and_gives_back_those_that_it_closes(running):
-    async with running() as world, served(world, max_from_one=2) as (host, port):
+    async with running() as world, served(world, max_connections=4) as (host, port):
         held = [await asyncio.open_connection(host, port) for _ in range(2)]
         await world.settle()
         for _ in range(3):
@@ -481,7 +481,7 @@ async def test_one_address_cannot_have_all_connections_and_gives_back_those_that
 async def test_when_all_connections_are_taken_new_ones_are_503_and_the_unix_socket_is_still_open(running, tmp_path):
     async with running() as world:
         async with served(world, max_connections=3) as (host, port):
-            held = [await asyncio.open_connection(host, port) for _ in range(3)]
+            held = [await asyncio.open_connection(host, port, local_addr=(f"127.0.0.{end}", 0)) for end in range(2, 5)]
             await world.settle()
             reader, writer = await asyncio.open_connection(host, port)
             said = await told(reader)
@@ -501,9 +501,9 @@ async def test_when_all_connections_are_taken_new_ones_are_503_and_the_unix_sock
                 other.close()
 
 
-@pytest.mark.parametrize("limit", ["max_from_user", "max_local"])
+@pytest.mark.parametrize(("most", "holders"), [(4, (1000, 1000)), (2, (1000, 1002))], ids=["one_user", "all_users"])
 async def test_one_local_user_cannot_have_all_files_and_operators_come_in_whatever_users_hold(
-    running, tmp_path, monkeypatch, limit
+    running, tmp_path, monkeypatch, most, holders
 ):
     uid = 1000
     monkeypatch.setattr("rollmuxd.daemon.http.listener.peer_of", lambda _: Peer(1, uid, uid))
@@ -515,14 +515,16 @@ async def test_one_local_user_cannot_have_all_files_and_operators_come_in_whatev
         writer.close()
         return said
 
-    async with running() as world, served(world, path=tmp_path / "s", **{limit: 2}) as path:
-        held = [await asyncio.open_unix_connection(path) for _ in range(2)]
-        await world.settle()
+    async with running() as world, served(world, path=tmp_path / "s", max_local=most) as path:
+        held = []
+        for uid in holders:  # noqa: B007  (read by peer_of, above)
+            held.append(await asyncio.open_unix_connection(path))
+            await world.settle()
         refused = await answer(b"")
         assert refused.startswith("HTTP/1.1 503 ")
         assert "2 connections" in refused
         uid = 1001
-        if limit == "max_local":
+        if most == 2:
             assert (await answer(b"")).startswith("HTTP/1.1 503 ")
         else:
             assert (await answer()).startswith("HTTP/1.1 200 ")
@@ -546,7 +548,6 @@ async def test_whatever_is_connected_some_files_are_left_to_the_journal_and_back
         assert (limits.max_connections, limits.max_local) == (20_000, 20_000)
     else:
         assert files - limits.max_connections - limits.max_local >= min(128, files // 4)
-    assert 1 <= limits.max_from_user <= limits.max_local / 2
 
 
 @pytest.fixture
@@ -565,15 +566,15 @@ async def well(where, tls, whence=None):
         return (await client.get(f"https://{where[0]}:{where[1]}/healthz")).status_code == 200
 
 
-@pytest.mark.parametrize("limit", ["max_connections", "max_from_one"])
-async def test_who_has_shaken_no_hands_yet_is_counted_and_more_are_hung_up_on_at_once(running, tls, limit):
-    async with running() as world, served(world, tls=tls, **{limit: 3}) as where:
-        silent = [await asyncio.open_connection(*where) for _ in range(3)]
+@pytest.mark.parametrize(("most", "ends"), [(3, (2, 3, 4)), (6, (1, 1, 1))], ids=["all", "one_address"])
+async def test_who_has_shaken_no_hands_yet_is_counted_and_more_are_hung_up_on_at_once(running, tls, most, ends):
+    async with running() as world, served(world, tls=tls, max_connections=most) as where:
+        silent = [await asyncio.open_connection(*where, local_addr=(f"127.0.0.{end}", 0)) for end in ends]
         reader, writer = await asyncio.open_connection(*where)
         assert await told(reader) == ""
         with pytest.raises(httpx.HTTPError):
             await well(where, tls)
-        if limit == "max_from_one":
+        if most == 6:
             assert await well(where, tls, "127.0.0.2")
         for _, other in [*silent, (reader, writer)]:
             other.close()
@@ -646,7 +647,7 @@ async def test_without_descriptors_connections_wait_and_the_log_says_so_once(mon
                 self.transport = transport
                 taken.set()
 
-        door = Listener(bound, Greeted, Places(10, 10))
+        door = Listener(bound, Greeted, Places(20))
         door.open(10)
         begun = loop.time()
         caller.connect(bound.getsockname())
@@ -689,7 +690,7 @@ async def test_a_connection_that_begins_while_the_server_stops_does_not_hold_it_
         make = partial(PeerHttpToolsProtocol, config=config, server_state=server_state, app_state={})
         with socket.socket() as bound, socket.socket() as caller:
             bound.bind(("127.0.0.1", 0))
-            door = Door(bound, make, Places(10, 10))
+            door = Door(bound, make, Places(20))
             door.open(10)
             caller.setblocking(False)
             caller.connect_ex(bound.getsockname())

@@ -37,10 +37,13 @@ selector_events._SelectorSocketTransport.max_size = 32 * 1024  # type: ignore[at
 
 
 class Places:
-    """How many connections are open, in all and from each address, or user of this machine."""
+    """How many connections are open, in all and from each address, or user of this machine.
 
-    def __init__(self, most: int, from_one: int) -> None:
-        self._most, self._from_one = most, from_one
+    One may have half of them: all clients of a cluster may come through one address.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._from_one = most, max(1, most // 2)
         self._taken = 0
         self._by_whom: dict[str, int] = {}
 

@@ -71,14 +71,10 @@ class ConnectionLimits(NamedTuple):
 
     #: bytes of a call that are not its body: its address and headers; then trailers, and what is around chunks
     max_head: int = 32_000
-    #: open TCP connections, from when they were accepted
+    #: open TCP connections, from when they were accepted; one address may have half of them
     max_connections: int = 20_000
-    #: of them, those from one address
-    max_from_one: int = 10_000
-    #: open connections of the Unix socket, but for root's and the daemon's own user's
+    #: open connections of the Unix socket, but for root's and the daemon's own user's; one user may have half of them
     max_local: int = 20_000
-    #: of them, those of one user
-    max_from_user: int = 10_000
     #: seconds in which a call must have arrived, and in which an answer must have been taken
     read_s: float = 30.0
 
