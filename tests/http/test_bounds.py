@@ -12,15 +12,11 @@ from types import SimpleNamespace
 
 import anyio
 import httpx
-import msgspec
 import pytest
 from msgspec import inspect
 from msgspec.structs import replace
 from patience import PATIENCE_S
 
-from rollmuxd.core.model import Job
-from rollmuxd.core.spec import JobSpec
-from rollmuxd.core.state import State
 from rollmuxd.daemon import question
 from rollmuxd.daemon.http import background, limits, routing
 from rollmuxd.daemon.http.app import ENDPOINTS
@@ -261,19 +257,20 @@ async def test_a_question_of_another_owner_waits_for_one_of_each_owner_and_not_f
         assert answered.index("others") == 1
 
 
-async def test_a_copy_of_the_state_has_the_spec_that_each_job_has_now():
-    questions, spec = limits.Questions(), JobSpec("a", (), ())
-    state = State(jobs={"j1": Job("j1", "team", "ann", spec, 0)})
-    first = questions.specs_of(state)
-    assert questions.specs_of(state)["j1"] is first["j1"]  # encoded once
-    state.jobs["j1"] = Job("j1", "team", "ann", JobSpec("a", (), (), slo=1.5), 0)
-    assert msgspec.json.decode(questions.specs_of(state)["j1"], type=JobSpec).slo == 1.5
-    state.jobs.clear()
-    assert questions.specs_of(state) == {}
+async def test_a_copy_of_the_state_has_all_but_the_options_of_drivers(running, body_of_job):
+    async with running() as world, world.client() as client:
+        states = {"rollout": {"gpu_gb": 10, "options": {"urls": ["http://h:1"] * 100}}}
+        await client.post("/v1/jobs", json=body_of_job("first", states=states))
+        call = SimpleNamespace(services=world.services)
+        (copied,) = background.copy_of(call, world.driver.scheduler).decoded().jobs.values()
+        (job,) = world.state.jobs.values()
+        kept = job.spec.states[0]
+        assert kept.options
+        assert copied == replace(job, spec=replace(job.spec, states=(replace(kept, options=()),)))
 
 
 @pytest.mark.looptime
-async def test_an_owner_pauses_for_the_processor_time_of_its_questions_and_others_do_not():
+async def test_an_owner_pauses_for_the_time_of_its_questions_and_others_do_not():
     questions = limits.Questions()
 
     async def begins(owner):

@@ -8,16 +8,14 @@ import asyncio
 import math
 import os
 import pickle
-import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import anyio
 import msgspec
@@ -25,6 +23,7 @@ from msgspec.structs import replace
 
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec
 from rollmuxd.daemon import question
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
@@ -37,12 +36,18 @@ _COMMAND: Final = (sys.executable, "-P", "-m", question.__name__)
 
 
 def copy_of(call: Call, core: Scheduler) -> Copy:
-    """The scheduler as it is now."""
+    """The scheduler as it is now. The options of jobs' drivers are left out: no question needs them, some are large."""
     settings, state = call.services.settings, core.state
-    specs = call.shared.questions.specs_of(state)
-    jobs = {name: replace(job, spec=specs[name]) for name, job in state.jobs.items()}
+    jobs = {
+        name: replace(job, spec=_without_options(job.spec)) if any(it.options for it in job.spec.states) else job
+        for name, job in state.jobs.items()
+    }
     encoded = msgspec.json.encode(replace(state, jobs=jobs))
     return Copy(encoded, core.config, settings.daemon.policy, settings.policy_options())
+
+
+def _without_options(spec: JobSpec) -> JobSpec:
+    return replace(spec, states=tuple(replace(state, options=()) for state in spec.states))
 
 
 async def ask(call: Call, look: Callable[[Scheduler, Millis], Question[T]]) -> T:
@@ -62,43 +67,21 @@ async def ask(call: Call, look: Callable[[Scheduler, Millis], Question[T]]) -> T
     return cast("T", msgspec.Raw(await call.park(work, math.inf) or b""))
 
 
-def _processor_s() -> float:
-    """Seconds of processor time of all processes that this one has started, and that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def _run(process: subprocess.Popen[bytes], packed: bytes) -> tuple[bytes, bytes]:
+    """What it answers, and writes beside. It has ended then, in ``LIMIT_S`` or by SIGKILL."""
+    try:
+        return process.communicate(packed, question.LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()
 
 
-class _Process(subprocess.Popen[bytes]):
-    """A process that says what processor time it took, once it has ended."""
-
-    #: held while the kernel adds a process's time to that of all that have ended
-    _adding: ClassVar = threading.Lock()
-    took_s = 0.0
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit status."""
-        with self._adding:
-            before_s = _processor_s()
-            try:
-                return super().wait(timeout)
-            finally:
-                self.took_s += _processor_s() - before_s
-
-    def run(self, packed: bytes) -> tuple[bytes, bytes]:
-        """What it answers, and writes beside. It has ended then, in ``LIMIT_S`` or by SIGKILL."""
-        try:
-            return self.communicate(packed, question.LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            return self.communicate()
-
-
-def _started() -> _Process:
+def _started() -> subprocess.Popen[bytes]:
     # Python's own way lends this process's memory to the new one, for a millisecond. uvloop's copies the page tables,
     # which takes the loop several milliseconds and makes it slower afterwards.
     # Linux shares a processor between sessions first (see autogroup in ``man 7 sched``). In the daemon's session this
     # process gave way to the daemon alone: the kernel's own work for the journal's disk waited for it.
-    process = _Process(
+    process = subprocess.Popen(
         _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
     # At once: what it imports, before it could say so itself, takes it half a second.
@@ -109,17 +92,17 @@ def _started() -> _Process:
 
 
 async def _answered(asked: Question[object], charge: Callable[[float], None]) -> bytes:
-    """What a process answers; ``charge`` gets its processor time. It is killed if this is cancelled."""
+    """What a process answers; ``charge`` gets for how long it ran. It is killed if this is cancelled."""
     packed = pickle.dumps(asked)
-    process = _started()
-    ended = asyncio.get_running_loop().run_in_executor(None, process.run, packed)
+    began, process = anyio.current_time(), _started()
+    ended = asyncio.get_running_loop().run_in_executor(None, _run, process, packed)
     try:
         answer, errors = await asyncio.shield(ended)
     finally:
         process.kill()
         with anyio.CancelScope(shield=True):
             await asyncio.wait([ended])
-        charge(process.took_s)
+        charge(anyio.current_time() - began)
     if process.returncode in (-signal.SIGKILL, -signal.SIGXCPU, question.TOO_LARGE):
         raise Refusal(
             problems.TOO_MUCH,

@@ -14,12 +14,7 @@ from types import coroutine
 from typing import Any, Final, TypeVar, cast
 
 import anyio
-import msgspec
-from msgspec.structs import replace
 
-from rollmuxd.core.ids import JobId
-from rollmuxd.core.spec import JobSpec
-from rollmuxd.core.state import State
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.wire.plan import PlanBody
@@ -58,7 +53,7 @@ PLANNED: Final = 1_000_000
 QUESTIONS: Final = 4
 #: questions of different owners that are answered at a time: a long one does not make all other owners wait
 AT_ONCE: Final = 2
-#: an owner's questions have 1 / (1 + this) of a processor's time, once they have had ``QUESTIONS_BURST_S`` of it
+#: an owner's questions run for 1 / (1 + this) of the time, once they have run for ``QUESTIONS_BURST_S`` seconds
 QUESTIONS_PAUSE: Final = 4
 QUESTIONS_BURST_S: Final = 2.0
 
@@ -258,26 +253,13 @@ class Lines:
 class Questions(Lines):
     """Of all questions ``AT_ONCE`` are answered at a time, of different owners. Each owner has one that waits for that.
 
-    An owner pauses for the processor time that its questions took (``account``), and keeps no other owner from asking.
+    An owner pauses for the time that its questions took (``account``), and keeps no other owner from asking.
     """
 
     def __init__(self) -> None:
         super().__init__(QUESTIONS, "plans and explanations")
         self._free = anyio.Semaphore(AT_ONCE)
         self.account = Account(QUESTIONS_PAUSE, QUESTIONS_BURST_S)
-        self._specs: dict[JobId, tuple[JobSpec, msgspec.Raw]] = {}
-
-    def specs_of(self, state: State) -> dict[JobId, Any]:
-        """The jobs' specs, encoded, but for what their drivers are to know. They do not change, and are most of a copy.
-
-        Nothing that is asked depends on drivers' options, which can be most of a spec.
-        """
-        known = self._specs
-        self._specs = {
-            name: one if (one := known.get(name)) and one[0] is job.spec else (job.spec, _encoded(job.spec))
-            for name, job in state.jobs.items()
-        }
-        return {name: raw for name, (_, raw) in self._specs.items()}
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
@@ -286,8 +268,3 @@ class Questions(Lines):
             await anyio.sleep(self.account.pause_s(owner))
             async with self._free:
                 yield
-
-
-def _encoded(spec: JobSpec) -> msgspec.Raw:
-    states = tuple(replace(state, options=()) for state in spec.states)
-    return msgspec.Raw(msgspec.json.encode(replace(spec, states=states)))
