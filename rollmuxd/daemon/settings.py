@@ -22,7 +22,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits, PlanWith
 from rollmuxd.core.ids import GpuId, NodeId
@@ -41,6 +50,8 @@ SOCKET_PATH_BYTES: Final = 103
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 Name = Annotated[str, Field(pattern=_NAME, max_length=100)]
+#: ``~`` is the home of the daemon's user
+Place = Annotated[Path, AfterValidator(Path.expanduser)]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
 
 
@@ -65,9 +76,9 @@ def default_state_dir() -> Path:
 
 class DaemonTable(_Table):
     listen: str = "127.0.0.1:7878"
-    socket: Path | None = None
+    socket: Place | None = None
     socket_mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "0600"
-    state_dir: Path = Field(default_factory=default_state_dir)
+    state_dir: Place = Field(default_factory=default_state_dir)
     mode: Literal["share", "observe"] = "share"
     policy: Name = "thrift"
     # beside those that docs/how-to/run-a-job.md lists, which hold no secrets
@@ -80,11 +91,6 @@ class DaemonTable(_Table):
         if listen:
             split_address(listen)
         return listen
-
-    @field_validator("state_dir", "socket")
-    @classmethod
-    def _expanded(cls, path: Path | None) -> Path | None:
-        return None if path is None else path.expanduser()
 
     @model_validator(mode="after")
     def _socket_fits(self) -> "DaemonTable":
@@ -225,14 +231,9 @@ class AccessTable(_Table):
 
 class TlsTable(_Table):
     mode: Literal["auto", "on", "off"] = "auto"
-    certificate: Path | None = None
-    key: Path | None = None
+    certificate: Place | None = None
+    key: Place | None = None
     names: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.:*-]+$", max_length=253)], ...] = ()
-
-    @field_validator("certificate", "key")
-    @classmethod
-    def _expanded(cls, path: Path | None) -> Path | None:
-        return None if path is None else path.expanduser()
 
     @model_validator(mode="after")
     def _go_together(self) -> "TlsTable":
