@@ -9,10 +9,10 @@ as Prometheus expects; a replayed journal does not count.
 
 import os
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -25,6 +25,7 @@ from rollmuxd.core.ids import Millis
 from rollmuxd.core.model import Job, JobStatus, NodeStatus, OrderKind, SlotStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.open_orders import OpenOrders
+from rollmuxd.daemon.usage.ledger import JUDGED_FROM
 from rollmuxd.explain.forecast import slowdown
 
 # Counters are made when the daemon starts: a second series for each would say nothing new.
@@ -36,8 +37,6 @@ _RUNNING = (SlotStatus.RUNNING, SlotStatus.TAIL)
 _OPEN = (SlotStatus.QUEUED, SlotStatus.LOADING, *_RUNNING)
 #: jobs that have series of their own, at most
 JOBS_SHOWN: Final = 100
-#: iterations after which a promise is judged
-JUDGED_FROM: Final = 8
 
 
 class Metrics:
@@ -229,108 +228,99 @@ class _StateCollector(Collector):
             yield from _journal_gauges(self.scrape.journal, self.scrape.retention_failed)
 
 
+def _gauge(name: str, about: str, labels: Sequence[str], values: Mapping[Any, float]) -> Metric:
+    """A gauge with these values, by their label; by a tuple of labels, where there are several."""
+    family = GaugeMetricFamily(name, about, labels=labels)
+    for of, value in values.items():
+        family.add_metric([of] if isinstance(of, str) else list(of), value)
+    return family
+
+
 def _node_gauges(state: State) -> Iterator[Metric]:
-    nodes = GaugeMetricFamily("rollmux_nodes", "Nodes, by pool and status.", labels=["pool", "status"])
-    gpus = GaugeMetricFamily("rollmux_gpus", "GPUs, by pool.", labels=["pool"])
-    held = GaugeMetricFamily("rollmux_gpus_held", "GPUs that slots hold, by pool.", labels=["pool"])
-    running = GaugeMetricFamily("rollmux_gpus_running", "GPUs on which slots run, by pool.", labels=["pool"])
-    reserved = GaugeMetricFamily(
-        "rollmux_host_ram_reserved_bytes", "Host memory reserved for parked states.", labels=["host"]
-    )
-    budget = GaugeMetricFamily("rollmux_host_ram_budget_bytes", "Host memory for parked states.", labels=["host"])
     statuses: Tally[tuple[str, NodeStatus]] = Tally()
-    of_pool: dict[str, list[int]] = {}
+    gpus, held, running = Tally[str](), Tally[str](), Tally[str]()
     for node in state.nodes.values():
         holders = [gpu.holder for gpu in node.gpus.values() if gpu.holder is not None]
-        runs = sum(state.slots[slot].status in _RUNNING for slot in holders if slot in state.slots)
         for pool in node.pools:
-            statuses[pool, node.status] += 1
-            sums = of_pool.setdefault(pool, [0, 0, 0])
-            sums[0], sums[1], sums[2] = sums[0] + len(node.gpus), sums[1] + len(holders), sums[2] + runs
-    for pool, sums in of_pool.items():
-        gpus.add_metric([pool], sums[0])
-        held.add_metric([pool], sums[1])
-        running.add_metric([pool], sums[2])
-        for status in NodeStatus:  # zeros too: an alert must tell "none is lost" from "unknown"
-            nodes.add_metric([pool, status], statuses[pool, status])
-    for host in state.hosts.values():
-        reserved.add_metric([host.id], host.reserved_mb * 1_000_000)
-        budget.add_metric([host.id], host.ram_mb * 1_000_000)
-    yield from (nodes, gpus, held, running, reserved, budget)
+            for status in NodeStatus:  # zeros too: an alert must tell "none is lost" from "unknown"
+                statuses[pool, status] += status is node.status
+            gpus[pool] += len(node.gpus)
+            held[pool] += len(holders)
+            running[pool] += sum(state.slots[slot].status in _RUNNING for slot in holders if slot in state.slots)
+    reserved = {host.id: host.reserved_mb * 1_000_000 for host in state.hosts.values()}
+    budget = {host.id: host.ram_mb * 1_000_000 for host in state.hosts.values()}
+    yield _gauge("rollmux_nodes", "Nodes, by pool and status.", ["pool", "status"], statuses)
+    yield _gauge("rollmux_gpus", "GPUs, by pool.", ["pool"], gpus)
+    yield _gauge("rollmux_gpus_held", "GPUs that slots hold, by pool.", ["pool"], held)
+    yield _gauge("rollmux_gpus_running", "GPUs on which slots run, by pool.", ["pool"], running)
+    yield _gauge("rollmux_host_ram_reserved_bytes", "Host memory reserved for parked states.", ["host"], reserved)
+    yield _gauge("rollmux_host_ram_budget_bytes", "Host memory for parked states.", ["host"], budget)
 
 
 def _work_gauges(state: State) -> Iterator[Metric]:
-    jobs = GaugeMetricFamily("rollmux_jobs", "Jobs that have not ended.", labels=["owner", "status"])
-    slots = GaugeMetricFamily("rollmux_slots", "Open slots, by status.", labels=["status"])
-    late = GaugeMetricFamily(
+    jobs = Tally((job.owner, job.status) for job in state.jobs.values() if job.status is not JobStatus.ENDED)
+    statuses = Tally(slot.status for slot in state.slots.values())
+    closed = (SlotStatus.OVER, SlotStatus.WITHDRAWN)
+    slots = {status: statuses[status] for status in SlotStatus if status not in closed}
+    yield _gauge("rollmux_jobs", "Jobs that have not ended.", ["owner", "status"], jobs)
+    yield _gauge("rollmux_slots", "Open slots, by status.", ["status"], slots)
+    yield GaugeMetricFamily(
         "rollmux_slots_overrunning",
         "Slots that run for far longer than their phases take.",
         value=sum(slot.overrun_at is not None and slot.ended is None for slot in state.slots.values()),
     )
-    by_job = Tally((job.owner, job.status) for job in state.jobs.values() if job.status is not JobStatus.ENDED)
-    for (owner, status), count in by_job.items():
-        jobs.add_metric([owner, status], count)
-    by_slot = Tally(slot.status for slot in state.slots.values())
-    for slot_status in SlotStatus:
-        if slot_status not in (SlotStatus.OVER, SlotStatus.WITHDRAWN):
-            slots.add_metric([slot_status], by_slot[slot_status])
-    yield from (jobs, slots, late)
 
 
 def _wait_gauges(state: State, now: Millis) -> Iterator[Metric]:
-    placement = GaugeMetricFamily(
-        "rollmux_placement_wait_longest_seconds", "The longest that a job waits for a placement.", labels=["owner"]
-    )
-    turn = GaugeMetricFamily(
-        "rollmux_slot_wait_longest_seconds", "The longest that a request of a placed job waits.", labels=["owner"]
-    )
     # Zeros too: an owner whose wait is over must not be seen waiting until its series goes stale.
-    jobs, slots = dict.fromkeys(state.owners, 0), dict.fromkeys(state.owners, 0)
+    jobs, slots = dict.fromkeys(state.owners, 0.0), dict.fromkeys(state.owners, 0.0)
     for job in state.jobs.values():
         if job.status is JobStatus.WAITING:
-            jobs[job.owner] = max(jobs.get(job.owner, 0), now - job.registered_at)
+            jobs[job.owner] = max(jobs.get(job.owner, 0), (now - job.registered_at) / 1000)
         elif job.queued is not None and job.live and job.status is not JobStatus.PAUSED:
-            slots[job.owner] = max(slots.get(job.owner, 0), now - state.slots[job.queued].queued_at)
-    for family, longest in ((placement, jobs), (turn, slots)):
-        for owner, waited in longest.items():
-            family.add_metric([owner], max(0, waited) / 1000)
-    yield from (placement, turn)
+            slots[job.owner] = max(slots.get(job.owner, 0), (now - state.slots[job.queued].queued_at) / 1000)
+    yield _gauge(
+        "rollmux_placement_wait_longest_seconds", "The longest that a job waits for a placement.", ["owner"], jobs
+    )
+    yield _gauge(
+        "rollmux_slot_wait_longest_seconds", "The longest that a request of a placed job waits.", ["owner"], slots
+    )
 
 
 def _promise_gauges(state: State, may_read: Callable[[Job], bool]) -> Iterator[Metric]:
-    behind = GaugeMetricFamily(
-        "rollmux_jobs_behind_bound", "Jobs with a promise whose mean iteration is beyond their bound.", labels=["owner"]
-    )
-    slower = GaugeMetricFamily(
-        "rollmux_job_slowdown_ratio",
-        f"Mean iteration over solo iteration, of the {JOBS_SHOWN} jobs with a promise that have least credit.",
-        labels=["owner", "job"],
-    )
-    credit = GaugeMetricFamily(
-        "rollmux_job_credit_seconds",
-        f"Seconds that a job is ahead of its bound, for the same {JOBS_SHOWN} jobs as `rollmux_job_slowdown_ratio`.",
-        labels=["owner", "job"],
-    )
-    risky = GaugeMetricFamily(
-        "rollmux_jobs_at_risk", "Jobs for whose promise the plan of their group has no room.", labels=["owner"]
-    )
     at_risk = Tally(state.jobs[name].owner for name in state.at_risk)
-    for owner in state.owners:
-        risky.add_metric([owner], at_risk[owner])
-    yield risky
-    counts: Tally[str] = Tally(dict.fromkeys(state.owners, 0))
+    behind = Tally(dict.fromkeys(state.owners, 0))
     promised = [(credit_ms(job), job) for job in state.jobs.values() if job.promised and job.live]
     judged = [(ahead, job) for ahead, job in promised if ahead is not None and job.progress.finished >= JUDGED_FROM]
     for ahead, job in judged:
-        counts[job.owner] += ahead < 0
-    for owner, count in counts.items():
-        behind.add_metric([owner], count)
+        behind[job.owner] += ahead < 0
     shown = sorted(((ahead, job) for ahead, job in judged if may_read(job)), key=lambda it: (it[0], it[1].id))
-    for ahead, job in shown[:JOBS_SHOWN]:
-        labels = [job.owner, job.spec.name]
-        slower.add_metric(labels, slowdown(job) or 0.0)
-        credit.add_metric(labels, ahead / 1000)
-    yield from (behind, slower, credit)
+    slower = {(job.owner, job.spec.name): slowdown(job) or 0.0 for _, job in shown[:JOBS_SHOWN]}
+    credit = {(job.owner, job.spec.name): ahead / 1000 for ahead, job in shown[:JOBS_SHOWN]}
+    yield _gauge(
+        "rollmux_jobs_at_risk",
+        "Jobs for whose promise the plan of their group has no room.",
+        ["owner"],
+        {owner: at_risk[owner] for owner in state.owners},
+    )
+    yield _gauge(
+        "rollmux_jobs_behind_bound",
+        "Jobs with a promise whose mean iteration is beyond their bound.",
+        ["owner"],
+        behind,
+    )
+    yield _gauge(
+        "rollmux_job_slowdown_ratio",
+        f"Mean iteration over solo iteration, of the {JOBS_SHOWN} jobs with a promise that have least credit.",
+        ["owner", "job"],
+        slower,
+    )
+    yield _gauge(
+        "rollmux_job_credit_seconds",
+        f"Seconds that a job is ahead of its bound, for the same {JOBS_SHOWN} jobs as `rollmux_job_slowdown_ratio`.",
+        ["owner", "job"],
+        credit,
+    )
 
 
 def _journal_gauges(path: Path | None, retention_failed: bool) -> Iterator[Metric]:

@@ -90,11 +90,9 @@ class Visibility:
         nodes = [node for node in nodes_in(job.pins) if node not in self._configured]
         if not nodes:
             return ()
-        which = f"its node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)}"
         text = (
-            f"{which} {'are' if len(nodes) > 1 else 'is'} no longer in the configuration, so it is granted nothing "
-            f"there: put {'them' if len(nodes) > 1 else 'it'} back, or end the job (rollmuxd job end {job.id}) and "
-            "start it again"
+            f"of its nodes {', '.join(nodes)} is no longer in the configuration, so it is granted nothing there: put "
+            f"that back, or end the job (rollmuxd job end {job.id}) and start it again"
         )
         return (Reason("node_gone", text, {"nodes": nodes}),)
 
