@@ -39,7 +39,6 @@ from rollmuxd.wire.answers import (
 from rollmuxd.wire.requests import (
     GrowBody,
     HeartbeatBody,
-    RankBody,
     RegisterBody,
     ReleaseBody,
     ResultBody,
@@ -132,7 +131,6 @@ class FakeDaemon:
             ("POST", re.compile(r"/v1/slots/([^/]+)/release"), self._release),
             ("POST", re.compile(r"/v1/slots/([^/]+)/shrink"), self._shrink),
             ("POST", re.compile(r"/v1/slots/([^/]+)/grow"), self._grow),
-            ("POST", re.compile(r"/v1/channel/([^/]+)/ranks/(\d+)"), self._dial),
             ("GET", re.compile(r"/v1/channel/([^/]+)/orders"), self._next_order),
             ("POST", re.compile(r"/v1/channel/([^/]+)/results"), self._result),
         ]
@@ -438,17 +436,13 @@ class FakeDaemon:
         self._directives = []
         return self._view(found)
 
-    def _dial(self, job: str, rank: str, *, params: Mapping[str, str], content: bytes) -> dict[str, Any]:
-        body = _body(content, RankBody)
-        self._job_of(body.session)
-        self.dialled.setdefault(job, []).append(int(rank))
-        return {}
-
     def _next_order(self, job: str, *, params: Mapping[str, str], content: bytes) -> ChannelView:
         self._job_of(params["session"])
+        if (asking := int(params["rank"])) not in self.dialled.setdefault(job, []):
+            self.dialled[job].append(asking)
         told = {result.order for result in self.results}
         for rank, order in self._orders:
-            if rank == int(params["rank"]) and order.order not in told:
+            if rank == asking and order.order not in told:
                 return ChannelView(order)
         return ChannelView()
 

@@ -20,7 +20,6 @@ from rollmuxd.wire.answers import (
 from rollmuxd.wire.requests import (
     EndBody,
     GrowBody,
-    RankBody,
     RegisterBody,
     ReleaseBody,
     ResultBody,
@@ -129,13 +128,8 @@ def grow(slot: str, body: GrowBody) -> Call[SlotView]:
 # ---- channel ---------------------------------------------------------------------------------------------------------
 
 
-def dial(job: str, rank: int, body: RankBody) -> Call[None]:
-    """Say that a rank of the workload can be told to load and park."""
-    return Call("POST", f"/v1/channel/{_id(job)}/ranks/{rank}", None, body)
-
-
 def orders(job: str, rank: int, session: str, wait_s: float) -> Call[ChannelView]:
-    """Wait for the rank's next order."""
+    """Wait for the next order of a rank, which dials in by that."""
     params = {"rank": rank, "session": session, "wait_s": wait_s}
     path = f"/v1/channel/{_id(job)}/orders"
     return Call("GET", path, ChannelView, params=params, timeout_s=wait_s + GRACE_S)

@@ -22,7 +22,7 @@ from rollmuxd.client.errors import Refused, RollmuxError, in_words
 from rollmuxd.client.retry import Flow, Pause, persist, say
 from rollmuxd.client.sync import Daemon
 from rollmuxd.wire.answers import ChannelOrder
-from rollmuxd.wire.requests import RankBody, ResultBody
+from rollmuxd.wire.requests import ResultBody
 
 T = TypeVar("T")
 
@@ -133,25 +133,22 @@ class Channel:
 
     def serve(self) -> Flow[None]:
         """Dial in and serve, as a flow that returns when it is stopped."""
-        dialled = ""
+        session = ""
         early = 0
         while not self._stopping.is_set():
             # After the end of the job there is none: what is still to be done is done for the one that has ended it.
-            session = self._session() or dialled
+            session = self._session() or session
             if not session:
                 yield Pause(1.0)
                 continue
-            if dialled != session:
-                yield from self._persist(calls.dial(self._job, self._rank, RankBody(session=session)))
-                dialled = session
             asked = time.monotonic()
             try:
                 view = yield from self._persist(calls.orders(self._job, self._rank, session, WAIT_S))
             except Refused as error:
                 if error.status not in {404, 409, 410}:
                     raise
-                # Not dialled any more (a restarted daemon), or an older session: the heartbeat gets us a new one.
-                dialled = ""
+                # An older session: the heartbeat gets us a new one.
+                session = ""
                 yield Pause(1.0)
                 continue
             if view.order is not None:
@@ -166,7 +163,7 @@ class Channel:
                 except Refused as error:
                     if error.status not in {404, 409, 410}:
                         raise
-                    dialled = ""  # it will tell the order again, and get the result then
+                    session = ""  # it will tell the order again, and get the result then
                     yield Pause(1.0)
             elif time.monotonic() - asked < WAIT_S / 2:
                 yield Pause(min(1.0, 0.05 * 2.0 ** min(early, 8)))  # it did not block: do not spin

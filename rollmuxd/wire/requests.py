@@ -230,12 +230,6 @@ class KeyBody(Request, frozen=True):
     expires_s: Annotated[float, Meta(gt=0, le=315_360_000)] | None = None
 
 
-class RankBody(Request, frozen=True):
-    """``POST /v1/channel/{job}/ranks/{rank}``: a rank of the workload dials in."""
-
-    session: Annotated[str, Meta(min_length=1, max_length=100)]
-
-
 class ResultBody(Request, frozen=True):
     """``POST /v1/channel/{job}/results``: what a rank did. Repeated until it was acknowledged."""
 

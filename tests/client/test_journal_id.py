@@ -30,7 +30,8 @@ def first_start(monkeypatch):
 
 
 def test_every_call_after_the_registration_names_the_journal_whichever_process_or_rank_makes_it(listening, until):
-    server = listening(FakeDaemon())
+    daemon = FakeDaemon()
+    server = listening(daemon)
     store = Store()
     channels = threading.Barrier(2)
 
@@ -43,7 +44,7 @@ def test_every_call_after_the_registration_names_the_journal_whichever_process_o
             job.on_load(lambda order: None)
             with job.phase("rollout", then="train"):
                 channels.wait(PATIENCE_S)
-                until(lambda: calls("POST /v1/channel/j1/ranks/1"))
+                until(lambda: sorted(daemon.dialled.get("j1", [])) == [0, 1])
                 until(lambda: calls("POST /v1/sessions/"))
             with job.phase("train"):
                 pass
@@ -59,7 +60,7 @@ def test_every_call_after_the_registration_names_the_journal_whichever_process_o
     later = [seen for seen in server.headers_seen if seen is not registration]
     assert {seen.get("rollmux-journal") for seen in later} == {"fake"}, later
     said = " ".join(seen[":call"] for seen in later)
-    for call in ("/sessions", "/slots", "/release", "/heartbeat", "/v1/channel/j1/ranks/0", "/v1/channel/j1/ranks/1"):
+    for call in ("/sessions", "/slots", "/release", "/heartbeat", "/v1/channel/j1/orders"):
         assert call in said
     assert "DELETE /v1/jobs/j1" in said
 

@@ -30,7 +30,6 @@ async def test_whatever_a_client_of_another_journal_calls_is_410_and_changes_not
             ("POST", f"/v1/jobs/{job.id}/slots", {"phase": "train", "request_id": "x", "session": job.session}),
             ("POST", f"/v1/slots/{slot['slot']}/release", {"fence": slot["fence"]}),
             ("DELETE", f"/v1/slots/{slot['slot']}", None),
-            ("POST", f"/v1/channel/{job.id}/ranks/0", {"session": job.session}),
             ("GET", f"/v1/channel/{job.id}/orders?session={job.session}&rank=0", None),
             ("POST", f"/v1/channel/{job.id}/results", {"session": job.session, "rank": 0, "order": "o1", "ok": True}),
             ("GET", f"/v1/jobs/{job.id}", None),

@@ -229,7 +229,7 @@ async def test_ones_own_words_tell_nothing_of_whether_a_foreign_job_has_a_name(r
             await a_job(alice)
             job, session = await a_job(stranger, "mine", pid=7)
             line = f"/v1/channel/{job}"
-            await stranger.post(f"{line}/ranks/0", json={"session": session})
+            await stranger.get(f"{line}/orders", params={"session": session, "rank": 0})
             told = [
                 await stranger.get(f"/v1/jobs/{said}"),
                 await stranger.get(f"/v1/facts?job={said}"),

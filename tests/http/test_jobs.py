@@ -594,7 +594,6 @@ async def test_a_rank_dials_in_is_told_to_load_and_its_result_is_acknowledged(ru
     async with running() as world, world.client() as client:
         job = await world.job(client, states={"rollout": {"gpu_gb": 10, "ram_gb": 10}})
         line = f"/v1/channel/{job.id}"
-        assert (await client.post(f"{line}/ranks/0", json={"session": job.session})).status_code == 200
         nothing = await client.get(f"{line}/orders", params={"session": job.session, "rank": 0, "wait_s": 0.01})
         assert nothing.json() == {"order": None}
         from rollmuxd.core.model import OrderKind
@@ -622,11 +621,10 @@ async def test_results_are_taken_from_ranks_that_the_job_has_and_from_no_others(
         line = f"/v1/channel/{job.id}"
         for rank in (1, 9_999):
             body = {"session": job.session, "rank": rank, "order": "o7", "ok": True}
-            dialled = await client.post(f"{line}/ranks/{rank}", json={"session": job.session})
             asked = await client.get(f"{line}/orders", params={"session": job.session, "rank": rank, "wait_s": 0.01})
             said = await client.post(f"{line}/results", json=body)
-            assert [answer.status_code for answer in (dialled, asked, said)] == [409, 409, 409]
-            assert "register the job with ranks=" in dialled.json()["detail"]
+            assert [answer.status_code for answer in (asked, said)] == [409, 409]
+            assert "register the job with ranks=" in asked.json()["detail"]
         assert world.hub.ranks(job.id) == ()
         assert world.hub.last(job.id, "o7") is None
 
@@ -635,7 +633,7 @@ async def test_a_rank_is_on_the_line_while_the_end_of_its_job_is_being_written_d
     async with running() as world, world.client() as client:
         job = await world.job(client)
         line = f"/v1/channel/{job.id}"
-        await client.post(f"{line}/ranks/0", json={"session": job.session})
+        await client.get(f"{line}/orders", params={"session": job.session, "rank": 0})
         append, written = world.journal.append, asyncio.get_running_loop().create_future()
 
         def slowly(facts):
@@ -659,7 +657,7 @@ async def test_an_older_session_is_not_on_the_line_any_more(running):
     async with running() as world, world.client() as client:
         job = await world.job(client)
         await client.post(f"/v1/jobs/{job.id}/sessions", json={"pid": 2})
-        answer = await client.post(f"/v1/channel/{job.id}/ranks/0", json={"session": job.session})
+        answer = await client.get(f"/v1/channel/{job.id}/orders", params={"session": job.session, "rank": 0})
         assert answer.status_code == 409
 
 

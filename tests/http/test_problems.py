@@ -156,19 +156,6 @@ async def test_a_call_that_takes_no_query_refuses_its_parameters_by_name(running
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("rank", ["1" * 4301, "100001", "-1", "x"])
-async def test_a_rank_in_the_path_is_a_number_within_bounds_and_read_once_it_is_known_who_calls(running, rank):
-    async with running() as world, world.client() as client, world.client(None) as nobody:
-        job = await world.job(client)
-        path = f"/v1/channel/{job.id}/ranks/{rank}"
-        assert (await nobody.get(path)).status_code == 405
-        assert (await nobody.post(path, json={"session": job.session})).status_code == 401
-        answer = await client.post(path, json={"session": job.session})
-        assert answer.status_code == 422, answer.text
-        assert answer.json()["data"] == {"in": "path", "field": "rank"}
-
-
-@pytest.mark.asyncio
 async def test_what_breaks_while_the_route_is_looked_for_is_a_problem_too(running, monkeypatch):
     from starlette.routing import Route
 

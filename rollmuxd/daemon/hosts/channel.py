@@ -1,7 +1,7 @@
 """The daemon's end of the line on which the ranks of workloads get commands to load, park and discard.
 
-A rank dials in, then asks for its next command again and again (a long poll). It does it, and repeats its result until
-that is acknowledged. No port is open at the workload, and no pid need be known.
+A rank dials in by asking for its next command, and asks again and again (a long poll). It does it, and repeats its
+result until that is acknowledged. No port is open at the workload, and no pid need be known.
 
 What may be relied on:
 

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterable
 from http import HTTPStatus
-from types import UnionType
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -60,8 +59,7 @@ def _shapes(endpoints: Iterable[Endpoint]) -> list[Any]:
 
 def _json_answer(endpoint: Endpoint) -> Any:
     """What the route answers as JSON, if it does."""
-    parts = get_args(endpoint.answer) if isinstance(endpoint.answer, UnionType) else (endpoint.answer,)
-    return next((part for part in parts if part is not Plain), None)
+    return None if endpoint.answer is Plain else endpoint.answer
 
 
 def _operation(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
@@ -77,7 +75,7 @@ def _operation(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
         operation["description"] = re.sub(r"\s+", " ", rest).strip()
     if endpoint.needs is not None:
         operation["x-role"] = str(endpoint.needs)
-    parameters = [_path_parameter(name, shape) for name, shape in endpoint.path_types.items()]
+    parameters = [_path_parameter(name) for name in endpoint.path_names]
     if endpoint.query is not None:
         parameters += _query_parameters(endpoint.query)
     if parameters:
@@ -90,9 +88,8 @@ def _operation(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
     return operation
 
 
-def _path_parameter(name: str, shape: Any) -> dict[str, Any]:
-    schema = {"type": "string", "minLength": 1} if shape is str else msgspec.json.schema(shape)
-    return {"name": name, "in": "path", "required": True, "schema": schema}
+def _path_parameter(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
 def _query_parameters(query: type[Struct]) -> list[dict[str, Any]]:

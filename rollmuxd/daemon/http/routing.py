@@ -6,9 +6,8 @@ A handler is a plain async function. Its signature is the whole description of i
     async def request_slot(call: Call, job: str, body: SlotBody) -> SlotView: ...
 
 ``body`` is decoded from JSON, ``query`` (a :class:`Query`) from the query string. The other parameters come from the
-path, as text or converted to their types. (Starlette would convert them before the caller is known.) The answer is
-encoded; an exception becomes problem+json. ``/v1/openapi.json`` is made of the same signatures, so that it is always
-true.
+path, as text. The answer is encoded; an exception becomes problem+json. ``/v1/openapi.json`` is made of the same
+signatures, so that it is always true.
 
 The hot path (request, release, heartbeat) is: one match, one hash, one decode, the handler, one encode, one send. No
 starlette Request or Response is made, and there is no middleware: ``BaseHTTPMiddleware`` would also hide the client's
@@ -410,7 +409,7 @@ class Endpoint:
     answer: Any = field(init=False)
     body: type[Struct] | None = field(init=False)
     query: type[Query] | None = field(init=False)
-    path_types: Mapping[str, Any] = field(init=False)
+    path_names: tuple[str, ...] = field(init=False)
     #: an empty body is the same as ``{}``
     body_optional: bool = field(init=False)
     decoder: msgspec.json.Decoder[Any] | None = field(init=False)
@@ -418,7 +417,7 @@ class Endpoint:
     def __post_init__(self) -> None:
         takes = get_type_hints(self.handler, include_extras=True)
         self.answer, self.body, self.query = takes.pop("return"), takes.pop("body", None), takes.pop("query", None)
-        self.path_types = {name: shape for name, shape in takes.items() if name != "call"}
+        self.path_names = tuple(name for name in takes if name != "call")
         self.body_optional = self.body is not None and not any(f.required for f in msgspec.structs.fields(self.body))
         self.decoder = None if self.body is None else msgspec.json.Decoder(self.body)
 
@@ -448,9 +447,6 @@ class Endpoint:
                 data={"journal": journal},
             )
         arguments: dict[str, Any] = scope["path_params"]
-        for name, shape in self.path_types.items():
-            if shape is not str:
-                arguments[name] = _decode_part(name, arguments[name], shape)
         if self.query is not None:
             arguments["query"] = _decode_query(self.query, scope["query_string"])
         elif scope["query_string"]:
@@ -702,14 +698,6 @@ def _decode_body(decoder: msgspec.json.Decoder[Any], raw: bytes, *, optional: bo
 
 def _too_large(limit: int) -> Refusal:
     return Refusal(problems.TOO_LARGE, f"a body may have {limit} bytes here", data={"limit": limit})
-
-
-def _decode_part(name: str, text: str, shape: Any) -> Any:
-    """A part of the path that is not text."""
-    try:
-        return msgspec.convert(text, shape, strict=False)
-    except msgspec.ValidationError as error:
-        raise _invalid(f"{error} - at `$.{name}`", "path") from None
 
 
 def _decode_query(shape: type[Query], raw: bytes) -> Query:

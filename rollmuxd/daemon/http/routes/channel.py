@@ -12,7 +12,7 @@ from rollmuxd.daemon.http.routes._query import BODY, WaitS
 from rollmuxd.daemon.http.routing import Call, Query, Routes
 from rollmuxd.spi.residency import RankResult
 from rollmuxd.wire.answers import ChannelOrder, ChannelView
-from rollmuxd.wire.requests import RankBody, ResultBody
+from rollmuxd.wire.requests import ResultBody
 
 routes = Routes("channel", charged=False)
 
@@ -29,8 +29,12 @@ class OrdersQuery(Query, frozen=True):
 
 @routes.get("/v1/channel/{job}/orders", problems=(404, 409))
 async def next_order(call: Call, job: str, query: OrdersQuery) -> ChannelView:
-    """The next thing for a rank to do, if one comes in time. Asked again until its result was acknowledged."""
+    """The next thing for a rank to do, if one comes in time. Asked again until its result was acknowledged.
+
+    A rank that asks is there, and can be told to load and park.
+    """
     mine = await _line(call, job, query.session)
+    call.services.hub.dial(mine.id, query.session, query.rank, mine.spec.ranks)
     told = await call.park(
         lambda: call.services.hub.next_order(mine.id, query.session, query.rank, query.wait_s), query.wait_s + 5
     )
@@ -48,18 +52,11 @@ async def next_order(call: Call, job: str, query: OrdersQuery) -> ChannelView:
     return ChannelView(order=order)
 
 
-@routes.post("/v1/channel/{job}/ranks/{rank}", problems=(*BODY, 404, 409))
-async def dial(call: Call, job: str, rank: Rank, body: RankBody) -> ChannelView:
-    """A rank is there, and can be told to load and park."""
-    mine = await _line(call, job, body.session)
-    call.services.hub.dial(mine.id, body.session, rank, mine.spec.ranks)
-    return ChannelView()
-
-
 @routes.post("/v1/channel/{job}/results", problems=(*BODY, 404, 409))
 async def result(call: Call, job: str, body: ResultBody) -> ChannelView:
     """What a rank did. This answer is the acknowledgement; said again, it changes nothing."""
     mine = await _line(call, job, body.session)
+    call.services.hub.dial(mine.id, body.session, body.rank, mine.spec.ranks)
     done = RankResult(rank=body.rank, ok=body.ok, error=body.error, seconds=body.seconds)
     call.services.hub.result(mine.id, body.session, body.rank, body.order, done)
     if call.others:
