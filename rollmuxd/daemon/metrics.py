@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.estimates import credit_ms
@@ -74,8 +73,6 @@ class Metrics:
         )
         #: looking a child up costs several times what counting does
         self._answered: dict[tuple[str, str, int], Counter] = {}
-        self._state = _StateCollector()
-        self.registry.register(self._state)
         #: open orders: what they are, and since when
         self._orders: OpenOrders[tuple[OrderKind, Millis]] = OpenOrders()
         #: open slots: owner, and since when they were asked for, and granted; GPUs
@@ -165,12 +162,8 @@ class Metrics:
 
         ``owner``: whose series alone are shown (None: all).
         """
-        self._state.scrape = scrape
-        try:
-            encode, media_type = choose_encoder(accept)
-            body: bytes = encode(self.registry if owner is None else _OfOwner(self.registry, owner))
-        finally:
-            self._state.scrape = None
+        encode, media_type = choose_encoder(accept)
+        body: bytes = encode(_Exposed(self.registry, scrape, owner))
         return body, media_type
 
 
@@ -197,35 +190,27 @@ class Scrape(NamedTuple):
     retention_failed: bool = False
 
 
-class _OfOwner(CollectorRegistry):
-    """A registry as one owner may see it: without the series of other owners."""
+class _Exposed(CollectorRegistry):
+    """Counters, and gauges of the present state; for one owner, without the series of other owners."""
 
-    def __init__(self, registry: CollectorRegistry, owner: str) -> None:
+    def __init__(self, counters: CollectorRegistry, scrape: Scrape, owner: str | None) -> None:
         super().__init__()
-        self._whole, self._owner = registry, owner
+        self._counters, self._scrape, self._owner = counters, scrape, owner
 
     def collect(self) -> Iterator[Metric]:
-        for family in self._whole.collect():
-            family.samples = [it for it in family.samples if it.labels.get("owner", self._owner) == self._owner]
+        for family in (*self._counters.collect(), *gauges(self._scrape)):
+            if self._owner is not None:
+                family.samples = [it for it in family.samples if it.labels.get("owner", self._owner) == self._owner]
             yield family
 
 
-class _StateCollector(Collector):
-    """Gauges, read from the present state at each scrape."""
-
-    scrape: Scrape | None = None
-
-    def describe(self) -> list[Metric]:
-        return []  # asked at registration, when there is no state yet
-
-    def collect(self) -> Iterator[Metric]:
-        if self.scrape is not None:
-            state = self.scrape.state
-            yield from _node_gauges(state)
-            yield from _work_gauges(state)
-            yield from _wait_gauges(state, self.scrape.now)
-            yield from _promise_gauges(state, self.scrape.may_read)
-            yield from _journal_gauges(self.scrape.journal, self.scrape.retention_failed)
+def gauges(scrape: Scrape) -> Iterator[Metric]:
+    """What is read off the state."""
+    yield from _node_gauges(scrape.state)
+    yield from _work_gauges(scrape.state)
+    yield from _wait_gauges(scrape.state, scrape.now)
+    yield from _promise_gauges(scrape.state, scrape.may_read)
+    yield from _journal_gauges(scrape.journal, scrape.retention_failed)
 
 
 def _gauge(name: str, about: str, labels: Sequence[str], values: Mapping[Any, float]) -> Metric:

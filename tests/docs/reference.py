@@ -19,7 +19,7 @@ from rollmuxd.core import facts
 from rollmuxd.core.state import State
 from rollmuxd.daemon.http.app import ENDPOINTS
 from rollmuxd.daemon.http.routing import Endpoint, Plain
-from rollmuxd.daemon.metrics import Metrics
+from rollmuxd.daemon.metrics import Metrics, Scrape, gauges
 from rollmuxd.wire.answers import Page
 
 REPOSITORY = Path(__file__).parents[2]
@@ -337,10 +337,9 @@ def _tables() -> Iterator[tuple[str, list[list[str]], str]]:
 
 
 def metrics_page() -> str:
-    rows = []
-    metrics = Metrics()
-    for collector in metrics.registry._collector_to_names:
-        rows += [_metric(family, getattr(collector, "_labelnames", None)) for family in _families(metrics, collector)]
+    counters = Metrics().registry._collector_to_names
+    rows = [_metric(family, one._labelnames) for one in counters for family in one.collect()]
+    rows += [_metric(family, family._labelnames) for family in gauges(Scrape(State(), 0, bool, Path(__file__)))]
     return (
         f"# Metrics\n\n{HEAD}\n"
         "`GET /metrics`, for Prometheus ([how to](../how-to/monitor.md)). Counters start at zero with the daemon. "
@@ -350,18 +349,9 @@ def metrics_page() -> str:
     )
 
 
-def _families(metrics: Metrics, collector: Any) -> Iterator[Any]:
-    from rollmuxd.daemon.metrics import Scrape
-
-    if hasattr(collector, "scrape"):
-        collector.scrape = Scrape(State(), 0, lambda job: True, Path(__file__))
-    yield from collector.collect()
-
-
 def _metric(family: Any, labels: Any) -> list[str]:
-    names = labels if labels is not None else getattr(family, "_labelnames", ())
     ending = "_total" if family.type == "counter" else ""
-    labelled = ", ".join(f"`{name}`" for name in names)
+    labelled = ", ".join(f"`{name}`" for name in labels)
     return [f"`{family.name}{ending}`", family.type, labelled, unescape(family.documentation)]
 
 
