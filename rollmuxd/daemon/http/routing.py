@@ -532,27 +532,13 @@ def router(shared: Shared, endpoints: list[Endpoint]) -> ASGIApp:
     by_path: dict[str, list[Endpoint]] = {}
     for endpoint in endpoints:
         by_path.setdefault(endpoint.path, []).append(endpoint)
-    return _Router(shared, [Route(path, PathApp(shared, methods)) for path, methods in by_path.items()])
 
-
-class _Router(Router):
-    """Starlette's, which answers with a problem where no route is, or when it breaks itself."""
-
-    def __init__(self, shared: Shared, routes: list[Route]) -> None:
-        super().__init__(routes, redirect_slashes=False, default=self._not_found)
-        self._shared = shared
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self.app(scope, receive, send)
-        except Exception as error:
-            if "endpoint" in scope:  # a route was found, and has answered
-                raise
-            await _answer(self._shared, "", scope, send, error, receive)
-
-    async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
         detail = f"there is nothing at {scope['path']}; /v1/openapi.json lists what there is"
-        await _answer(self._shared, "", scope, send, Refusal(problems.UNKNOWN, detail), receive)
+        await _answer(shared, "", scope, send, Refusal(problems.UNKNOWN, detail), receive)
+
+    routes = [Route(path, PathApp(shared, methods)) for path, methods in by_path.items()]
+    return Router(routes, redirect_slashes=False, default=not_found)
 
 
 async def _answer(
