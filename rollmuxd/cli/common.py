@@ -263,7 +263,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> 
         shown.add_column(column.removeprefix("#"), justify="right" if number else "left", overflow="fold")
     for row in cells:
         shown.add_row(*(row[:-1] if below else row))
-    _print(shown)
+    print_plainly(shown)
     if below:
         click.echo(f"\n{columns[-1]}")
         fields({row[0]: row[-1] for row in cells if row[-1] != "-"})
@@ -291,14 +291,14 @@ def fields(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if value not in (None, "", [], {}):
             shown.add_row(name, cell(value))
-    _print(shown)
+    print_plainly(shown)
 
 
-def _print(shown: Any) -> None:
+def print_plainly(shown: Any) -> None:
+    """What rich draws, without spaces at the ends of lines."""
     out = console()
     with out.capture() as capture:
         out.print(shown)
-    # The cells of the last column are padded, too.
     for line in capture.get().splitlines():
         click.echo(line.rstrip())
 

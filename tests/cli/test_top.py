@@ -65,8 +65,8 @@ SLOT = {
 
 PICTURE = """\
 rollmuxd top   12:00:34 UTC   2 nodes, 1 group, 3 jobs, 1 waiting
-POOL     GPUS  HELD                       NODES  FREE  LATELY
-rollout     4  ██████████░░░░░░░░░░  50%      1     0  ▄
+POOL     GPUS  HELD                       NODES  FREE
+rollout     4  ██████████░░░░░░░░░░  50%      1     0
 train       4  ░░░░░░░░░░░░░░░░░░░░   0%      1     0
 
 NODE        POOLS    STATUS       GROUP  GPUS  HELD BY                      STATES
@@ -143,7 +143,7 @@ def test_a_job_without_the_promise_that_it_asked_for_is_told_of_with_what_would_
 def test_on_a_screen_the_last_line_names_the_keys(table):
     seen = {"at": "2025-06-01T12:00:34.000Z", **{path.removeprefix("/v1/"): items for path, items in table.items()}}
     drawn = Console(width=120, file=io.StringIO())
-    drawn.print(view.picture(seen, {}, width=120, rows=40))
+    drawn.print(view.picture(seen, width=120, rows=40))
 
     assert drawn.file.getvalue().splitlines()[-1] == "q: quit  /: filter  esc: all jobs"
 
@@ -191,7 +191,6 @@ def test_who_looks_again_is_told_only_what_is_new(table):
     first, again = watch.look(), watch.look()
     assert [answer["lists"] is None for answer in answers] == [False, True]
     assert {**first, "at": ""} == {**again, "at": ""}
-    assert list(watch.held["rollout"]) == [0.5, 0.5]
 
 
 def test_a_list_of_more_than_a_page_is_read_to_its_end_with_the_same_filters(table):
@@ -239,7 +238,7 @@ def looked_at(a_job, *, jobs, waiting, nodes):
 def test_a_screen_is_enough_however_much_there_is(a_job, width, rows, jobs, waiting, nodes):
     seen = looked_at(a_job, jobs=jobs, waiting=waiting, nodes=nodes)
     out = Console(width=width, height=rows, file=io.StringIO(), highlight=False)
-    out.print(view.picture(seen, {"rollout": [0.5] * 60}, width=width, rows=rows))
+    out.print(view.picture(seen, width=width, rows=rows))
     lines = out.file.getvalue().splitlines()
     assert len(lines) < rows  # or it would scroll
     assert max(cell_len(line.rstrip()) for line in lines) <= width
@@ -254,7 +253,7 @@ def test_a_screen_is_enough_however_much_there_is(a_job, width, rows, jobs, wait
 
 def drawn(seen, screen, *, width=120, rows=40):
     out = Console(width=width, height=rows, file=io.StringIO(), highlight=False)
-    out.print(view.picture(seen, {}, width=width, rows=rows, screen=screen))
+    out.print(view.picture(seen, width=width, rows=rows, screen=screen))
     return out.file.getvalue()
 
 

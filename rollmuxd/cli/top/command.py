@@ -6,7 +6,6 @@ import os
 import select
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,11 +13,9 @@ from typing import Any, Final
 
 import click
 
-from rollmuxd.cli.common import Call, console, talks
+from rollmuxd.cli.common import Call, console, print_plainly, talks
 from rollmuxd.cli.top.screen import Screen
 
-#: how many looks the line of a pool's use goes back
-LOOKS: Final = 60
 LISTS: Final = ("pools", "nodes", "hosts", "groups", "jobs", "slots")
 
 
@@ -47,11 +44,10 @@ def top(call: Call, once: bool, interval: float, owner: str | None) -> None:
 
 
 class Watch:
-    """Looks at the daemon again and again, and remembers how much of each pool was held."""
+    """Looks at the daemon again and again, and is told only what is new."""
 
     def __init__(self, call: Call, owner: str | None) -> None:
         self._call, self._owner = call, owner
-        self.held: dict[str, deque[float]] = {}
         self._tag: str | None = None
         self._seen: dict[str, list[dict[str, Any]]] = {}
 
@@ -65,9 +61,6 @@ class Watch:
             self._tag = answer["tag"]
             self._seen = {name: self._whole(name, lists[name]) for name in LISTS}
             self._seen["pools"].sort(key=lambda pool: pool["pool"])
-        for pool in self._seen["pools"]:
-            share = pool["gpus_held"] / pool["gpus"] if pool["gpus"] else 0.0
-            self.held.setdefault(pool["pool"], deque(maxlen=LOOKS)).append(share)
         at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return {"at": at, **self._seen}
 
@@ -86,12 +79,7 @@ class Watch:
 def _print_once(watch: Watch) -> None:
     from rollmuxd.cli.top import view
 
-    out = console()
-    seen = watch.look()
-    with out.capture() as capture:
-        out.print(view.picture(seen, watch.held, width=out.width, rows=None))
-    for line in capture.get().splitlines():
-        click.echo(line.rstrip())
+    print_plainly(view.picture(watch.look(), width=console().width, rows=None))
 
 
 def _live(watch: Watch, interval: float) -> None:
@@ -106,7 +94,7 @@ def _live(watch: Watch, interval: float) -> None:
     with keys() as pressed, Live(console=out, screen=True, auto_refresh=False) as live:
         due = time.monotonic() + interval
         while not screen.over:
-            picture = view.picture(seen, watch.held, width=out.width, rows=out.height, screen=screen, trouble=trouble)
+            picture = view.picture(seen, width=out.width, rows=out.height, screen=screen, trouble=trouble)
             live.update(picture, refresh=True)
             screen.press(pressed(max(0.0, due - time.monotonic())))
             if time.monotonic() >= due:

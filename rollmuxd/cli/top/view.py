@@ -15,7 +15,6 @@ from rollmuxd.cli.common import printable
 from rollmuxd.cli.top.screen import Screen
 from rollmuxd.client.retry import duration
 
-_SPARKS: Final = " ▁▂▃▄▅▆▇█"
 _COLOUR: Final = {
     "up": "green", "occupied": "yellow", "draining": "yellow", "drained": "yellow", "unknown": "yellow",
     "quarantined": "red", "lost": "red", "paused": "yellow", "probing": "cyan", "waiting": "magenta",
@@ -24,7 +23,6 @@ _COLOUR: Final = {
 
 def picture(
     seen: Mapping[str, Any],
-    held: Mapping[str, Sequence[float]],
     *,
     width: int,
     rows: int | None,
@@ -41,7 +39,7 @@ def picture(
     unmet = [job for job in placed if job.get("unmet")]
     room = _room(rows, len(seen["pools"]), len(seen["nodes"]), len(placed), len(waiting), len(unmet))
     nodes, jobs = seen["nodes"][: room.nodes], placed[: room.jobs]
-    parts: list[RenderableType] = [_head(seen, trouble), _pools(seen["pools"], held), Text()]
+    parts: list[RenderableType] = [_head(seen, trouble), _pools(seen["pools"]), Text()]
     parts += [_nodes(nodes, holders, names, width), *_more("nodes", len(nodes), len(seen["nodes"])), Text()]
     parts.append(_jobs(jobs, holders, seen["at"], width) if placed else Text(_no_job(screen)))
     parts += _more("jobs", len(jobs), len(placed))
@@ -143,11 +141,10 @@ def bar(share: float, width: int) -> str:
     return "█" * full + "░" * (width - full)
 
 
-def _pools(pools: Sequence[Mapping[str, Any]], held: Mapping[str, Sequence[float]]) -> RenderableType:
+def _pools(pools: Sequence[Mapping[str, Any]]) -> RenderableType:
     rows: list[list[str | Text]] = []
     for pool in pools:
         share = pool["gpus_held"] / pool["gpus"] if pool["gpus"] else 0.0
-        late = list(held.get(pool["pool"], ()))[-20:]
         rows.append(
             [
                 printable(pool["pool"]),
@@ -156,10 +153,9 @@ def _pools(pools: Sequence[Mapping[str, Any]], held: Mapping[str, Sequence[float
                 f"{share:.0%}",
                 str(len(pool["nodes"])),
                 str(pool["nodes_free"]),
-                Text("".join(_SPARKS[round(value * (len(_SPARKS) - 1))] for value in late), "green"),
             ]
         )
-    return _table(["POOL", "#GPUS", "HELD", "#", "#NODES", "#FREE", "LATELY"], rows)
+    return _table(["POOL", "#GPUS", "HELD", "#", "#NODES", "#FREE"], rows)
 
 
 def _nodes(
