@@ -45,10 +45,6 @@ class Daemon:
         timeout_s = waits_s + GRACE_S if waits_s else timeout_s
         return self.call(Call("GET", path, Any, params=params, timeout_s=timeout_s))
 
-    def text(self, path: str, *, timeout_s: float = PROMPT_S, **params: Any) -> str:
-        """Return what a path answers as text (``/metrics``, logs)."""
-        return self.call(Call[str]("GET", path, str, params=params, timeout_s=timeout_s))
-
     def post(self, path: str, body: Any = None, *, timeout_s: float = QUESTION_S) -> Any:
         """Post a body (a wire struct, or plain data); returns the decoded JSON."""
         return self.call(Call("POST", path, Any, body, timeout_s=timeout_s, repeat=False))

@@ -444,8 +444,6 @@ class WorkRow(Answer, frozen=True):
     loads_warm: int = 0
     loads_cold: int = 0
     parks: int = 0
-    #: time that loading and parking took
-    switch_hours: float = 0.0
     #: waiting for a placement, and for the turn
     wait_placement_hours: float = 0.0
     wait_turn_hours: float = 0.0

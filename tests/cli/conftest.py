@@ -22,9 +22,6 @@ class FakeDaemon:
     def get(self, path, **params):
         return self._answer("GET", path, params)
 
-    def text(self, path, **params):
-        return self._answer("GET", path, params)
-
     def post(self, path, body=None):
         return self._answer("POST", path, body)
 

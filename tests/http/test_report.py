@@ -131,8 +131,7 @@ def test_waits_and_switches():
     assert a.wait_turn_hours == pytest.approx(60 / 60, abs=1e-6)
     assert (a.loads_cold, a.loads_warm, a.parks) == (1, 0, 1)
     assert (b.loads_cold, b.loads_warm, b.parks) == (1, 0, 0)
-    assert a.switch_hours == pytest.approx(1 / 60, abs=1e-6)
-    assert b.switch_hours == pytest.approx(1 / 60, abs=1e-6)
+    assert a.gpu_hours_switching == b.gpu_hours_switching == pytest.approx(2 / 60, abs=1e-6)
 
 
 def test_the_hours_of_the_pools_add_up_to_the_inventory():
@@ -171,7 +170,7 @@ def test_spans_that_follow_each_other_add_up():
     parts = [report(since=since, until=since + 20).work for since in range(0, 120, 20)]
     for number, name in enumerate(("a", "b")):
         rows = [row for part in parts for row in part if row.name == name]
-        for figure in ("gpu_hours_used", "gpu_hours_held", "wait_turn_hours", "switch_hours"):
+        for figure in ("gpu_hours_used", "gpu_hours_held", "wait_turn_hours", "gpu_hours_switching"):
             assert sum(getattr(row, figure) for row in rows) == pytest.approx(getattr(whole[number], figure), abs=1e-5)
         assert sum(row.iterations for row in rows) == whole[number].iterations
 

@@ -144,7 +144,7 @@ class LiveUsage:
                 raise JournalFailed(f"{self._journal.path}: {DISK_FULL}")
             usage = ledger.close()[0]
             if not usage.unreadable:
-                closed = await to_thread.run_sync(compress, msgspec.json.encode(usage.without_zeros()))
+                closed = await to_thread.run_sync(compress, msgspec.json.encode(usage))
                 await self._journal.close_day(self._day, closed, self._seq, msgspec.json.encode(self._state))
             self._day += 1
             self._ledger = ledger = UsageLedger(since=end, until=end + DAY, state=self._state)

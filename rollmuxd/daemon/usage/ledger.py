@@ -61,7 +61,6 @@ class _Work:
     loads_warm: int = 0
     loads_cold: int = 0
     parks: int = 0
-    switch: int = 0
     wait_placement: int = 0
     wait_turn: int = 0
     cost_held: float = 0
@@ -141,11 +140,6 @@ class DailyUsage:
         for group, shared in later.groups.items():
             self.groups.setdefault(group, _Shared()).add(shared)
         self.unreadable += later.unreadable
-
-    def without_zeros(self) -> "DailyUsage":
-        """The same, less the jobs that nothing was booked for."""
-        said = {job: book for job, book in self.work.items() if any(getattr(book, name) for name in _SUMS)}
-        return DailyUsage(said, self.pools, self.groups)
 
     def charges(self) -> dict[JobId, "Charge"]:
         """What each job is charged with."""
@@ -326,11 +320,9 @@ class UsageLedger:
     def _switched(self, order: Order, at: Millis) -> None:
         # When contact was lost it was booked so far; what came of it later is not known to have taken any time.
         if order.kind is not OrderKind.DISCARD and order.status is OrderStatus.ISSUED and order.job in self._work:
-            book, took = self._work[order.job], self._within(order.issued_at, at)
-            book.switch += took
             node = self._state.nodes.get(order.node)
             if node is not None:
-                book.switch_gpu += took * len(node.gpus)
+                self._work[order.job].switch_gpu += self._within(order.issued_at, at) * len(node.gpus)
 
     def _waited(self, slot: Slot, at: Millis) -> None:
         if self._state.jobs[slot.job].spec.filler is None:  # a filler has no turn
@@ -514,7 +506,6 @@ def _row(usage: Sequence[_Work], charges: Mapping[JobId, Charge], name: str, job
         loads_warm=book.loads_warm,
         loads_cold=book.loads_cold,
         parks=book.parks,
-        switch_hours=_hours(book.switch),
         wait_placement_hours=_hours(book.wait_placement),
         wait_turn_hours=_hours(book.wait_turn),
         gpu_hours_charged=_hours(charge.gpu_ms),

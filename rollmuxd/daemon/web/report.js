@@ -158,7 +158,7 @@ function workTable(app, work) {
           cell(row.slowdown, 2),
           cell(row.slo, 2),
           cell(row.iterations, 0),
-          h("td", { class: "num" }, duration(row.switch_hours * 3600000)),
+          cell(row.gpu_hours_switching),
           h("td", { class: "num" }, duration(row.wait_turn_hours * 3600000)),
         ),
       ),
