@@ -44,7 +44,7 @@ def top(call: Call, once: bool, interval: float, owner: str | None) -> None:
 
 
 class Watch:
-    """Looks at the daemon again and again, and is told only what is new."""
+    """Looks at the daemon again and again, and asks only for what is new."""
 
     def __init__(self, call: Call, owner: str | None) -> None:
         self._call, self._owner = call, owner
