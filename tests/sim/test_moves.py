@@ -11,6 +11,7 @@ from rollmuxd.core.model import JobStatus, StateStatus
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.core.steps import move as moving
+from rollmuxd.core.steps import reclaim
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim.policies import Moving
 from rollmuxd.sim.workload import Pool, SimJob, Workload
@@ -83,15 +84,15 @@ def test_a_guarded_job_keeps_a_promise_that_its_plan_would_have_broken():
 # ---- a scheduler that breaks a promise is caught ---------------------------------------------------------------------
 
 
-def sabotaged(monkeypatch, name, by):
-    monkeypatch.setattr(moving, name, by)
+def sabotaged(monkeypatch, name, by, where=moving):
+    monkeypatch.setattr(where, name, by)
     with pytest.raises(BrokenInvariant) as caught:
         played(ChaosPolicy(), *(job(name) for name in "ABC"))
     return str(caught.value)
 
 
 def test_dropping_what_was_not_loaded_elsewhere_yet_is_noticed(monkeypatch):
-    assert "what_a_job_still_needs_is_not_dropped" in sabotaged(monkeypatch, "is_of_use", lambda *_: False)
+    assert "what_a_job_still_needs_is_not_dropped" in sabotaged(monkeypatch, "is_of_use", lambda *_: False, reclaim)
 
 
 def first_parked(state, kept):
