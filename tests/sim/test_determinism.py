@@ -21,7 +21,7 @@ for name in sys.argv[3:]:
     made, faults = (Fluid, ()) if kind == "fluid" else (checked.make, (small.PRESETS[kind],))
     with open(f"{sys.argv[2]}/{name}", "wb") as file:
         write = lambda fact: file.write(facts.encode(fact) + bytes([10]))
-        policy = small.policy_under_test("random" if kind == "fluid" else "rollmux")
+        policy = small.policy_under_test({"fluid": "random", "none": "rollmux", "all": "default"}[kind])
         outcome = made(*faults, small.small(int(seed)), policy, int(seed), "work", write).run()
     print(name, outcome.facts_digest, outcome.facts, outcome.cost)
 """

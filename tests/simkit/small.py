@@ -5,6 +5,7 @@ on nodes that are bought or of which there are a few), policy and accounting. Hu
 ``make swarm``'s.
 """
 
+from functools import cache
 from random import Random
 
 from rollmuxd.core.spec import JobSpec, OnLoss, Park, PhaseSpec, StateSpec, Want
@@ -63,7 +64,7 @@ def _job(draw: Random, name: str, at: int) -> SimJob:
         slo=draw.choice([None, 1.3, 2.0, 3.0]) if park is Park.LAZY else None,
         on_loss=draw.choice([OnLoss.HOLD, OnLoss.KILL]),
     )  # fmt: skip
-    lasts = draw.choice([2, 4, 8]) * 3_600_000
+    lasts = draw.choice([1, 2, 4]) * 3_600_000
     return SimJob(
         name, "made", at, lasts, spec, tuple(series), {"rollout": width, "train": 1},
         starts={"rollout": Starts(30_000, move), "train": Starts(20_000, move)},
@@ -71,6 +72,7 @@ def _job(draw: Random, name: str, at: int) -> SimJob:
     )  # fmt: skip
 
 
+@cache
 def play(preset: str, seed: int) -> tuple[Outcome, dict[str, int]]:
     """One seed; what came of it, and what went wrong how often. Raises BrokenInvariant with all that is known."""
     accounting = ("work", "paper")[seed % 2]
