@@ -18,7 +18,7 @@ from rollmuxd_gateway.fakes.hashlm import Engine, Model
 GPUS = [f"host1/gpu{number}" for number in range(4)]
 NARROW = [f"tp1-{number}" for number in range(4)]
 OLD, NEW = Model(median=120, sigma=0.3), Model(median=120, sigma=0.3, version="7")
-LONG, SHORT = 1_500, 30
+LONG, SHORT = 600, 30
 
 
 def world(**config):

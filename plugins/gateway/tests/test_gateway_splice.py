@@ -153,7 +153,7 @@ def drawn(cut_at, tokens, batches):
 
 def odds(state):
     """What may come next and how likely it is, the likeliest first."""
-    tokens, values = MODEL.logits(state)
+    tokens, values, _ = MODEL.logits(state)
     if tokens == [EOS]:  # the end is ignored
         tokens = [1 + state.digest[8] % 127]
     weights = sorted(((exp(value), token) for token, value in zip(tokens, values, strict=True)), reverse=True)

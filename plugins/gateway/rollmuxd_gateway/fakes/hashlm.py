@@ -12,6 +12,7 @@ import math
 import random
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any, Final
 
@@ -34,8 +35,12 @@ def text_of(ids: Sequence[int]) -> str:
     return _bytes_of(ids).decode("utf-8", "replace")
 
 
+#: the byte of each token
+_BYTES: Final = bytes(token if token < 128 else 0xC3 if token < 192 else 0x80 + token % 64 for token in range(2**16))
+
+
 def _bytes_of(ids: Sequence[int]) -> bytes:
-    return bytes(token if token < 128 else 0xC3 if token < 192 else 0x80 + token % 64 for token in ids if token != EOS)
+    return bytes(map(_BYTES.__getitem__, filter(None, ids)))  # all but the end
 
 
 def _complete(raw: bytes) -> bytes:
@@ -83,20 +88,26 @@ class Model(Struct, frozen=True, kw_only=True):
             state.mean = self.median * math.exp(self.sigma * _NORMAL.inv_cdf(share))
 
     @staticmethod
-    def logits(state: "State") -> tuple[list[int], list[float]]:
-        """Candidates, each once, and their logits. The end is the only one where the response is over."""
-        digest = state.digest
+    def logits(state: "State") -> tuple[list[int], list[float], list[float]]:
+        """Candidates, each once, their logits and log probabilities. Where the response is over, the end alone."""
         hazard = 2 * state.length / state.mean**2
-        if int.from_bytes(digest[44:48], "big") < hazard * 2**32:
-            return [EOS], [0.0]
-        tokens: list[int] = []
-        values: list[float] = []
-        for at in range(8, 8 + 2 * _CANDIDATES, 2):
-            token = digest[at] or 1
-            if token not in tokens:
-                tokens.append(token)
-                values.append(digest[at + 1] / 64)
-        return tokens, values
+        if int.from_bytes(state.digest[44:48], "big") < hazard * 2**32:
+            return [EOS], [0.0], [0.0]
+        return _candidates(state.digest)
+
+
+@lru_cache(2**14)  # a response is often generated again, to compare
+def _candidates(digest: bytes) -> tuple[list[int], list[float], list[float]]:
+    tokens: list[int] = []
+    values: list[float] = []
+    for at in range(8, 8 + 2 * _CANDIDATES, 2):
+        token = digest[at] or 1
+        if token not in tokens:
+            tokens.append(token)
+            values.append(digest[at + 1] / 64)
+    high = max(values)
+    total = math.log(sum(math.exp(value - high) for value in values)) + high
+    return tokens, values, [value - total for value in values]
 
 
 class State(Struct):
@@ -298,16 +309,15 @@ class Engine:
             job.told(job)
 
     def _sample(self, job: Job) -> tuple[int, float, list[tuple[int, float]]]:
-        tokens, values = self.model.logits(job.state)
+        tokens, values, logprobs = self.model.logits(job.state)
         params = job.params
         if tokens == [EOS] and (params.get("ignore_eos") or len(job.out) < int(params.get("min_tokens") or 0)):
-            tokens, values = [1 + job.state.digest[8] % 127], [0.0]
-        logprobs = _log_softmax(values)
+            tokens = [1 + job.state.digest[8] % 127]
         adjusted = values if params.keys().isdisjoint(_ADJUSTS) else list(self._adjusted(job, tokens, values))
         temperature = params.get("temperature")
         temperature = 1.0 if temperature is None else float(temperature)
         if temperature == 0:
-            at = max(range(len(tokens)), key=adjusted.__getitem__)
+            at = adjusted.index(max(adjusted))
         else:
             at = self._draw(job, [value / temperature for value in adjusted], params)
         told = int(params.get("logprobs") or 0)
@@ -352,9 +362,3 @@ class Engine:
 
 class EngineDied(Exception):
     """A poison request has ended the engine."""
-
-
-def _log_softmax(values: list[float]) -> list[float]:
-    high = max(values)
-    total = math.log(sum(math.exp(value - high) for value in values)) + high
-    return [value - total for value in values]
