@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import moves_ms, phase_ms, rollouts_rest_ms, solo_ms
-from rollmuxd.core.feasible import check, ram_mb_on, short_of_memory, short_of_ram, short_of_time
+from rollmuxd.core.feasible import check, ram_mb_on, short_of_time
 from rollmuxd.core.ids import GroupId, HostId, JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Node, NodeStatus, PlannedTurn
 from rollmuxd.core.order import PROMISED_NOTHING
@@ -455,14 +455,6 @@ class RollMux:
         most = self.max_nodes.get(job.owner, 0)
         over = over_its_nodes(job.owner, state.owners.get(job.owner), candidate.pins, most) if most else ""
         return Miss(Reason("owner_nodes", over, {"owner": job.owner})) if over else None
-
-    def _miss_ram(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
-        short = short_of_ram(state, job, candidate.pins)
-        return None if short is None else Miss(short)
-
-    def _miss_memory(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
-        short = short_of_memory(state, job, candidate.pins)
-        return None if short is None else Miss(short)
 
     def _why_not_group(self, state: State, shape: "Shape", group: Group) -> Miss:
         """The reason against the best placement in a group."""

@@ -22,12 +22,13 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 
 from rollmuxd.core.estimates import solo_ms
+from rollmuxd.core.feasible import check
 from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, PoolName
-from rollmuxd.core.model import Dispatch, Group, Job, NodeStatus
+from rollmuxd.core.model import Dispatch, Group, Job
 from rollmuxd.core.policy import Placed, Policy
 from rollmuxd.core.spec import PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
-from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary
+from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary, usable
 from rollmuxd.policies.schedule import Leg
 from rollmuxd.sim.policies import Bound, InScheduleOrder, Isolated, PolicyUnderTest, Solo
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
@@ -413,9 +414,9 @@ class Heuristic(RollMux):
         price = 0.0
         for want in self._parts(job):
             busy = self._busy(state, group, [
-                name for name in used_for.get(want.pool, ()) if self._has_room(state, job, group, want.pool, name)
+                name for name in used_for.get(want.pool, ()) if self._has_room(state, job, want.pool, name)
             ])  # fmt: skip
-            new = [name for name in _unused(state, want.pool) if self._has_room(state, job, group, want.pool, name)]
+            new = [name for name in _unused(state, want.pool) if self._has_room(state, job, want.pool, name)]
             nodes = self._pick(busy, new, want.nodes, draw)
             if len(nodes) < want.nodes:
                 return None
@@ -425,17 +426,11 @@ class Heuristic(RollMux):
                 for node in map(state.nodes.__getitem__, nodes)
                 if not node.group
             )
-        candidate = Candidate(group, pins, "scaling" if price else "packing", price)
-        short = self._miss_ram(state, job, candidate) or self._miss_memory(state, job, candidate)
-        return candidate if short is None else None
+        return None if check(state, job, pins) else Candidate(group, pins, "scaling" if price else "packing", price)
 
-    def _has_room(self, state: State, job: Job, group: Group, pool: PoolName, node: NodeId) -> bool:
+    def _has_room(self, state: State, job: Job, pool: PoolName, node: NodeId) -> bool:
         """Whether the node is up and the job's state fits there."""
-        known = state.nodes[node]
-        if known.status is not NodeStatus.UP or known.drain:
-            return False
-        alone = Candidate(group, {pool: (node,)}, "packing", 0.0)
-        return self._miss_ram(state, job, alone) is None and self._miss_memory(state, job, alone) is None
+        return usable(state.nodes[node]) and check(state, job, {pool: (node,)}) is None
 
     def _busy(self, state: State, group: Group, nodes: Sequence[NodeId]) -> dict[NodeId, float]:
         """During what share of the group's period each node works."""

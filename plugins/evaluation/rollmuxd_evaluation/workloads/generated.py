@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from rollmuxd.sim.workload import Options
-from rollmuxd_evaluation.workloads.lengths import batch
+from rollmuxd_evaluation.workloads.lengths import tail_from
 from rollmuxd_evaluation.workloads.series import Drawn, Iterated, Series, Step, scaled
 from rollmuxd_evaluation.workloads.shapes import Shape
 
@@ -107,7 +107,7 @@ class Generated(Iterated):
         def drawn(shape: Shape, count: int) -> Series:
             went = course(MULTI if shape.model_b in MULTI_TURN else SINGLE, count, draw)
             limit = limit_of(shape.kind)
-            tails = tuple(batch(limit, x, responses).tail_from for x in went.shifts)
+            tails = tuple(tail_from(limit, x, responses) for x in went.shifts)
             return Series(scaled(went.steps, shape.planned), tails)
 
         return drawn

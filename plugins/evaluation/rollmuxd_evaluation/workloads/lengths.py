@@ -11,7 +11,7 @@ Every response gets tokens at the same rate, so that time is proportional to len
 import math
 import random
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Final
 
 PROMPTS, SAMPLES = 32, 8
 #: standard deviations of ln length between prompts, and between samples of one
@@ -24,34 +24,20 @@ BANK: Final = 64
 GRAIN: Final = 0.25
 
 
-class Batch(NamedTuple):
-    """One rollout's responses, in tokens."""
-
-    mean: float
-    longest: float
-    #: so long is the last of the first 80 %
-    done: float
-
-    @property
-    def tail_from(self) -> float:
-        """The share of the rollout after which 80 % are done."""
-        return self.done / self.longest
-
-
 @cache
-def _bank(limit: int, grains: int) -> tuple[Batch, ...]:
+def _bank(limit: int, grains: int) -> tuple[float, ...]:
     draw = random.Random(f"lengths hard-math {limit} {grains}")
     stretch = math.exp(grains * GRAIN)
-    return tuple(_batch(limit, stretch, draw) for _ in range(BANK))
+    return tuple(_tail_from(limit, stretch, draw) for _ in range(BANK))
 
 
-def batch(limit: int, shift: float, draw: random.Random) -> Batch:
-    """A batch drawn with a token limit, all lengths shifted by ``shift`` in ln."""
+def tail_from(limit: int, shift: float, draw: random.Random) -> float:
+    """After what share of a rollout 80 % of its batch are done, drawn; all lengths are shifted by ``shift`` in ln."""
     grains = max(-16, min(16, round(shift / GRAIN)))
     return draw.choice(_bank(limit, grains))
 
 
-def _batch(limit: int, stretch: float, draw: random.Random) -> Batch:
+def _tail_from(limit: int, stretch: float, draw: random.Random) -> float:
     whole = math.hypot(PROMPT_SD, SAMPLE_SD)
     drawn = []
     for _ in range(PROMPTS):
@@ -60,7 +46,7 @@ def _batch(limit: int, stretch: float, draw: random.Random) -> Batch:
             z = (prompt + draw.gauss(0, SAMPLE_SD)) / whole
             drawn.append(min(float(limit), max(1.0, stretch * _body(limit, z))))
     drawn.sort()
-    return Batch(sum(drawn) / len(drawn), drawn[-1], drawn[math.ceil(DONE * len(drawn)) - 1])
+    return drawn[math.ceil(DONE * len(drawn)) - 1] / drawn[-1]
 
 
 def _body(limit: int, z: float) -> float:
