@@ -36,10 +36,15 @@ def hooks(job: Job, url: str, *, pool: str = "rollout", key: str = "") -> None:
     """
     import httpx
 
+    from rollmuxd_gateway.link.loop import no_gateway
+
     headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def call(path: str, body: dict[str, Any]) -> None:
-        answer = httpx.post(f"{url.rstrip('/')}{path}", json=body, headers=headers, timeout=600)
+        try:
+            answer = httpx.post(f"{url.rstrip('/')}{path}", json=body, headers=headers, timeout=600)
+        except httpx.TransportError as error:
+            raise RuntimeError(no_gateway(url, error)) from error
         if answer.status_code != httpx.codes.OK:
             raise RuntimeError(f"the gateway at {url} answered {path} with {answer.status_code}: {answer.text[:500]}")
 

@@ -150,6 +150,8 @@ class App:
             self._take_in(it, replica, answered)
         if self.own is not None:
             self.own.start()
+        answer = sum(answered for _, answered in found)
+        log.info("ready at http://%s; %d of %d engines answer", self.settings.listen, answer, len(found))
         self._look(asyncio.get_running_loop().time())
 
     async def close(self) -> None:

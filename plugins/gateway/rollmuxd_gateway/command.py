@@ -44,17 +44,18 @@ def run(config: Path | None, listen: str | None, replicas: tuple[str, ...]) -> N
 
     settings = _settings(config, listen, replicas)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    app = App(settings)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per call
+    host, port = settings.address()
     try:
+        app = App(settings)
         asgi = Asgi(app)
+        if settings.link == "own":
+            from rollmuxd_gateway.link.own import OwnLink
+
+            key = next((key.decode() for key in asgi.keys["control"]), "")
+            app.own = OwnLink(app, f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", key)  # noqa: S104
     except Wrong as error:
         raise Failed(str(error)) from error
-    host, port = settings.address()
-    if settings.link == "own":
-        from rollmuxd_gateway.link.own import OwnLink
-
-        key = next((key.decode() for key in asgi.keys["control"]), "")
-        app.own = OwnLink(app, f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", key)  # noqa: S104
     _check_descriptors(settings, max(1, len(settings.replica)) * 256)
     # No access log: a path may name a model, and a line per call costs more than the call.
     # Connections are kept for longer than a rollout's pauses: a client that reuses one while it closes sees a reset.
@@ -154,6 +155,13 @@ def demo(as_json: bool, link: str, iterations: int, requests: int, html: Path | 
     def say(text: str) -> None:
         click.echo(text, err=as_json)
 
+    try:  # before a run that takes minutes
+        if html is not None:
+            html.open("a").close()
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failed(str(error)) from error
     shape = play.Shape(iterations=iterations, requests=requests)
     with (
         tempfile.TemporaryDirectory(prefix="rollmuxd-gateway-", ignore_cleanup_errors=True) as name,

@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import re
 
+import httpx
 import pytest
 from gateway_live import alone, live
 
+import rollmuxd
 from rollmuxd.testing import fake_daemon
 from rollmuxd.wire.answers import Directive
-from rollmuxd_gateway import attach
+from rollmuxd_gateway import attach, hooks
 from rollmuxd_hooks.loop import Loop, Shape
 
 PROMPTS = [[1 + number, 2, 3, 4, 5, 6, 7, 8, 9] for number in range(24)]
@@ -164,3 +167,16 @@ async def test_a_hook_joins_its_rollouts_to_the_gateway_that_its_file_names(monk
             await asyncio.to_thread(framework)
         assert statuses == ["open", "closed"]
         assert it.app.core.rollout.number == 1
+
+
+def test_without_a_gateway_a_loop_is_told_where_it_looked_and_what_to_start():
+    says = "no gateway answers at http://127.0.0.1:9.*rollmuxd gateway run"
+    with pytest.raises(httpx.ConnectError, match=says), attach(Slot(), "http://127.0.0.1:9"):
+        pass
+    with fake_daemon() as daemon:
+        job = rollmuxd.job("a")
+        hooks(job, "http://127.0.0.1:9")
+        with job:
+            told = daemon.result_of(daemon.order("load", "rollout"))
+    assert not told.ok
+    assert re.search(says, told.error)

@@ -769,15 +769,18 @@ async def test_a_page_of_another_site_registers_nothing():
 
 
 @pytest.mark.asyncio
-async def test_a_gateway_that_cannot_be_a_job_answers_503(caplog):
+async def test_a_gateway_that_cannot_be_a_job_answers_503(caplog, monkeypatch):
+    monkeypatch.setenv("ROLLMUX_URL", "off")
+    monkeypatch.setenv("ROLLMUX_REQUIRED", "1")
     async with live(1) as it:
-        it.app.settings = msgspec.structs.replace(it.app.settings, job={"name": "math", "no_such_key": 1})
+        it.app.settings = msgspec.structs.replace(it.app.settings, job={"name": "math"})
         it.app.own = OwnLink(it.app, it.url)
         it.app.own.start()
         answer = await asyncio.wait_for(it.client.post("/v1/completions", json={"prompt": PROMPTS[0], **GREEDY}), 10)
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "5"
-        assert "no_such_key" in caplog.text
+        assert "answers requests with 503: no rollmuxd daemon" in caplog.text
+        assert "Traceback" not in caplog.text
 
 
 @pytest.mark.asyncio

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollmuxd.cli.common import Failed
-from rollmuxd_gateway.command import run
+from rollmuxd_gateway.command import demo, run
 from rollmuxd_gateway.settings import Settings, Wrong, load, read
 
 HOW_TO = Path(__file__).parents[3] / "docs" / "how-to" / "gateway.md"
@@ -61,3 +61,25 @@ def test_a_file_of_keys_that_is_missing_is_said_in_a_line(tmp_path):
     file.write_text(f'[keys]\ndata = "{tmp_path}/missing"\n')
     with pytest.raises(Failed, match="missing cannot be read"):
         run.callback(file, None, ())
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ('link = "own"\n[job]\nname = "a b"\n', r"\[job\]: the job's name is 'a b'"),
+        ('link = "own"\n[job]\nname = "a"\nslow = 2\n', r"\[job\]: .*did you mean slo=?"),
+        ('[estimate]\ngpu = "h1000"\n[rebalance]\n', r"\[estimate\]: .*known are h20"),
+    ],
+)
+def test_a_job_or_an_estimate_that_cannot_be_is_said_in_a_line(tmp_path, told, says):
+    file = tmp_path / "gateway.toml"
+    file.write_text(told)
+    with pytest.raises(Failed, match=says):
+        run.callback(file, None, ())
+
+
+@pytest.mark.parametrize("where", ["html", "keep"])
+def test_a_demo_that_cannot_write_its_files_does_not_begin(where):
+    asked = {"as_json": False, "link": "loop", "iterations": 2, "requests": 8, "html": None, "keep": None}
+    with pytest.raises(Failed, match=r"/dev/null/there"):
+        demo.callback(**asked | {where: Path("/dev/null/there")})

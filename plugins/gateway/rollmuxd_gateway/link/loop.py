@@ -28,6 +28,11 @@ AGAIN_S: Final = 1.0
 _LIMIT_S: Final = 30.0
 
 
+def no_gateway(url: str, error: httpx.TransportError) -> str:
+    """What to do where a gateway does not answer."""
+    return f"no gateway answers at {url} ({error}); start it with `rollmuxd gateway run`"
+
+
 class Attached:
     """What :func:`rollmuxd_gateway.attach` returns: enter it within the phase, leave it before the phase ends.
 
@@ -62,7 +67,10 @@ class Attached:
     def __enter__(self) -> Self:
         self._gpus = tuple(self.slot.gpus)
         gpus = list(self._gpus) or None
-        self._post("/rollmux/rollouts", {"total": self.total, **({} if gpus is None else {"gpus": gpus})})
+        try:
+            self._post("/rollmux/rollouts", {"total": self.total, **({} if gpus is None else {"gpus": gpus})})
+        except httpx.TransportError as error:
+            raise type(error)(no_gateway(str(self._http.base_url), error)) from error
         self._thread.start()
         return self
 

@@ -15,6 +15,7 @@ from rollmuxd_gateway.app import App
 from rollmuxd_gateway.core import inputs as i
 from rollmuxd_gateway.core import rollout as sizes
 from rollmuxd_gateway.link.loop import Attached
+from rollmuxd_gateway.settings import Wrong
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,10 @@ class OwnLink:
     def __init__(self, app: App, url: str, key: str = "") -> None:
         self.app, self.url, self.key = app, url, key
         self.phases: dict[str, int] = {"rollout": 0, "train": 0}
+        try:
+            self._job = rollmuxd.ajob(**self._described())
+        except (TypeError, ValueError) as error:
+            raise Wrong(f"[job]: {error}") from error
         self._wanted = asyncio.Event()
         self._open = asyncio.Event()
         self._may_leave = asyncio.Event()
@@ -38,7 +43,9 @@ class OwnLink:
     def _is_no_job(self, task: asyncio.Task[None]) -> None:
         """Without a job there is no slot, and nothing may run: requests are failed, and none waits."""
         if not task.cancelled():
-            log.error("the gateway is no job any more; requests are answered with 503", exc_info=task.exception())
+            error = task.exception()
+            trace = None if isinstance(error, rollmuxd.RollmuxError) else error
+            log.error("the gateway is no job, and answers requests with 503: %s", error, exc_info=trace)
             self.app.tell(i.Stop("the gateway is no job of the daemon any more; its log says why"))
             self._open.set()
             self._may_leave.set()
@@ -73,8 +80,7 @@ class OwnLink:
     # ---- the job -----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        job = rollmuxd.ajob(**self._described())
-        loop = asyncio.get_running_loop()
+        job, loop = self._job, asyncio.get_running_loop()
 
         def move(asleep: bool, gpus: Any) -> None:
             """In a thread of the client: wake the engines of these GPUs, or put all to sleep."""
