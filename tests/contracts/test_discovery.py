@@ -87,7 +87,7 @@ def test_a_strangers_command_is_listed_with_its_line_and_runs_and_takes_no_name_
     """
     points = "[rollmuxd.commands]\nhello = stranger_hello:hello\njob = stranger_hello:hello\n"
     install("stranger", points, "stranger_hello", source)
-    assert "hello       Say hello." in typed("--help").out
+    assert "hello      Say hello." in typed("--help").out
     assert typed("hello").out == "hello\n"
     assert "Jobs: list, show" in typed("job --help").out
 
