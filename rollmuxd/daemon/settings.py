@@ -20,7 +20,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -41,6 +41,8 @@ from rollmuxd.daemon.access.owner_limits import ByOwner
 from rollmuxd.spi import HostConfig
 from rollmuxd.wire import VARIABLES
 
+T = TypeVar("T")
+
 PREFIX: Final = "ROLLMUX_"
 #: where the state lies of a daemon that the system starts
 SYSTEM_STATE_DIR: Final = Path("/var/lib/rollmux")
@@ -53,6 +55,13 @@ Name = Annotated[str, Field(pattern=_NAME, max_length=100)]
 #: ``~`` is the home of the daemon's user
 Place = Annotated[Path, AfterValidator(Path.expanduser)]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
+
+
+def some(given: T) -> T:
+    """What must not be empty. A field's own limit would be told of, too, where only what is in it is wrong."""
+    if not given:
+        raise ValueError("at least one is needed")
+    return given
 
 
 class BadSettings(Exception):
@@ -247,7 +256,7 @@ class TlsTable(_Table):
 
 class NodeTable(_Table):
     gpus: tuple[int, ...]
-    pools: Annotated[tuple[Name, ...], Field(min_length=1)]
+    pools: Annotated[tuple[Name, ...], AfterValidator(some)]
     gpu_type: str = ""
     gpu_gb: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     price_per_gpu_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -274,7 +283,7 @@ class HostTable(_Table):
     backend: Name
     ram_gb: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
     options: dict[str, Any] = {}
-    nodes: Annotated[tuple[NodeTable, ...], Field(min_length=1)]
+    nodes: Annotated[tuple[NodeTable, ...], AfterValidator(some)]
 
     @model_validator(mode="after")
     def _gpus_are_in_one_node(self) -> "HostTable":
@@ -293,7 +302,7 @@ class FabricTable(_Table):
     name: Name
     driver: Name
     options: dict[str, Any] = {}
-    ports: Annotated[dict[str, tuple[Annotated[int, Field(ge=1, le=100_000)], ...]], Field(min_length=1)]
+    ports: Annotated[dict[str, tuple[Annotated[int, Field(ge=1, le=100_000)], ...]], AfterValidator(some)]
 
     @model_validator(mode="after")
     def _a_cable_is_of_one_node(self) -> "FabricTable":
@@ -555,7 +564,7 @@ def load_settings(config: Path | None = None) -> Settings:
     try:
         settings = Settings(**given)
     except ValidationError as error:
-        raise BadSettings([_line(dict(problem), variables, file) for problem in _distinct(error)]) from None
+        raise BadSettings([_line(dict(problem), variables, file) for problem in error.errors()]) from None
     settings._file = file  # noqa: SLF001  # private to pydantic: it is no setting
     return settings
 
@@ -622,18 +631,6 @@ def _inner(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((inner for arg in get_args(annotation) if (inner := _inner(arg)) is not None), None)
-
-
-def _distinct(error: ValidationError) -> list[Any]:
-    """What is wrong, less what only follows: a tuple whose one item is wrong is also said to have no items."""
-    problems = error.errors()
-    places = [problem["loc"] for problem in problems]
-    return [
-        problem
-        for problem in problems
-        if problem["type"] != "too_short"
-        or not any(place != problem["loc"] and place[: len(problem["loc"])] == problem["loc"] for place in places)
-    ]
 
 
 def _variable_of(location: Sequence[str | int], variables: Mapping[tuple[str, ...], str]) -> str | None:

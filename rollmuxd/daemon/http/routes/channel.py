@@ -8,7 +8,7 @@ from rollmuxd.core.errors import Conflict, UnknownThing
 from rollmuxd.core.model import Job, SessionStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import Caller, find_job
-from rollmuxd.daemon.http.routes._query import BODY, WaitS
+from rollmuxd.daemon.http.routes._query import BODY
 from rollmuxd.daemon.http.routing import Call, Query, Routes
 from rollmuxd.spi.residency import RankResult
 from rollmuxd.wire.answers import ChannelOrder, ChannelView
@@ -24,7 +24,7 @@ class OrdersQuery(Query, frozen=True):
 
     session: Annotated[str, Meta(min_length=1, max_length=100)]
     rank: Rank
-    wait_s: WaitS = 0
+    wait_s: Annotated[float, Meta(ge=0, le=300)] = 0
 
 
 @routes.get("/v1/channel/{job}/orders", problems=(404, 409))

@@ -1,8 +1,7 @@
 """The dashboard: one page, and what it is made of. Its data comes from the other routes, with the caller's own key."""
 
 from importlib.metadata import version
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Final
 
 from rollmuxd.daemon.clock import iso
@@ -12,11 +11,11 @@ from rollmuxd.wire.answers import MeView
 routes = Routes("dashboard")
 
 MEDIA: Final = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-    "txt": "text/plain; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
 }
 #: The page talks to this daemon only, runs what lies beside it and nothing more, and is put in no frame.
 POLICY: Final = (
@@ -33,18 +32,13 @@ HEADERS: Final = (
 )
 
 
-def _read(folder: Traversable, before: str = "") -> dict[str, Plain]:
-    found: dict[str, Plain] = {}
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            found |= _read(entry, f"{before}{entry.name}/")
-        elif (media := MEDIA.get(entry.name.rpartition(".")[2])) is not None:
-            found[before + entry.name] = Plain(entry.read_bytes(), media, HEADERS)
-    return found
-
-
+FOLDER: Final = Path(__file__).parents[2] / "web"
 #: some two hundred KB, which are never read again
-FILES: Final = _read(files("rollmuxd.daemon") / "web")
+FILES: Final = {
+    path.relative_to(FOLDER).as_posix(): Plain(path.read_bytes(), MEDIA[path.suffix], HEADERS)
+    for path in FOLDER.rglob("*")
+    if path.suffix in MEDIA
+}
 
 
 @routes.get("/", needs=None, produces=("text/html",))
