@@ -1,9 +1,12 @@
 """A whole daemon but for its sockets and its backends: the real core, driver, journal in memory, and HTTP interface."""
 
+import asyncio
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -217,8 +220,6 @@ def registration(name: str, **more: Any) -> dict[str, Any]:
 
 
 def _soon(call: Callable[..., None], given: Any) -> None:
-    import asyncio
-
     asyncio.get_running_loop().call_soon(call, given)
 
 
@@ -246,14 +247,10 @@ def patient_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(question, "LIMIT_S", PATIENCE_S)
 
 
-class CopiedProcess(background._Process, forked.Popen):
-    """A process that answers a question, and that begins with its imports."""
-
-
 @pytest.fixture(autouse=True)
 def copied_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     """What answers questions saves its imports. test_bounds.py is about the process, and starts real ones."""
-    monkeypatch.setattr(background, "_Process", CopiedProcess)
+    monkeypatch.setattr(background, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": forked.Popen}))
     monkeypatch.setattr(background, "_COMMAND", (sys.executable, "-m", question.__name__))
 
 
