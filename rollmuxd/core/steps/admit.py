@@ -330,8 +330,8 @@ def _check_wants(spec: JobSpec, state: State) -> None:
             pools = sorted({pool for node in state.nodes.values() for pool in node.pools})
             there_are = f"the pools are {', '.join(pools)}" if pools else "the daemon has no hosts: `rollmuxd init`"
             raise Impossible(f"there is no pool {want.pool!r}; {there_are}")
-        gpus = sum(len(node.gpus) for node in there)
-        if want.nodes > len(there) or want.gpus > gpus:
+        if want.nodes > len(there) or (want.gpus and want.gpus > sum(len(node.gpus) for node in there)):
+            gpus = sum(len(node.gpus) for node in there)
             needed = f"{want.gpus} GPUs" if want.gpus else f"{want.nodes} nodes"
             nodes = "1 node" if len(there) == 1 else f"{len(there)} nodes"
             raise Impossible(
@@ -342,8 +342,9 @@ def _check_wants(spec: JobSpec, state: State) -> None:
                 raise Impossible(f"node {name} is named for two pools; that takes colocate")
             if name not in state.nodes or want.pool not in state.nodes[name].pools:
                 raise Impossible(f"there is no node {name!r} in pool {want.pool}")
-        ram, most = spec.ram_mb_of(want.pool), max(state.hosts[node.host].ram_mb for node in there)
-        if most < ram:
+        ram = spec.ram_mb_of(want.pool)
+        if all(state.hosts[node.host].ram_mb < ram for node in there):
+            most = max(state.hosts[node.host].ram_mb for node in there)
             raise Impossible(
                 f"its {want.pool} state parks {ram / 1000:g} GB on a host, and the largest budget is {most / 1000:g} "
                 "GB; lower the state's ram_gb, or have a host's raised"
