@@ -194,7 +194,7 @@ async def test_the_degree_of_a_rollout_follows_the_one_before_and_no_gpu_has_two
         _, url = them.gateway(text)
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)) as it:
             loop = Loop(it)
-            rollouts = ((16, 200), (16, 200), (640, 20), (16, 20))
+            rollouts = ((16, 200), (16, 200), (448, 20), (16, 20))
             degrees = [await loop.step(*[length] * count) for count, length in rollouts]
         assert degrees == [2, 4, 4, 1]
         notes = them.notes()
