@@ -24,7 +24,7 @@ def job(name: str, states: tuple[int, int], takes: float, iterations: int, slo: 
 @pytest.mark.parametrize("longer", [1.0, 1.2, 1.5])
 def test_a_promise_is_kept_beside_a_job_without_one_whose_phases_take_longer_than_stated(longer: float) -> None:
     """The pair of which the promised job was at 1.65 of 1.5, and the other at 1.00: now both are slowed."""
-    free, promised = job("free", (4_400, 3_100), longer, 400), job("promised", (1_750, 3_330), 1, 300, slo=1.5)
+    free, promised = job("free", (4_400, 3_100), longer, 200), job("promised", (1_750, 3_330), 1, 150, slo=1.5)
     outcome = checked.run(
         Workload("pair", (free, promised), PAIR), policy_under_test("default"), seed=0, accounting="work"
     )
@@ -40,7 +40,7 @@ def test_a_promise_is_kept_beside_a_job_without_one_whose_phases_take_longer_tha
 @pytest.mark.parametrize("slo", [1.2, 1.3])
 def test_a_promised_job_does_not_wait_until_a_job_without_a_promise_ends(slo: float) -> None:
     """By turns an iteration takes 7.5 s, and 6.1 or 6.6 s are promised: the other job yields."""
-    free, promised = job("free", (4_400, 3_100), 1, 400), job("promised", (1_750, 3_330), 1, 300, slo=slo)
+    free, promised = job("free", (4_400, 3_100), 1, 200), job("promised", (1_750, 3_330), 1, 150, slo=slo)
     outcome = checked.run(
         Workload("pair", (free, promised), PAIR), policy_under_test("default"), seed=0, accounting="work"
     )
