@@ -47,7 +47,6 @@ def test_a_policy_that_a_daemon_could_run_is_listed_too_and_hides_none_of_ours(m
 
 def test_a_policy_that_forgets_what_hosts_have_is_told_so(monkeypatch):
     monkeypatch.setattr(rollmux, "ram_mb_on", lambda *_: 0)
-    monkeypatch.setattr(rollmux, "short_of_ram", lambda *_: None)
     monkeypatch.setattr(rollmux, "check", lambda *_: None)
     phases = (PhaseSpec("rollout", ("rollout",), planned_ms=10_000), PhaseSpec("train", ("train",), planned_ms=5_000))
     states = tuple(StateSpec(it, ram_mb=900_000, driver="sim") for it in ("rollout", "train"))
