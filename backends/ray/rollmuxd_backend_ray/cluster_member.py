@@ -24,8 +24,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rollmuxd_backend_local.agent import frames, onnode
+from rollmuxd_backend_local.agent.connection import looked_at
 from rollmuxd_backend_local.agent.reached import Said
-from rollmuxd_backend_local.kept_connection import looked_at
 from rollmuxd_backend_ray.connection import FOLDER
 from rollmuxd_backend_ray.nodes import NotThere, pick
 

@@ -2,17 +2,22 @@
 
 import asyncio
 import contextlib
+import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import anyio
 
 from rollmuxd.spi import ContactLost
 from rollmuxd_backend_local.agent import frames
 from rollmuxd_backend_local.agent.frames import Answer, Ask, Data, Failed, Forget, Ran, Seen
-from rollmuxd_backend_local.kept_connection import KeptConnection
 
+#: seconds between tries to connect, as long as they fail; a tenth more or less
+_AGAIN_S: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+#: a call waits so long for the next try; else its error says when that will be
+_PATIENCE_S: Final = 2.5
 #: what is asked keeps to a call's limit itself; so long after it, it has not answered
 _WAY_S: Final = 1.5
 #: so many commands in a row without an answer, and the connection is given up, though it is alive
@@ -21,19 +26,52 @@ _UNANSWERED: Final = 3
 Opened: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class AgentConnection(KeptConnection[Opened]):
-    """The connection, and the process behind it: what answers, which errors name as ``_agent`` ("the member in the
-    cluster").
+class AgentConnection(ABC):
+    """The connection, and the process behind it, which all calls share.
+
+    It is made when it is needed, made again when it is gone, and never waited for for long. Errors name what is reached
+    as ``_what`` ("the Ray cluster at auto"), and the way as ``_by``. What answers is ``_agent`` in them ("the member in
+    the cluster").
     """
 
+    _what: str
+    _by: str = ""
     _agent: str
 
     def __init__(self, connect_s: float, now: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(connect_s, now)
+        self._connect_s, self._now = connect_s, now
+        self._opened: Opened | None = None
+        self._joining: asyncio.Task[Opened] | None = None
+        #: tries that failed in a row, when the next may be made, and what the last one said
+        self._failed = 0
+        self._next_at = 0.0
+        self._why = ""
         self._reading: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[Ran | Data | Seen | Failed]] = {}
         self._number = 0
         self._unanswered = 0
+
+    @abstractmethod
+    async def _open(self) -> Opened:
+        """Start what answers, and reach it.
+
+        Raises OSError, ValueError or EOFError with the reason. ``connect_s`` bounds it by cancelling it; then, as after
+        each failure, ``_end`` is called.
+        """
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """End what answers, if it was started here and is there. Never raises, and takes seconds at most."""
+
+    async def connection(self) -> Opened:
+        """The connection, made if there is none. Raises ContactLost: it cannot be made, and why."""
+        if self._opened is not None:
+            return self._opened
+        if self._joining is None or self._joining.done():
+            # A task of its own, which all that wait for it share: none of them takes it along when it is cancelled.
+            self._joining = asyncio.create_task(self._join())
+            self._joining.add_done_callback(looked_at)
+        return await asyncio.shield(self._joining)
 
     async def ask(
         self, node: frames.Node, reach_s: float, wish: frames.Wish, limit_s: float | None
@@ -57,7 +95,9 @@ class AgentConnection(KeptConnection[Opened]):
 
     async def close(self) -> None:
         """End the connection; what was started on the nodes stays."""
-        await super().close()
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.wait([self._joining])
         self._drop("it was closed")
         await self._end()
         if self._reading is not None:  # from what has gone silent it would read for ever
@@ -93,10 +133,30 @@ class AgentConnection(KeptConnection[Opened]):
         frames.write(writer, ask)
 
     async def _join(self) -> Opened:
-        opened = await super()._join()
-        self._unanswered = 0
+        wait_s = self._next_at - self._now()
+        if wait_s > _PATIENCE_S:
+            raise ContactLost(f"{self._why} (next try in {wait_s:.0f} s)")
+        await anyio.sleep(max(wait_s, 0))
+        await self._end()
+        try:
+            with anyio.fail_after(self._connect_s):
+                opened = await self._open()
+        except TimeoutError:
+            raise await self._lost(f"no connection within {self._connect_s:g} s") from None
+        except (OSError, ValueError, EOFError) as error:
+            raise await self._lost(str(error) or type(error).__name__) from error
+        self._opened = opened
+        self._failed, self._why, self._unanswered = 0, "", 0
         self._reading = asyncio.create_task(self._read(*opened))
         return opened
+
+    async def _lost(self, why: str) -> ContactLost:
+        await self._end()
+        again_s = _AGAIN_S[min(self._failed, len(_AGAIN_S) - 1)]
+        self._failed += 1
+        self._next_at = self._now() + again_s * random.uniform(0.9, 1.1)
+        self._why = f"{self._what} cannot be reached{self._by}: {why}"
+        return ContactLost(self._why)
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hand out the answers, until there are none any more."""
@@ -130,6 +190,12 @@ class AgentConnection(KeptConnection[Opened]):
         if self._unanswered >= _UNANSWERED:
             self._unanswered = 0
             self._drop(f"{self._agent} does not answer, and is ended")
+
+
+def looked_at(task: "asyncio.Task[Any]") -> None:
+    """Take its error: no call may be left to wait for it."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def end_process(process: asyncio.subprocess.Process, limit_s: float) -> None:
