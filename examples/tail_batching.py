@@ -43,7 +43,7 @@ def step(logits: Any, groups: list[Group], rate: float) -> float:
 async def train(url: str, epochs: int) -> list[float]:
     """The mean reward of each epoch."""
     logits = np.zeros((10, 10))
-    prompts = [str(number % 10) for number in range(60)]
+    prompts = [str(number % 10) for number in range(40)]
     history = []
     async with httpx.AsyncClient(base_url=url) as engine, OpenAI(url, model="table", max_tokens=64) as generate:
         rounds = Rounds(prompts, generate, n=8, want=8, reward=score)
@@ -53,7 +53,7 @@ async def train(url: str, epochs: int) -> list[float]:
                 (await engine.put("/weights", json=logits.tolist())).raise_for_status()
                 async with rounds.next() as rnd:
                     groups = [group async for group in rnd]
-                means.append(step(logits, groups, rate=0.3))
+                means.append(step(logits, groups, rate=0.45))
                 kinds.append(rnd.kind)
                 rounds.commit(rnd)
             history.append(sum(means) / len(means))

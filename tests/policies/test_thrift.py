@@ -853,7 +853,7 @@ def test_when_its_credit_is_down_to_the_reserve_a_job_is_back_at_its_promised_pa
     """Jobs with credit are slowed beyond their promises; then all that they can spare is spent."""
     chance = random.Random(8)
     lent = moves = 0
-    for _ in range(60):
+    for _ in range(25):
         cluster = Cluster(12, 12, Thrift(objective="cost"))
         names = [f"j{number}" for number in range(chance.randint(2, 5))]
         for name in names:
@@ -879,7 +879,7 @@ def test_when_its_credit_is_down_to_the_reserve_a_job_is_back_at_its_promised_pa
         assert not set(spent) & set(slowed(cluster))
         moves += sum(known.pins != pins[name] for name, known in state.jobs.items() if known.live)
     assert lent > 30
-    assert moves > 10
+    assert moves > 4
 
 
 @pytest.mark.parametrize(

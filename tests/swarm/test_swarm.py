@@ -24,7 +24,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
-@pytest.mark.parametrize("first", range(0, 200, 25))
+@pytest.mark.parametrize("first", range(0, 125, 25))
 def test_no_promise_is_broken_in_a_random_history(first: int) -> None:
     for seed in range(first, first + 25):
         swarm.run(swarm.draw(seed))
@@ -58,7 +58,7 @@ def test_in_some_histories_nodes_are_taken_out_of_service_for_good_and_everybody
         key=lambda history: len(history.workload.jobs)
     )  # the shortest first, as it ends when it has seen enough
     drained = (sum(node.drain for node in swarm.run(history).core.state.nodes.values()) for history in retired)
-    assert any(so_far >= 10 for so_far in accumulate(drained))
+    assert any(so_far >= 5 for so_far in accumulate(drained))
 
 
 def test_a_history_that_breaks_a_promise_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from collections import Counter
 
 import pytest
@@ -33,12 +34,13 @@ def the_first(plan):
     n=st.integers(1, 4),
     eta=st.floats(1.0, 2.5),
     seed=st.integers(0, 5),
-    data=st.data(),
+    first=st.integers(0, 1 << 32),
 )
-def test_each_prompt_is_committed_once_in_an_epoch_and_deferred_once_at_most(count, want, n, eta, seed, data):
+def test_each_prompt_is_committed_once_in_an_epoch_and_deferred_once_at_most(count, want, n, eta, seed, first):
+    chance = random.Random(first)
     ledger = Ledger(count, n=n, want=want, eta=eta, eta_n=eta, seed=seed)
     for _ in range(2):
-        rounds = epoch(ledger, lambda plan: data.draw(st.permutations(plan.prompts))[: plan.want])
+        rounds = epoch(ledger, lambda plan: chance.sample(plan.prompts, plan.want))
 
         assert Counter(prompt for _, done in rounds for prompt in done) == Counter(range(count))
         launched = Counter(prompt for plan, _ in rounds for prompt in plan.prompts)
