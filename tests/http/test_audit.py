@@ -127,7 +127,7 @@ async def test_a_failed_login_is_written_down_with_the_keys_id_and_nothing_else_
 async def test_a_thousand_failed_logins_are_a_few_facts_that_count_those_in_between(running):
     at = 0.0
     async with running() as world, world.client(None) as client:
-        logins = world.app._shared.failed_logins
+        logins = world.app.routes[0].endpoint.shared.failed_logins
         logins._now, logins._since = lambda: at, at
         for at in (0.0,) * 1000 + (60.0,):  # noqa: B007  (read by the lambda)
             await client.get("/v1/jobs", headers={"Authorization": "Bearer rmx_00000000_x"})
