@@ -1,12 +1,10 @@
 """A whole daemon but for its sockets and its backends: the real core, driver, journal in memory, and HTTP interface."""
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -175,9 +173,13 @@ class World:
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://rollmuxd", timeout=PATIENCE_S)
 
     async def settle(self) -> None:
-        """Let everything that is under way come to its end."""
+        """Let everything that is under way come to its end: until nothing else has been ready for ten turns."""
+        ready, quiet = asyncio.get_running_loop()._ready, 0  # type: ignore[attr-defined]
         for _ in range(100):
             await anyio.sleep(0)
+            quiet = 0 if ready else quiet + 1
+            if quiet == 10:
+                break
 
     async def job(self, client: httpx.AsyncClient, name: str = "math", **more: Any) -> "RunningJob":
         """A registered job with a session."""
@@ -247,10 +249,14 @@ def patient_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(question, "LIMIT_S", PATIENCE_S)
 
 
+class CopiedProcess(background._Process, forked.Popen):
+    """A process that answers a question, and that begins with its imports."""
+
+
 @pytest.fixture(autouse=True)
 def copied_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     """What answers questions saves its imports. test_bounds.py is about the process, and starts real ones."""
-    monkeypatch.setattr(background, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": forked.Popen}))
+    monkeypatch.setattr(background, "_Process", CopiedProcess)
     monkeypatch.setattr(background, "_COMMAND", (sys.executable, "-m", question.__name__))
 
 

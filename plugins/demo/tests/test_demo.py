@@ -286,7 +286,7 @@ def test_the_gain_of_two_cores_is_measured_by_processes_that_begin_together():
     if len(run.cores()) < 2:
         pytest.skip("one core only")
     with Children() as children:
-        gain = run.measure_core_gain(children, rounds=2, seconds=0.4)
+        gain = run.measure_core_gain(children, rounds=2, seconds=0.1)
 
     assert gain > 0
 
