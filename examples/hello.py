@@ -5,8 +5,8 @@ them.  Without a daemon nothing waits, and the program is the one you had before
 (the second with another name) and look at `rollmuxd slot list`: one rolls out while the other trains.
 """
 
+import argparse
 import random
-import sys
 
 import rollmuxd
 
@@ -19,8 +19,10 @@ def score(point: Point) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="?", default="hello")
+    name = parser.parse_args().name
     rng, centre = random.Random(7), (0.0, 0.0)
-    name = sys.argv[1] if len(sys.argv) > 1 else "hello"
     with rollmuxd.job(name, rollout=dict(nodes=1), train=dict(nodes=1)) as job:
         for step in range(10):
             with job.phase("rollout"):

@@ -66,7 +66,10 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--epochs", type=int, default=4)
     args = parser.parse_args()
-    asyncio.run(train(args.url, args.epochs))
+    try:
+        asyncio.run(train(args.url, args.epochs))
+    except httpx.HTTPError as error:
+        raise SystemExit(f"{args.url} is no engine that takes new weights (PUT /weights): {error}") from None
 
 
 if __name__ == "__main__":

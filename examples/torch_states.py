@@ -74,7 +74,7 @@ class Learner:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", default="torch-states")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--iterations", type=int, default=20)

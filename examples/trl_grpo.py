@@ -87,7 +87,7 @@ def digest(of: torch.nn.Module) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=TASKS, default="high")
     parser.add_argument("--name", help="the job's name (trl-TASK)")
     parser.add_argument("--steps", type=int, default=20)

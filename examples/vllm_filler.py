@@ -126,7 +126,11 @@ async def main() -> None:
     parser.add_argument("--yield-s", type=float, default=2.0)
     parser.add_argument("--at-once", type=int, default=64, help="requests at a time (default: %(default)s)")
     args = parser.parse_args()
-    batch = Batch(args.requests, args.answers, args.url, args.at_once)
+    try:
+        batch = Batch(args.requests, args.answers, args.url, max(1, args.at_once))
+        args.answers.open("a").close()  # before the server works for nothing
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        parser.error(f"the files of requests and answers: {type(error).__name__}: {error}")
     server: dict[str, Any] = {"driver": "vllm", "residual_gb": args.residual_gb, "load_s": args.load_s}
     server |= {name: size for name in ("gpu_gb", "ram_gb") if (size := getattr(args, name)) is not None}
     if args.node:

@@ -45,6 +45,23 @@ def test_an_example_runs_to_its_end_without_a_daemon(program, says, tmp_path):
     assert says in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        (["hello.py", "--help"], "usage: hello.py"),
+        (["tail_batching.py", "http://127.0.0.1:9"], "http://127.0.0.1:9 is no engine"),
+        (["vllm_filler.py", "missing", os.devnull], "No such file or directory: 'missing'"),
+        (["vllm_filler.py", __file__, os.devnull], "JSONDecodeError"),
+        (["vllm_filler.py", os.devnull, "missing/answers"], "No such file or directory: 'missing/answers'"),
+    ],
+)
+def test_an_example_says_in_a_line_what_is_wrong_with_its_arguments(program, says, tmp_path):
+    command = [sys.executable, EXAMPLES / program[0], *program[1:]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert says in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_filler_sends_again_what_its_server_could_not_answer_and_keeps_what_it_was_told_at_last(tmp_path):
     asked = Counter()
 
