@@ -114,7 +114,7 @@ NODE: Final[Mapping[m.NodeStatus, Mapping[type[f.Fact], tuple[m.NodeStatus, ...]
     _N.DRAINING: {**_FROM_ANY, **_IN_QUESTION, f.NodeDrained: (_N.DRAINED,)},
     _N.DRAINED: {**_FROM_ANY, **_IN_QUESTION},
     _N.QUARANTINED: {**_IN_QUESTION, f.NodeLost: (_N.LOST,)},
-    _N.LOST: _IN_QUESTION,
+    _N.LOST: {**_IN_QUESTION, f.NodeLost: (_N.LOST,)},  # for another reason
 }
 
 _O = m.OrderStatus

@@ -56,6 +56,19 @@ def test_its_node_is_lost_with_the_reason_once_and_the_other_goes_on():
     assert statuses(made) == [NodeStatus.UP, NodeStatus.UP]
 
 
+def test_a_lost_node_is_lost_for_the_reason_of_the_last_look_and_since_the_first():
+    """An operator that mends the first reason would look for it again."""
+    made = scheduler()
+    looks = [HostObserved("box", unreachable=said(why)) for why in ("no sshd", "no sshd", "no python3")]
+    facts = [made.handle(look, now).facts for now, look in enumerate(looks)]
+    assert [[fact.node for fact in heard] for heard in facts] == [[*GPUS], [], [*GPUS]]
+    facts = [see(made, now, "box/gpu0", none="", lost="the GPU is lost").facts for now in (4, 5)]
+
+    node = made.state.nodes["box/gpu1"]
+    assert (node.status, sentence(node.reason), node.lost_at) == (NodeStatus.LOST, "box/gpu1: the GPU is lost", 0)
+    assert not facts[1]
+
+
 def test_a_gpu_that_is_just_not_reported_changes_nothing():
     made = scheduler()
     see(made, 1, *GPUS)

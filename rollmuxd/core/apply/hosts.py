@@ -63,6 +63,7 @@ def node_removed(state: State, fact: f.NodeRemoved) -> None:
 def node_moved(state: State, fact: Any) -> None:
     """A node's status, for the facts that say nothing else."""
     node = state.nodes[fact.node]
+    was_lost = node.status is NodeStatus.LOST
     meet(node, fact)
     if not isinstance(fact, f.NodeDrained):  # it keeps the reason for which it was drained
         node.reason = getattr(fact, "reason", None)
@@ -72,7 +73,7 @@ def node_moved(state: State, fact: Any) -> None:
         node.unconfigured = fact.unconfigured
     elif isinstance(fact, f.NodeUndrained):
         node.drain = node.unconfigured = False
-    elif isinstance(fact, f.NodeLost):
+    elif isinstance(fact, f.NodeLost) and not was_lost:
         node.lost_at = fact.at
 
 

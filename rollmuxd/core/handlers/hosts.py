@@ -225,8 +225,7 @@ def host_observed(c: Context, told: i.HostObserved) -> Answer:
     c.dirty.watched.update(dict.fromkeys(host.nodes))
     if told.unreachable is not None:
         for name in host.nodes:
-            if c.state.nodes[name].status is not NodeStatus.LOST:
-                c.fact(f.NodeLost(c.now, name, told.unreachable))
+            lose_node(c, c.state.nodes[name], told.unreachable)
         return NOTHING
     sights = {sight.gpu: sight for sight in told.gpus}
     since = c.now + 1 if told.since is None else told.since
@@ -242,9 +241,15 @@ def host_observed(c: Context, told: i.HostObserved) -> Answer:
             observe_host(c, host.id)
         elif all(gpu in sights for gpu in node.gpus):  # a GPU that was not reported was not seen
             node_observed(c, node, sights)
-        elif node.status is not NodeStatus.LOST and (gpu := next((it for it in node.gpus if it in told.unread), None)):
-            c.fact(f.NodeLost(c.now, name, Cause("unread", {"gpu": gpu, "text": told.unread[gpu]})))
+        elif gpu := next((it for it in node.gpus if it in told.unread), None):
+            lose_node(c, node, Cause("unread", {"gpu": gpu, "text": told.unread[gpu]}))
     return NOTHING
+
+
+def lose_node(c: Context, node: Node, reason: Cause) -> None:
+    """A node is lost, or it is lost for another reason than before: the one that is mended must not be shown on."""
+    if node.status is not NodeStatus.LOST or node.reason != reason:
+        c.fact(f.NodeLost(c.now, node.id, reason))
 
 
 def forget_contents(c: Context, host: Host, sights: dict[str, i.GpuObservation], since: Millis) -> None:
