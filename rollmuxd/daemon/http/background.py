@@ -67,21 +67,24 @@ async def ask(call: Call, look: Callable[[Scheduler, Millis], Question[T]]) -> T
     return cast("T", msgspec.Raw(await call.park(work, math.inf) or b""))
 
 
-def _run(process: subprocess.Popen[bytes], packed: bytes) -> tuple[bytes, bytes]:
-    """What it answers, and writes beside. It has ended then, in ``LIMIT_S`` or by SIGKILL."""
-    try:
-        return process.communicate(packed, question.LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.communicate()
+class _Process(subprocess.Popen[bytes]):
+    """A process that answers a question."""
+
+    def run(self, packed: bytes) -> tuple[bytes, bytes]:
+        """What it answers, and writes beside. It has ended then, in ``LIMIT_S`` or by SIGKILL."""
+        try:
+            return self.communicate(packed, question.LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return self.communicate()
 
 
-def _started() -> subprocess.Popen[bytes]:
+def _started() -> _Process:
     # Python's own way lends this process's memory to the new one, for a millisecond. uvloop's copies the page tables,
     # which takes the loop several milliseconds and makes it slower afterwards.
     # Linux shares a processor between sessions first (see autogroup in ``man 7 sched``). In the daemon's session this
     # process gave way to the daemon alone: the kernel's own work for the journal's disk waited for it.
-    process = subprocess.Popen(
+    process = _Process(
         _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
     # At once: what it imports, before it could say so itself, takes it half a second.
@@ -95,7 +98,7 @@ async def _answered(asked: Question[object], charge: Callable[[float], None]) ->
     """What a process answers; ``charge`` gets for how long it ran. It is killed if this is cancelled."""
     packed = pickle.dumps(asked)
     began, process = anyio.current_time(), _started()
-    ended = asyncio.get_running_loop().run_in_executor(None, _run, process, packed)
+    ended = asyncio.get_running_loop().run_in_executor(None, process.run, packed)
     try:
         answer, errors = await asyncio.shield(ended)
     finally:
