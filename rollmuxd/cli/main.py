@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: what the extra `daemon` brings, as it is imported
 OF_THE_EXTRA = (
     *("anyio", "click", "httptools", "prometheus_client", "pydantic"),
-    *("rich", "starlette", "structlog", "uvicorn"),
+    *("pydantic_settings", "rich", "starlette", "structlog", "uvicorn"),
 )
 
 

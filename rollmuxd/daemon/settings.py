@@ -13,12 +13,10 @@ Pydantic stays in this module: :meth:`Settings.to_core_config` and :meth:`Settin
 
 import difflib
 import ipaddress
-import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
@@ -31,6 +29,13 @@ from pydantic import (
     ValidationError,
     field_validator,
     model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
 )
 
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits, PlanWith
@@ -315,8 +320,10 @@ class FabricTable(_Table):
         return self
 
 
-class Settings(_Table):
+class Settings(BaseSettings):
     """All settings. Make them with :func:`load_settings`, which says in words what is wrong."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
 
     daemon: DaemonTable = Field(default_factory=DaemonTable)
     policy: PolicyTable = PolicyTable()
@@ -357,6 +364,23 @@ class Settings(_Table):
             return False
         beyond = not is_loopback(self.daemon.listen) and not self.access.insecure
         return self.tls.mode == "on" or self.tls.certificate is not None or beyond
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment goes over the file, whose content comes as keyword arguments.
+
+        ``ROLLMUX_LOG`` is the client's, and no table.
+        """
+        if isinstance(env_settings, EnvSettingsSource):
+            env_settings.env_vars = {k: v for k, v in env_settings.env_vars.items() if k.lower() != "rollmux_log"}
+        return env_settings, init_settings
 
     @field_validator("owners", mode="before")
     @classmethod
@@ -560,11 +584,15 @@ def load_settings(config: Path | None = None) -> Settings:
     if file is not None and not file.is_file():
         raise BadSettings([f"{file}: there is no such file; name another one with --config, or leave it out"])
     given = _read(file) if file is not None else {}
-    variables = _override(given)
+    # Looked for by ourselves: pydantic-settings says nothing of a variable that sets nothing.
+    if unknown := list(_unknown_variables()):
+        raise BadSettings(unknown)
     try:
         settings = Settings(**given)
     except ValidationError as error:
-        raise BadSettings([_line(dict(problem), variables, file) for problem in error.errors()]) from None
+        raise BadSettings([_line(dict(problem), file) for problem in _distinct(error)]) from None
+    except SettingsError as error:
+        raise BadSettings([f"environment: {error}; lists and tables are given as JSON"]) from None
     settings._file = file  # noqa: SLF001  # private to pydantic: it is no setting
     return settings
 
@@ -599,31 +627,24 @@ def _read(file: Path) -> dict[str, Any]:
         raise BadSettings([f"{file}: cannot be read: {error}"]) from None
 
 
-def _override(given: dict[str, Any]) -> dict[tuple[str, ...], str]:
-    """Put what the environment says over what the file says; the variable of each place that is from there.
-
-    ``ROLLMUX_LOG`` and the like are the client's, and no tables.
-    """
-    variables: dict[tuple[str, ...], str] = {}
+def _unknown_variables() -> Iterator[str]:
+    """One line for each ``ROLLMUX_*`` variable that names no table; what is wrong within one is found as in a file."""
     for variable in sorted(os.environ):
-        if variable.startswith(PREFIX) and (variable not in VARIABLES or variable == f"{PREFIX}HOSTS"):
-            *tables, key = place = tuple(variable.removeprefix(PREFIX).lower().split("__"))
-            table = given
-            for name in tables:
-                inner = table.get(name)
-                table[name] = table = dict(inner) if isinstance(inner, dict) else {}
-            table[key] = _merged(table.get(key), os.environ[variable])
-            variables[place] = variable
-    return variables
+        if not variable.startswith(PREFIX) or variable in VARIABLES:
+            continue
+        if variable[len(PREFIX) :].lower().partition("__")[0] not in Settings.model_fields:
+            known = [*VARIABLES, *_variables()]
+            meant = difflib.get_close_matches(variable, known, 1, 0.75)
+            hint = f"did you mean {meant[0]}?" if meant else "unset it, or see rollmux.toml for what there is"
+            yield f"environment: {variable} is not a setting; {hint}"
 
 
-def _merged(before: Any, text: str) -> Any:
-    """A variable's value; what a table says goes over what was there before."""
-    value: Any = text
-    if text[:1] in ("[", "{"):  # lists and tables are given as JSON
-        with suppress(ValueError):
-            value = json.loads(text)
-    return {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+def _variables() -> Iterator[str]:
+    for table, field in Settings.model_fields.items():
+        yield f"{PREFIX}{table.upper()}"
+        inner = _inner(field.annotation)
+        if inner is not None and table != "hosts":
+            yield from (f"{PREFIX}{table}__{key}".upper() for key in inner.model_fields)
 
 
 def _inner(annotation: Any) -> type[BaseModel] | None:
@@ -633,22 +654,36 @@ def _inner(annotation: Any) -> type[BaseModel] | None:
     return next((inner for arg in get_args(annotation) if (inner := _inner(arg)) is not None), None)
 
 
-def _variable_of(location: Sequence[str | int], variables: Mapping[tuple[str, ...], str]) -> str | None:
-    """The variable that a value came from: its own, that of a table or list around it, or one that goes deeper."""
-    place = tuple(str(part) for part in location)
-    around = (place[:count] for count in range(len(place), 0, -1))
-    deeper = (given for given in variables if place and given[: len(place)] == place)
-    return next((variables[given] for given in (*around, *deeper) if given in variables), None)
+def _distinct(error: ValidationError) -> list[Any]:
+    """What is wrong, less what only follows: a tuple whose one item is wrong is also said to have no items."""
+    problems = error.errors()
+    places = [problem["loc"] for problem in problems]
+    return [
+        problem
+        for problem in problems
+        if problem["type"] != "too_short"
+        or not any(place != problem["loc"] and place[: len(problem["loc"])] == problem["loc"] for place in places)
+    ]
 
 
-def _line(problem: Mapping[str, Any], variables: Mapping[tuple[str, ...], str], file: Path | None) -> str:
+def _given_by_environment(location: Sequence[str | int]) -> str | None:
+    """The variable that the value came from: its own, that of a table or list around it, or one that goes deeper."""
+    parts = [str(part) for part in location]
+    names = (PREFIX + "__".join(parts[:count]).upper() for count in range(len(parts), 0, -1))
+    given = {name.upper() for name in os.environ}
+    within = f"{PREFIX}{'__'.join(parts)}__".upper()
+    deeper = next((name for name in sorted(given) if len(parts) > 1 and name.startswith(within)), None)
+    return next((name for name in names if name in given), deeper)
+
+
+def _line(problem: Mapping[str, Any], file: Path | None) -> str:
     """What is wrong with one key, and what to do."""
     location: tuple[str | int, ...] = problem["loc"]
-    key, variable = _printed(location), _variable_of(location, variables)
-    source = f"environment: {variable}" if variable else str(file or "settings")
+    key = _printed(location)
+    variable = _given_by_environment(location)
+    exact = PREFIX + "__".join(str(part) for part in location).upper()
+    source = "environment" if variable == exact else f"environment: {variable}" if variable else str(file or "settings")
     if problem["type"] == "extra_forbidden":
-        if near := difflib.get_close_matches(variable or "", VARIABLES, 1, 0.85):
-            return f"{source} is not a setting; did you mean {near[0]}?"
         known = _known_at(location[:-1])
         meant = difflib.get_close_matches(str(location[-1]), known, 1)
         hint = f"did you mean {meant[0]}?" if meant else f"known here: {', '.join(known)}"

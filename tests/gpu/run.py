@@ -57,7 +57,7 @@ def find_torch() -> str | None:
 
 def has_daemon() -> bool:
     """Whether this interpreter has what a daemon needs, with rollmuxd installed."""
-    names = ("msgspec", "httpx", "anyio", "uvicorn", "structlog", "pydantic", "rollmuxd", "rollmuxd_channel")
+    names = ("msgspec", "httpx", "anyio", "uvicorn", "structlog", "pydantic_settings", "rollmuxd", "rollmuxd_channel")
     if not all(importlib.util.find_spec(name) for name in names):
         return False
     from importlib.metadata import entry_points
