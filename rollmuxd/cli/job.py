@@ -136,13 +136,23 @@ def _promise(view: dict[str, Any]) -> str:
 @talks
 def explain(call: Call, job: str) -> None:
     """Why a job waits, or where it sits and why."""
+    call.answer(_explanation(call, job), lambda view: click.echo("\n".join(map(printable, _sentences(view)))))
+
+
+def explained(call: Call, job: str) -> list[str]:
+    """The sentences of ``job explain``."""
+    return _sentences(_explanation(call, job))
+
+
+def _explanation(call: Call, job: str) -> dict[str, Any]:
     from rollmuxd.client.calls import QUESTION_S
 
-    def show(view: dict[str, Any]) -> None:
-        sentences = view["sentences"] or [reason["text"] for reason in view["reasons"]]
-        click.echo("\n".join(map(printable, sentences)))
+    found: dict[str, Any] = call.get(f"/v1/jobs/{part(job)}/explain", timeout_s=QUESTION_S)
+    return found
 
-    call.answer(call.get(f"/v1/jobs/{part(job)}/explain", timeout_s=QUESTION_S), show)
+
+def _sentences(view: dict[str, Any]) -> list[str]:
+    return view["sentences"] or [reason["text"] for reason in view["reasons"]]
 
 
 def _said(verb: str) -> Any:

@@ -451,6 +451,7 @@ class WorkRow(Answer, frozen=True):
     cost_charged: float = 0.0
     #: of the nodes on which its states were being moved: a part of what is charged
     gpu_hours_switching: float = 0.0
+    cost_switching: float = 0.0
     #: of a filler: what it ran on nodes that were lent to it, for which it is charged nothing
     gpu_hours_harvested: float = 0.0
     #: how long loans of its nodes have held the job up, at most

@@ -145,7 +145,7 @@ def test_on_a_screen_the_last_line_names_the_keys(table):
     drawn = Console(width=120, file=io.StringIO())
     drawn.print(view.picture(seen, width=120, rows=40))
 
-    assert drawn.file.getvalue().splitlines()[-1] == "q: quit  /: filter  esc: all jobs"
+    assert drawn.file.getvalue().splitlines()[-1].startswith("q: quit  /: filter  ↑↓: choose  e: explain")
 
 
 def test_where_there_is_no_terminal_it_prints_once_without_colours(rollmuxd, there):
@@ -250,6 +250,8 @@ def test_a_screen_is_enough_however_much_there_is(a_job, width, rows, jobs, wait
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
+DOWN, UP = "\x1b[B", "\x1b[A"
+
 
 def drawn(seen, screen, *, width=120, rows=40):
     out = Console(width=width, height=rows, file=io.StringIO(), highlight=False)
@@ -261,9 +263,9 @@ def test_a_filter_shows_only_the_jobs_that_have_its_text(a_job):
     seen = looked_at(a_job, jobs=12, waiting=2, nodes=2)
     screen = Screen()
 
-    screen.press("/NAME-1")
+    assert screen.press("/NAME-1", seen["jobs"]) == []
     assert drawn(seen, screen).splitlines()[-1] == "filter: NAME-1_  enter: keep it  esc: all jobs"
-    screen.press("\r")
+    screen.press("\r", seen["jobs"])
     lines = drawn(seen, screen).splitlines()
 
     assert [line.split()[0] for line in lines if line.startswith("a-job")] == [
@@ -271,12 +273,26 @@ def test_a_filter_shows_only_the_jobs_that_have_its_text(a_job):
     ]
     assert not any(line.startswith("WAITING FOR A PLACE") for line in lines)
     assert "/: filter (NAME-1)" in lines[-1]
-    screen.press("/zz\x7fq\r")
+    screen.press("/zz\x7fq\r", seen["jobs"])
     assert "no job that has a placement matches NAME-1zq" in drawn(seen, screen)
-    screen.press("\x1b")
+    screen.press("\x1b", seen["jobs"])
     assert len(screen.listed(seen["jobs"])) == 14
-    screen.press("\x1b[6~\x1b[H\x1b[15;2~\x1bOPx")  # page down, home, F5 with shift, F1, and a key that is none
-    assert screen == Screen()
+
+
+def test_the_arrow_keys_choose_a_job_and_the_screen_follows(a_job):
+    seen = looked_at(a_job, jobs=40, waiting=5, nodes=2)
+    screen = Screen()
+
+    screen.press(DOWN * 30, seen["jobs"])
+    assert screen.chosen == "j29"
+    assert "a-job-with-a-long-name-29" in drawn(seen, screen, rows=30)
+    screen.press(DOWN * 40, seen["jobs"])
+    assert screen.chosen == "w4"
+    assert "w4" in drawn(seen, screen, rows=30)
+    screen.press(UP * 80, seen["jobs"])
+    assert screen.chosen == "j0"
+    screen.press("\x1b[6~\x1b[H\x1b[15;2~\x1bOP", seen["jobs"])  # page down, home, F5 with shift, F1
+    assert (screen.chosen, screen.asked, screen.typing) == ("j0", None, False)
 
 
 def test_a_paused_job_does_not_say_that_it_waits_its_turn(a_job):
@@ -285,6 +301,24 @@ def test_a_paused_job_does_not_say_that_it_waits_its_turn(a_job):
     assert "waits its turn for train" in drawn(seen, Screen(), width=200)
     seen["jobs"][0]["status"] = "paused"
     assert "waits its turn" not in drawn(seen, Screen(), width=200)
+
+
+def test_an_action_goes_to_the_chosen_job_and_is_asked_about_first(a_job):
+    seen = looked_at(a_job, jobs=2, waiting=0, nodes=2)
+    screen = Screen()
+
+    assert screen.press("x", seen["jobs"]) == []
+    assert "choose a job with the arrow keys first" in drawn(seen, screen)
+    assert screen.press(DOWN + "x", seen["jobs"]) == []
+    assert "end a-job-with-a-long-name-0?" in drawn(seen, screen)
+    assert screen.press("n", seen["jobs"]) == []
+    assert screen.press("xy", seen["jobs"]) == [("end", "j0", "a-job-with-a-long-name-0")]
+    assert screen.press(DOWN + "e", seen["jobs"]) == [("explain", "j1", "a-job-with-a-long-name-1")]
+    seen["jobs"][1]["status"] = "paused"
+    assert screen.press("py", seen["jobs"]) == [("resume", "j1", "a-job-with-a-long-name-1")]
+    seen["jobs"] = []
+    assert screen.press("x", seen["jobs"]) == []
+    assert screen.said.startswith("choose a job")
 
 
 # ---- live, on a terminal ---------------------------------------------------------------------------------------------
@@ -303,9 +337,22 @@ def handler(table):
 
         def do_GET(self):
             path, _, query = self.path.partition("?")
-            assert path == "/v1/overview"
-            body = json.dumps(overview(table, dict(parse_qsl(query)))).encode()
-            self.send_response(503 if self.server.gone else 200)
+            said = {"sentences": ["It sits with code-7b."]}
+            if not path.endswith("/explain"):
+                assert path == "/v1/overview"
+                said = overview(table, dict(parse_qsl(query)))
+            self.answer(503 if self.server.gone else 200, said)
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            name = self.path.removeprefix("/v1/jobs/")
+            known = name == "j1/pause"
+            problem = {"type": "conflict", "title": "Conflict", "status": 409, "detail": "it is being ended"}
+            self.answer(200 if known else 409, {"status": "pausing"} if known else problem)
+
+        def answer(self, status, said):
+            body = json.dumps(said).encode()
+            self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -356,7 +403,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
 
 
-def test_on_a_terminal_it_takes_a_filter_outlives_a_restart_of_the_daemon_and_ends_at_q(table, tmp_path):
+def test_on_a_terminal_it_explains_pauses_outlives_a_restart_of_the_daemon_and_ends_at_q(table, tmp_path):
     socket = tmp_path / "rollmux.sock"
     with Daemon(str(socket), handler(table)) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -364,10 +411,16 @@ def test_on_a_terminal_it_takes_a_filter_outlives_a_restart_of_the_daemon_and_en
         screen = Terminal("top", "--interval", "0.2", "--url", f"unix://{socket}", env=env)
         screen.sees("\x1b[?1049h")  # on a screen of its own: what was there comes back
         screen.sees("math-7b")
-        screen.press("/nothing")
-        screen.sees("no job that has a placement matches nothing")
-        screen.press("\x1b")
+        screen.press(DOWN * 2 + "e")
+        screen.sees("It sits with code-7b.")
+        screen.press(" ")
         screen.sees("WAITING FOR A PLACE")
+        screen.press("p")
+        screen.sees("pause math-7b?")
+        screen.press("y")
+        screen.sees("math-7b: pause; it is pausing")
+        screen.press(UP + "py")
+        screen.sees("it is being ended")
         server.gone = True
         screen.press(" ")
         screen.sees("trying again")

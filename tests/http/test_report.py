@@ -132,6 +132,7 @@ def test_waits_and_switches():
     assert (a.loads_cold, a.loads_warm, a.parks) == (1, 0, 1)
     assert (b.loads_cold, b.loads_warm, b.parks) == (1, 0, 0)
     assert a.gpu_hours_switching == b.gpu_hours_switching == pytest.approx(2 / 60, abs=1e-6)
+    assert a.cost_switching == b.cost_switching == pytest.approx(2 * 3 / 60, abs=1e-6)
 
 
 def test_the_hours_of_the_pools_add_up_to_the_inventory():

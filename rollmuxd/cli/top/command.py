@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import click
 
-from rollmuxd.cli.common import Call, console, print_plainly, talks
-from rollmuxd.cli.top.screen import Screen
+from rollmuxd.cli.common import Call, console, part, print_plainly, talks
+from rollmuxd.cli.job import explained
+from rollmuxd.cli.top.screen import Action, Screen
 
 LISTS: Final = ("pools", "nodes", "hosts", "groups", "jobs", "slots")
 
@@ -29,7 +30,8 @@ LISTS: Final = ("pools", "nodes", "hosts", "groups", "jobs", "slots")
 def top(call: Call, once: bool, interval: float, owner: str | None) -> None:
     """Pools and nodes, which jobs hold them, how jobs keep their bounds, and what waits.
 
-    / shows only jobs with a text in their name, owner, group, phase or status. q ends the view.
+    The arrow keys choose a job: e explains it, p pauses or resumes it, x ends it (p and x ask first). / shows only jobs
+    with a text in their name, owner, group, phase or status. q ends the view.
 
     With --json, one object: when (at), and the lists pools, nodes, hosts, groups, jobs and slots of the HTTP
     interface. Jobs that are over are not in it, and of the slots only those that hold GPUs.
@@ -64,6 +66,18 @@ class Watch:
         at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return {"at": at, **self._seen}
 
+    def act(self, action: Action, screen: Screen) -> None:
+        """Make a call about a job, and show its answer."""
+        path = f"/v1/jobs/{part(action.job)}"
+        if action.verb == "explain":
+            screen.page = explained(self._call, action.job)
+        elif action.verb == "end":
+            view = self._call.delete(path, {"reason": "rollmuxd top"})
+            screen.said = f"{action.name}: it is {view['status']}"
+        else:
+            view = self._call.post(f"{path}/{action.verb}")
+            screen.said = f"{action.name}: {action.verb}; it is {view['status']}"
+
     def _whole(self, name: str, page: dict[str, Any]) -> list[dict[str, Any]]:
         """A list of which the first page is here."""
         items = list(page["items"])
@@ -96,7 +110,12 @@ def _live(watch: Watch, interval: float) -> None:
         while not screen.over:
             picture = view.picture(seen, width=out.width, rows=out.height, screen=screen, trouble=trouble)
             live.update(picture, refresh=True)
-            screen.press(pressed(max(0.0, due - time.monotonic())))
+            for action in screen.press(pressed(max(0.0, due - time.monotonic())), seen["jobs"]):
+                try:
+                    watch.act(action, screen)
+                except RollmuxError as error:
+                    screen.said = f"{action.verb} {action.name}: {error}"
+                due = time.monotonic()
             if time.monotonic() >= due:
                 due = time.monotonic() + interval
                 try:

@@ -31,6 +31,8 @@ def picture(
 ) -> RenderableType:
     """The whole view. ``rows``: of the screen; None: as many as it takes, without keys."""
     screen = screen or Screen()
+    if screen.page is not None:
+        return _page(screen, rows)
     names = {job["job"]: job["name"] for job in seen["jobs"]}
     holders = {slot["slot"]: slot for slot in seen["slots"]}
     listed = screen.listed(seen["jobs"])
@@ -38,29 +40,49 @@ def picture(
     waiting = [job for job in listed if job["status"] == "waiting"]
     unmet = [job for job in placed if job.get("unmet")]
     room = _room(rows, len(seen["pools"]), len(seen["nodes"]), len(placed), len(waiting), len(unmet))
-    nodes, jobs = seen["nodes"][: room.nodes], placed[: room.jobs]
+    nodes, jobs = seen["nodes"][: room.nodes], _window(placed, room.jobs, screen.chosen)
     parts: list[RenderableType] = [_head(seen, trouble), _pools(seen["pools"]), Text()]
     parts += [_nodes(nodes, holders, names, width), *_more("nodes", len(nodes), len(seen["nodes"])), Text()]
-    parts.append(_jobs(jobs, holders, seen["at"], width) if placed else Text(_no_job(screen)))
+    parts.append(_jobs(jobs, holders, seen["at"], width, screen.chosen) if placed else Text(_no_job(screen)))
     parts += _more("jobs", len(jobs), len(placed))
     if unmet:
         some = unmet[: room.unmet]
         told = _reasons("NO PROMISE", some, "unmet")
         parts += [Text(), told, *_more("without their promise", len(some), len(unmet))]
     if waiting:
-        few = waiting[: room.waiting]
-        told = _reasons("WAITING FOR A PLACE", few, "reason")
+        few = _window(waiting, room.waiting, screen.chosen)
+        told = _reasons("WAITING FOR A PLACE", few, "reason", screen.chosen)
         parts += [Text(), told, *_more("waiting", len(few), len(waiting))]
     if rows is not None:
-        style = "bold yellow" if screen.typing else "dim"
-        parts.append(Text(printable(screen.keys()), style, no_wrap=True, overflow="ellipsis"))
+        parts.append(_keys(screen))
     return Group(*parts)
+
+
+def _page(screen: Screen, rows: int | None) -> RenderableType:
+    """What the daemon explains, as much of it as the screen has room for."""
+    lines = [Text(printable(line)) for line in screen.page or ()]
+    shown = lines if rows is None else lines[: rows // 2]  # a sentence may take two lines
+    return Group(*shown, *_more("sentences: rollmuxd job explain JOB", len(shown), len(lines)), Text(), _keys(screen))
+
+
+def _keys(screen: Screen) -> Text:
+    style = "bold yellow" if screen.asked or screen.typing else "bold" if screen.said else "dim"
+    return Text(printable(screen.keys()), style, no_wrap=True, overflow="ellipsis")
 
 
 def _no_job(screen: Screen) -> str:
     return (
         f"no job that has a placement matches {printable(screen.filter)}" if screen.filter else "no job has a placement"
     )
+
+
+def _window(jobs: Sequence[Mapping[str, Any]], room: int | None, chosen: str | None) -> Sequence[Mapping[str, Any]]:
+    """So many of them that there is room for, the chosen one among them."""
+    if room is None or len(jobs) <= room:
+        return jobs
+    at = next((place for place, job in enumerate(jobs) if job["job"] == chosen), 0)
+    first = min(max(0, at - room // 2), len(jobs) - room)
+    return jobs[first : first + room]
 
 
 class Room(NamedTuple):
@@ -214,6 +236,7 @@ def _jobs(
     holders: Mapping[str, Mapping[str, Any]],
     at: str,
     width: int,
+    chosen: str | None,
 ) -> RenderableType:
     rows: list[list[str | Text]] = []
     for job in jobs:
@@ -222,7 +245,7 @@ def _jobs(
         broken = credit is not None and credit < 0
         rows.append(
             [
-                printable(job["name"]),
+                _name(job, chosen),
                 printable(job["owner"]),
                 Text(job["status"], _COLOUR.get(job["status"], "")),
                 job.get("group") or "-",
@@ -236,6 +259,10 @@ def _jobs(
         )
     heads = ["JOB", "OWNER", "STATUS", "GROUP", "NOW", "#FOR", "#ITER", "#SLOWDOWN", "OF ITS BOUND", "#CREDIT"]
     return _fitted(heads, rows, width)
+
+
+def _name(job: Mapping[str, Any], chosen: str | None) -> Text:
+    return Text(printable(job["name"]), "reverse" if job["job"] == chosen else "")
 
 
 def _silent(job: Mapping[str, Any]) -> str:
@@ -259,11 +286,16 @@ def _against(job: Mapping[str, Any]) -> str:
     return f"{bar(share, 8)} {slo:g}{'' if job.get('promised') else ' (not promised)'}"
 
 
-def _reasons(head: str, jobs: Sequence[Mapping[str, Any]], reason: str) -> RenderableType:
+def _reasons(
+    head: str,
+    jobs: Sequence[Mapping[str, Any]],
+    reason: str,
+    chosen: str | None = None,
+) -> RenderableType:
     """Jobs and why it is so, on a line each."""
     rows: list[list[str | Text]] = [
         [
-            printable(job["name"]),
+            _name(job, chosen),
             printable(job["owner"]),
             "-" if job.get("slo") is None else f"{job['slo']:g}",
             printable((reason == "reason" and _silent(job)) or job.get(reason) or f"rollmuxd job explain {job['job']}"),

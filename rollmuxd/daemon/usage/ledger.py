@@ -66,6 +66,7 @@ class _Work:
     cost_held: float = 0
     #: of the nodes on which states were loaded or parked, while they were
     switch_gpu: float = 0
+    cost_switch: float = 0
     #: of a filler: what it ran on nodes that were lent to it. It is charged nothing for that
     harvested: float = 0
     #: milliseconds that loans of its nodes to fillers have held it up, at most
@@ -322,7 +323,9 @@ class UsageLedger:
         if order.kind is not OrderKind.DISCARD and order.status is OrderStatus.ISSUED and order.job in self._work:
             node = self._state.nodes.get(order.node)
             if node is not None:
-                self._work[order.job].switch_gpu += self._within(order.issued_at, at) * len(node.gpus)
+                took = self._within(order.issued_at, at) * len(node.gpus)
+                self._work[order.job].switch_gpu += took
+                self._work[order.job].cost_switch += took * node.price_per_gpu_hour
 
     def _waited(self, slot: Slot, at: Millis) -> None:
         if self._state.jobs[slot.job].spec.filler is None:  # a filler has no turn
@@ -511,6 +514,7 @@ def _row(usage: Sequence[_Work], charges: Mapping[JobId, Charge], name: str, job
         gpu_hours_charged=_hours(charge.gpu_ms),
         cost_charged=_hours(charge.cost),
         gpu_hours_switching=_hours(book.switch_gpu),
+        cost_switching=_hours(book.cost_switch),
         gpu_hours_harvested=_hours(book.harvested),
         held_up_hours=_hours(book.held_up),
         slo=usage[0].slo if job is not None else None,
