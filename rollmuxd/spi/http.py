@@ -125,7 +125,7 @@ class _Stream(httpcore.AsyncNetworkStream):
             raise httpcore.ConnectTimeout(f"no TLS within {timeout} s") from error
         except (anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError) as error:
             await self._stream.aclose()
-            raise httpcore.ConnectError(_why(error)) from error
+            raise httpcore.NetworkError(_why(error)) from error  # something listens there
         return _Stream(wrapped)
 
 

@@ -4,14 +4,17 @@ engines there say and what nobody else does. Of all drivers that talk to engines
 
 import contextlib
 import gzip
+import ssl
 
 import anyio
 import pytest
+from anyio.streams.tls import TLSStream
 from fake_sglang import FakeSglang
 from fake_vllm import FakeVllm
 from msgspec import structs
 from patience import PATIENCE_S
 
+from rollmuxd.daemon.tls import make_own
 from rollmuxd.spi import ContactLost, HostConfig, NotDone, OrderKind, PluginError, StateOrder, StateSpec
 from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_backend_mock import MockBackend
@@ -67,13 +70,15 @@ async def endless(stream):
 
 
 @contextlib.asynccontextmanager
-async def listening(answer):
+async def listening(answer, tls=None):
     """Something that is no engine and listens on the loopback; its port, and the heads of what it was sent."""
     seen = []
 
     async def serve(stream):
         async with stream:
-            with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError, ssl.SSLError):
+                if tls is not None:
+                    stream = await TLSStream.wrap(stream, ssl_context=tls)
                 seen.append((await stream.receive()).decode())
                 await (answer(stream) if callable(answer) else stream.send(answer))
 
@@ -206,6 +211,29 @@ async def test_an_operators_urls_are_the_only_ones_and_may_lead_beyond_the_loopb
     for url in ("http://127.0.0.1:80?", "http://{name}", 7):
         with pytest.raises(ValueError, match=r"must be"):
             await opened(driver, urls=[url])
+
+
+@each_driver
+@pytest.mark.asyncio
+async def test_over_tls_an_engine_whose_certificate_is_trusted_is_asked_and_another_one_is_not_taken_for_gone(
+    driver, tmp_path, monkeypatch
+):
+    files = tmp_path / "c.pem", tmp_path / "k.pem"
+    make_own(*files, ["127.0.0.1"])
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*files)
+    async with listening(http(500), tls) as (port, seen):
+        url, backend = f"https://127.0.0.1:{port}", await watched()
+        opener = await opened(driver, urls=[url], headers={"Authorization": "Bearer ENGINE-SECRET"})
+        for kind in (OrderKind.LOAD, OrderKind.DISCARD):
+            with pytest.raises(ContactLost, match="certificate verify failed"):
+                await tell(opener, order(driver, url, backend, kind=kind, warm=False))
+            assert not (await opener.probe(order(driver, url, backend, kind=kind))).known
+        assert seen == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+        with pytest.raises(NotDone, match=f"was answered 500: {SECRET}"):
+            await tell(opener, order(driver, url, backend, kind=OrderKind.PARK))
+        assert "Bearer ENGINE-SECRET" in seen[0]
 
 
 # ---- what it is told, and what is told of it -------------------------------------------------------------------------
