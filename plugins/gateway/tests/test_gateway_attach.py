@@ -66,6 +66,8 @@ async def test_a_tail_gives_its_gpus_back_as_replicas_are_parked_and_takes_them_
     async with live(4, engine={"step_s": 0.01}) as it:
         slot = Slot()
         async with Beside(slot, it.url, total=24) as attached:
+            for fake in it.engines:  # the tail goes on for a minute, or until it has been looked at
+                fake.pace = lambda running, kv_used: 0.3 if it.app.core.rollout.done >= 18 else 0.01
             work = asyncio.create_task(rollout(it))
             await it.settled(lambda: slot.told and slot.told[-1][0] >= 18)
             slot.directive = Directive("shrink", "s1", keep=("host1/gpu0",))
@@ -75,6 +77,8 @@ async def test_a_tail_gives_its_gpus_back_as_replicas_are_parked_and_takes_them_
             assert not work.done()
             slot.directive = Directive("grow", "s1", gpus=GPUS)
             await it.settled(lambda: slot.grown == 1 and not any(fake.sleeping for fake in it.engines))
+            for fake in it.engines:
+                fake.pace = None
             await work
         done = [one[0] for one in slot.told]
         assert done == sorted(done), "progress fell"
