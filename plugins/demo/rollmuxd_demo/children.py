@@ -5,28 +5,36 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import IO, Self
 
 
 class Children:
     """Every process that was started within the block; leaving it ends those that are left, with all that they started.
 
-    Each leads a session of its own: a Ctrl-C reaches this process only, which then ends the others in good order.
+    Each leads a session of its own: a Ctrl-C reaches this process only, which then ends the others in good order. A
+    SIGTERM is taken like a Ctrl-C, and the exit status says what it was.
     """
 
     def __init__(self) -> None:
         self._started: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
+        def stop(number: int, frame: FrameType | None) -> None:
+            sys.exit(128 + number)
+
+        self._before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.end(self._started)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def start(
         self,

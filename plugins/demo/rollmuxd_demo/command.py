@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -62,7 +60,7 @@ def demo(
     def say(text: str) -> None:
         click.echo(text, err=as_json)
 
-    with _folder(keep) as folder, _ended_in_good_order(), Children() as children:
+    with _folder(keep) as folder, Children() as children:
         try:
             host = reached.reach(backend, folder, children)
             if host.where:
@@ -137,18 +135,3 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         raise Failed(f"{keep} is not empty; name a new folder, or empty it")
     keep.mkdir(parents=True, exist_ok=True)
     yield keep.resolve()
-
-
-@contextmanager
-def _ended_in_good_order() -> Iterator[None]:
-    """A SIGTERM is taken like a Ctrl-C: all processes are ended, and the exit status says what it was."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -129,6 +130,21 @@ def test_whatever_happens_no_process_is_left_not_even_those_that_refuse(monkeypa
 
     assert child.returncode == -9
     assert gone(grandchild)
+
+
+def test_a_sigterm_ends_the_processes_and_is_the_exit_status():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended, Children() as children:
+        child = children.start(
+            [sys.executable, "-c", "import time; time.sleep(600)"],
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert (ended.value.code, child.returncode) == (128 + signal.SIGTERM, -signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system pins no processes")

@@ -154,6 +154,8 @@ def read(told: Mapping[str, Any]) -> Settings:
     if rungs is not None and rungs.in_step:
         _check_in_step(settings, rungs)
     for one in settings.replica:
+        if [other.url for other in settings.replica].count(one.url) > 1:
+            raise Wrong(f"two [[replica]] have the url {one.url}: name each engine once")
         check_url(one.url, settings.allow_hosts)
         if settings.rungs is not None and not one.gpus:
             raise Wrong(f"[rungs] needs the gpus of each [[replica]], and {one.url} has none: engines take turns there")

@@ -34,6 +34,7 @@ def test_the_sample_of_the_how_to_has_every_key_with_its_default():
         ({"replica": [{"url": "http://10.0.0.5:8000"}]}, "not in allow_hosts"),
         ({"replica": [{"url": "http://127.0.0.1:8000/v1"}]}, "has a path"),
         ({"replica": [{"url": "ftp://127.0.0.1"}]}, "no address of an engine"),
+        ({"replica": [{"url": "http://127.0.0.1:1"}] * 2}, "name each engine once"),
         ({"estimate": {"gpus": "h100"}}, "did you mean estimate.gpu"),
         ({"rungs": {"planer": "lengths"}}, "did you mean rungs.planner"),
         ({"rungs": {}, "replica": [{"url": "http://127.0.0.1:8000"}]}, "needs the gpus of each"),
