@@ -204,9 +204,10 @@ def wait(call: Call, job: str, until: str, timeout: float | None) -> None:
         status = view["status"]
         if status in OVER or status == "quarantined" or (until == "placed" and status in PLACED):
             break
-        if time.monotonic() >= give_up:
+        left_s = give_up - time.monotonic()
+        time.sleep(max(0.0, min(1.0, left_s)))
+        if left_s <= 1.0:
             raise Failed(f"{view['name']} is still {status} after {timeout:g} s")
-        time.sleep(1.0)
         view = call.get_again(path, until=give_up)
     call.answer(view, lambda view: click.echo(f"{view['name']} ({view['job']}): {status}"))
     reason = view.get("reason") or ""

@@ -32,24 +32,25 @@ def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bo
     held. The rest of the inventory is unallocated. So the rows and the rest add up to all GPU-hours.
     """
     from rollmuxd.client.calls import QUESTION_S
+    from rollmuxd.daemon.usage.ledger import HEADS
 
     if as_csv and call.as_json:
         raise click.UsageError("--csv and --json are two answers; ask for one")
     view = call.get("/v1/report", timeout_s=QUESTION_S, since=since, until=until, by=by)
     if as_csv:
-        _print_csv(view["pools"] if by == "pool" else view["work"])
+        rows = "pools" if by == "pool" else "work"
+        _print_csv(view[rows], HEADS[rows])
     elif view.get("mode") == "observe":
         call.answer({**view, "sharing": sharing(call, since)}, _show_watched)
     else:
         call.answer(view, _show)
 
 
-def _print_csv(rows: list[dict[str, Any]]) -> None:
-    """The rows, and a line of heads before the first."""
-    for number, row in enumerate(rows):
-        writer = csv.DictWriter(sys.stdout, list(row))
-        if number == 0:
-            writer.writeheader()
+def _print_csv(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> None:
+    """A line of heads, also where there is no row, and the rows."""
+    writer = csv.DictWriter(sys.stdout, heads, extrasaction="ignore")
+    writer.writeheader()
+    for row in rows:
         # A spreadsheet would run a name that begins like a formula.
         runs = {key for key, it in row.items() if isinstance(it, str) and it[:1] in tuple("=+-@\t")}
         writer.writerow({key: f"'{it}" if key in runs else it for key, it in row.items()})

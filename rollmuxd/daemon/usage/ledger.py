@@ -42,6 +42,8 @@ _USING = (SlotStatus.RUNNING, SlotStatus.TAIL)
 _PLACES = ("job_placed", "placement_ended", "move_planned", "move_began", "move_ended", "move_abandoned", "node_left")
 #: iterations after which a slowdown is judged
 JUDGED_FROM: Final = 8
+#: what the rows of a report tell, in order
+HEADS: Final = {"work": WorkRow.__struct_fields__, "pools": PoolRow.__struct_fields__}
 
 
 @dataclass(slots=True)
