@@ -1,7 +1,7 @@
 """A question that takes long, and the process that answers it: ``python -m rollmuxd.daemon.question``.
 
-The process reads one pickled question, writes its answer as JSON, and ends. Its processor time and its memory are
-limited by the kernel, so that no question costs more than that, whatever a policy does.
+The process reads one pickled question, writes its processor time and its answer as JSON, and ends. Both its processor
+time and its memory are limited by the kernel, so that no question costs more than that, whatever a policy does.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import gc
 import pickle
 import resource
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,7 @@ def main() -> int:
         return TOO_LARGE
     if len(answer) > ANSWER:
         return TOO_LARGE
-    sys.stdout.buffer.write(answer)
+    sys.stdout.buffer.write(b"%.3f %s" % (time.process_time(), answer))
     return 0
 
 

@@ -17,6 +17,7 @@ from msgspec import inspect
 from msgspec.structs import replace
 from patience import PATIENCE_S
 
+from rollmuxd.core.spec import LaunchSpec
 from rollmuxd.daemon import question
 from rollmuxd.daemon.http import background, limits, routing
 from rollmuxd.daemon.http.app import ENDPOINTS
@@ -257,20 +258,25 @@ async def test_a_question_of_another_owner_waits_for_one_of_each_owner_and_not_f
         assert answered.index("others") == 1
 
 
-async def test_a_copy_of_the_state_has_all_but_the_options_of_drivers(running, body_of_job):
-    async with running() as world, world.client() as client:
+async def test_a_copy_of_the_state_has_all_but_what_can_be_large_and_no_question_needs(running, body_of_job):
+    async with running() as world, world.client("root") as client:
         states = {"rollout": {"gpu_gb": 10, "options": {"urls": ["http://h:1"] * 100}}}
-        await client.post("/v1/jobs", json=body_of_job("first", states=states))
+        launch = {"argv": ["python", "x" * 4000], "env": {"X": "x" * 4000}}
+        for name, more in {"first": {"states": states}, "second": {"launch": launch}, "third": {}}.items():
+            assert (await client.post("/v1/jobs", json=body_of_job(name, **more))).status_code == 201
         call = SimpleNamespace(services=world.services)
-        (copied,) = background.copy_of(call, world.driver.scheduler).decoded().jobs.values()
-        (job,) = world.state.jobs.values()
-        kept = job.spec.states[0]
-        assert kept.options
-        assert copied == replace(job, spec=replace(job.spec, states=(replace(kept, options=()),)))
+        copy = background.copy_of(call, world.driver.scheduler)
+        first, second, third = world.state.jobs.values()
+        assert first.spec.states[0].options
+        assert list(copy.decoded().jobs.values()) == [
+            replace(first, spec=replace(first.spec, states=(replace(first.spec.states[0], options=()),))),
+            replace(second, spec=replace(second.spec, launch=LaunchSpec(("python",)))),
+            third,
+        ]
 
 
 @pytest.mark.looptime
-async def test_an_owner_pauses_for_the_time_of_its_questions_and_others_do_not():
+async def test_an_owner_pauses_for_the_processor_time_of_its_questions_and_others_do_not():
     questions = limits.Questions()
 
     async def begins(owner):
@@ -318,6 +324,12 @@ async def test_the_processor_time_of_a_question_is_charged_also_where_its_caller
                     tasks.cancel_scope.cancel()
             while not [seconds for owner, seconds in charged if owner == "team" and seconds >= 0.5]:
                 await anyio.sleep(0.01)
+
+
+async def test_time_in_which_a_question_gets_no_processor_is_not_charged():
+    charged, began = [], time.monotonic()
+    assert await background._answered(SimpleNamespace(answer=partial(time.sleep, 1)), charged.append) == b"null"
+    assert 0 < charged[0] <= time.monotonic() - began - 1
 
 
 # ---- bodies and answers ----------------------------------------------------------------------------------------------
@@ -526,7 +538,7 @@ async def test_what_a_call_holds_the_loop_for_is_charged_and_what_it_waits_for_i
 async def test_the_process_that_answers_a_question_goes_first_where_memory_is_short():
     asked = pickle.dumps(SimpleNamespace(answer=partial(Path.read_text, Path("/proc/self/oom_score_adj"))))
     done = await anyio.run_process([sys.executable, "-P", "-m", question.__name__], input=asked)
-    assert json.loads(done.stdout) == "1000\n"
+    assert json.loads(done.stdout.partition(b" ")[2]) == "1000\n"
 
 
 async def test_the_process_that_answers_a_question_gives_way_before_it_imports_anything(

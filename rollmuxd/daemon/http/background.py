@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.core.spec import JobSpec
+from rollmuxd.core.spec import JobSpec, LaunchSpec
 from rollmuxd.daemon import question
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
@@ -36,18 +36,22 @@ _COMMAND: Final = (sys.executable, "-P", "-m", question.__name__)
 
 
 def copy_of(call: Call, core: Scheduler) -> Copy:
-    """The scheduler as it is now. The options of jobs' drivers are left out: no question needs them, some are large."""
+    """The scheduler as it is now, but for what no question needs and is most of a large spec: see ``_asked_about``."""
     settings, state = call.services.settings, core.state
     jobs = {
-        name: replace(job, spec=_without_options(job.spec)) if any(it.options for it in job.spec.states) else job
+        name: replace(job, spec=_asked_about(job.spec))
+        if job.spec.launch or any(it.options for it in job.spec.states)
+        else job
         for name, job in state.jobs.items()
     }
     encoded = msgspec.json.encode(replace(state, jobs=jobs))
     return Copy(encoded, core.config, settings.daemon.policy, settings.policy_options())
 
 
-def _without_options(spec: JobSpec) -> JobSpec:
-    return replace(spec, states=tuple(replace(state, options=()) for state in spec.states))
+def _asked_about(spec: JobSpec) -> JobSpec:
+    """A spec without the options of its drivers, and without what its process is started with."""
+    states = tuple(replace(state, options=()) for state in spec.states)
+    return replace(spec, states=states, launch=spec.launch and LaunchSpec(spec.launch.argv[:1]))
 
 
 async def ask(call: Call, look: Callable[[Scheduler, Millis], Question[T]]) -> T:
@@ -95,17 +99,21 @@ def _started() -> _Process:
 
 
 async def _answered(asked: Question[object], charge: Callable[[float], None]) -> bytes:
-    """What a process answers; ``charge`` gets for how long it ran. It is killed if this is cancelled."""
-    packed = pickle.dumps(asked)
+    """What a process answers; ``charge`` gets its processor time. It is killed if this is cancelled.
+
+    One that could not say its processor time is charged for as long as it ran.
+    """
+    packed, used_s = pickle.dumps(asked), b""
     began, process = anyio.current_time(), _started()
     ended = asyncio.get_running_loop().run_in_executor(None, process.run, packed)
     try:
-        answer, errors = await asyncio.shield(ended)
+        printed, errors = await asyncio.shield(ended)
+        used_s, _, answer = printed.partition(b" ")
     finally:
         process.kill()
         with anyio.CancelScope(shield=True):
             await asyncio.wait([ended])
-        charge(anyio.current_time() - began)
+        charge(float(used_s or anyio.current_time() - began))
     if process.returncode in (-signal.SIGKILL, -signal.SIGXCPU, question.TOO_LARGE):
         raise Refusal(
             problems.TOO_MUCH,

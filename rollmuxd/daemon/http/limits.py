@@ -53,7 +53,7 @@ PLANNED: Final = 1_000_000
 QUESTIONS: Final = 4
 #: questions of different owners that are answered at a time: a long one does not make all other owners wait
 AT_ONCE: Final = 2
-#: an owner's questions run for 1 / (1 + this) of the time, once they have run for ``QUESTIONS_BURST_S`` seconds
+#: an owner's questions have 1 / (1 + this) of a processor's time, once they have had ``QUESTIONS_BURST_S`` of it
 QUESTIONS_PAUSE: Final = 4
 QUESTIONS_BURST_S: Final = 2.0
 
@@ -253,7 +253,7 @@ class Lines:
 class Questions(Lines):
     """Of all questions ``AT_ONCE`` are answered at a time, of different owners. Each owner has one that waits for that.
 
-    An owner pauses for the time that its questions took (``account``), and keeps no other owner from asking.
+    An owner pauses for the processor time that its questions took (``account``), and keeps no other owner from asking.
     """
 
     def __init__(self) -> None:
