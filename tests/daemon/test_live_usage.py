@@ -13,6 +13,9 @@ import pytest
 from memory_journal import MemoryJournal
 from simkit import swarm
 
+from rollmuxd.core.model import Job, JobStatus
+from rollmuxd.core.spec import JobSpec
+from rollmuxd.core.state import State
 from rollmuxd.daemon.journal.file import JournalDamaged, JournalFailed
 from rollmuxd.daemon.usage import daily
 from rollmuxd.daemon.usage.daily import LiveUsage, compute_usage
@@ -102,6 +105,14 @@ async def test_it_is_what_a_fold_of_all_facts_gives_whenever_somebody_asks(seed)
                 begun = told.now // daily.DAY * daily.DAY
                 for since in (None, begun) if begun < told.now else ():
                     same(await told.report(since), told.plainly(since))
+
+
+async def test_a_day_has_nothing_of_jobs_that_were_over_before_it():
+    state = State()
+    for name, status in (("over", JobStatus.ENDED), ("waits", JobStatus.WAITING)):
+        state.jobs[name] = Job(name, "team", "ann", JobSpec(name, (), ()), 0, status=status)
+    usage, _ = UsageLedger(since=0, until=1000, state=state).close()
+    assert list(usage.work) == ["waits"]
 
 
 async def test_a_report_over_today_looks_at_the_facts_that_came_since_the_last_one_and_at_no_others():

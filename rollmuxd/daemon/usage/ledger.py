@@ -236,7 +236,9 @@ class UsageLedger:
         #: jobs that wait for a placement, since when
         self._waiting: dict[JobId, Millis] = {}
         for job in self._state.jobs.values():
-            self._book_of(job)
+            # A thousand that are over are remembered: in each day's usage they would hold the loop up.
+            if job.status is not JobStatus.ENDED or job.pins or job.closing or job.left:
+                self._book_of(job)
             if job.status is JobStatus.WAITING:
                 self._waiting[job.id] = self._state.at
         for node in self._state.nodes.values():
