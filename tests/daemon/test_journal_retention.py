@@ -549,7 +549,7 @@ async def test_space_is_used_again_and_commits_wait_no_more_than_a_moment(tmp_pa
     await journal.append([(n, f.LoopStalled(day + 3 * DAY, 7)) for n in range(seq + 1, seq + 20_001)])
     await journal.close()
 
-    assert (tmp_path / "journal.sqlite3").stat().st_size < before
+    assert (tmp_path / "journal.sqlite3").stat().st_size < 1.1 * before  # some facts came before any were deleted
     waits.sort()
     assert len(waits) > 20
     # As a rule a commit waits 1 ms, and 10 to 30 ms at most; all of it takes seconds. A busy machine slows both.
