@@ -16,6 +16,7 @@ from typing import Any
 import forked
 import pytest
 from patience import PATIENCE_S
+from serving import serving
 
 RUN = Path(__file__).with_name("run.py")
 
@@ -134,10 +135,9 @@ async def test_a_call_on_a_connection_that_the_server_closed_fails_at_once_and_a
         await reader.readuntil(b"\r\n\r\n")
         body = json.dumps({"status": "running", "slot": "s", "fence": "1.1"}).encode()
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-        writer.close()
 
-    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
-        line = await live.Line.tcp(server.sockets[0].getsockname()[1])
+    async with serving(hang_up) as (_, port):
+        line = await live.Line.tcp(port)
         members = [live.Member(each, "key", name, "session") for each, name in ((line, "a"), (CallsThere(), "b"))]
         members[0].granted(await members[0].ask())
         while not line.closed:
