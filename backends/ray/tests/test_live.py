@@ -244,7 +244,7 @@ async def test_a_host_is_the_node_that_labels_and_resources_say(opened, live):
 
 
 @pytest.mark.asyncio
-async def test_where_there_is_no_cluster_the_loop_goes_on_and_the_next_try_is_told(opened):
+async def test_where_there_is_no_cluster_the_loop_goes_on_and_each_look_is_told_the_same(opened):
     backend = await opened("box", address="127.0.0.1:1", connect_s=2.0)
     turns = 0
 
@@ -256,15 +256,16 @@ async def test_where_there_is_no_cluster_the_loop_goes_on_and_the_next_try_is_to
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(beat)
-        with pytest.raises(ContactLost, match=r"box: the Ray cluster at 127\.0\.0\.1:1 cannot be reached"):
+        with pytest.raises(ContactLost, match=r"box: the Ray cluster at 127\.0\.0\.1:1 cannot be reached") as tried:
             await backend.observe("box")
         tasks.cancel_scope.cancel()
     assert turns > 20
     connection = next(iter(backend._lines.values()))
     now = connection._now()
     connection._failed, connection._next_at, connection._now = 9, now + 30, lambda: now
-    with pytest.raises(ContactLost, match=r"next try in 30 s"):
+    with pytest.raises(ContactLost) as between:
         await backend.observe("box")
+    assert str(between.value) == str(tried.value)
     await backend.close()
 
 

@@ -16,7 +16,7 @@ from rollmuxd_backend_local.agent.frames import Answer, Ask, Data, Failed, Forge
 
 #: seconds between tries to connect, as long as they fail; a tenth more or less
 _AGAIN_S: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-#: a call waits so long for the next try; else its error says when that will be
+#: a call waits so long for the next try; else it gets the error of the last one
 _PATIENCE_S: Final = 2.5
 #: what is asked keeps to a call's limit itself; so long after it, it has not answered
 _WAY_S: Final = 1.5
@@ -135,7 +135,7 @@ class AgentConnection(ABC):
     async def _join(self) -> Opened:
         wait_s = self._next_at - self._now()
         if wait_s > _PATIENCE_S:
-            raise ContactLost(f"{self._why} (next try in {wait_s:.0f} s)")
+            raise ContactLost(self._why)  # in the same words: each new reason of a lost node is a fact
         await anyio.sleep(max(wait_s, 0))
         await self._end()
         try:
