@@ -162,7 +162,7 @@ async def test_who_waits_for_a_node_that_was_taken_out_of_the_configuration_is_t
         world.state.nodes["h1/gpu0-1"].status = NodeStatus.DRAINED
         asked = (await job.ask("rollout", wait_s=0)).json()
 
-        said = "of its nodes h1/gpu0-1 is no longer in the configuration, so it is granted nothing there: "
+        said = "the configuration no longer has its nodes h1/gpu0-1, so it is granted nothing there: "
         assert asked["status"] == "queued"
         assert asked["reasons"][0]["text"].startswith(said)
         assert asked["reasons"][0]["data"] == {"nodes": ["h1/gpu0-1"]}
@@ -170,7 +170,7 @@ async def test_who_waits_for_a_node_that_was_taken_out_of_the_configuration_is_t
         assert listed["reason"].startswith(said)
         assert f"rollmuxd job end {job.id}" in listed["reason"]
         explained = (await client.get(f"/v1/jobs/{job.id}/explain")).json()
-        assert explained["sentences"][-1].startswith(f"O{said[1:]}")
+        assert explained["sentences"][-1].startswith(f"T{said[1:]}")
         assert explained["reasons"][0]["code"] == "node_gone"
         nodes = (await client.get("/v1/nodes")).json()["items"]
         (gone,) = [

@@ -91,8 +91,8 @@ class Visibility:
         if not nodes:
             return ()
         text = (
-            f"of its nodes {', '.join(nodes)} is no longer in the configuration, so it is granted nothing there: put "
-            f"that back, or end the job (rollmuxd job end {job.id}) and start it again"
+            f"the configuration no longer has its nodes {', '.join(nodes)}, so it is granted nothing there: put them "
+            f"back, or end the job (rollmuxd job end {job.id}) and start it again"
         )
         return (Reason("node_gone", text, {"nodes": nodes}),)
 
