@@ -83,24 +83,22 @@ class Rotation:
                 head, least = index, rotation
         return head
 
-    def line(self, state: State, group: Group, node: NodeId, absent: Container[SlotId], now: Millis) -> list[Slot]:
-        """The requests that wait for a node, the first comer first; by credit, the job that has least of it.
+    def line(self, state: State, group: Group, absent: Container[SlotId], now: Millis) -> list[Slot]:
+        """The requests that wait, the first comer first; by credit, the job that has least of it.
 
         Without those of ``absent``, of paused jobs, and for nodes that are out: no job waits for them.
         """
-        projection = self.projection(state, group)
-        nodes = projection.nodes
+        nodes = self.projection(state, group).nodes
         waiting = []
         for name in group.jobs:
             job = state.jobs[name]
             if job.queued is None or job.slot is not None or job.queued in absent or job.status is JobStatus.PAUSED:
                 continue
             slot = state.slots[job.queued]
-            claims = nodes.get((name, slot.phase), ())
-            if node in claims and state.are_up(claims):
+            if state.are_up(nodes.get((name, slot.phase), ())):
                 waiting.append(slot)
         waiting.sort(key=lambda slot: (slot.queued_at, len(slot.id), slot.id))
-        if group.dispatch is Dispatch.CREDIT:
+        if group.dispatch is Dispatch.CREDIT and len(waiting) > 1:
 
             def place(slot: Slot) -> tuple[tuple[bool, bool], bool, Millis]:
                 rank = _standing(state.jobs[slot.job], slot, now)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, takewhile
 from math import ceil
 from typing import Final, NamedTuple
 
@@ -40,7 +40,7 @@ from rollmuxd.core.policy import Refusal, SpendsCredit
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps import drain
 from rollmuxd.core.steps.admit import AGAIN_MS, TRIES_A_MINUTE, limits_of, over_its_nodes, waiting_order
-from rollmuxd.core.steps.lines import absent, yields_to
+from rollmuxd.core.steps.lines import line_of, yields_to
 from rollmuxd.core.steps.observe import must_be_cleaned
 from rollmuxd.core.steps.reclaim import nodes_of
 from rollmuxd.explain import fillers, forecast
@@ -345,13 +345,9 @@ class Explainer:
         """What comes before a queued request on its nodes: turns of the schedule, or requests that came earlier."""
         state, rotation = self._c.state, self._c.rotation
         if group.dispatch is not Dispatch.SCHEDULE:
-            ahead: dict[SlotId, Slot] = {}
-            for node in rotation.nodes_of(state, group, slot.job, slot.phase):
-                for other in rotation.line(state, group, node, absent(self._c, group), self._c.now):
-                    if other.id == slot.id:
-                        break
-                    ahead[other.id] = other
-            return list(ahead.values())
+            mine = set(rotation.nodes_of(state, group, slot.job, slot.phase))
+            ahead = takewhile(lambda other: other.id != slot.id, line_of(self._c, group))
+            return [it for it in ahead if not mine.isdisjoint(rotation.nodes_of(state, group, it.job, it.phase))]
         index = rotation.turn_of(state, group, slot.job, slot.phase)
         if index is None:
             return []

@@ -410,7 +410,7 @@ def test_a_slot_that_is_over_while_it_runs_is_caught(pair):
 
 
 def test_a_schedule_whose_order_nobody_keeps_is_caught(monkeypatch):
-    monkeypatch.setattr(dispatch, "next_turn_on", lambda c, group, node: next(
+    monkeypatch.setattr(dispatch, "next_turn_on", lambda c, group, node, line: next(
         (index for index, turn in enumerate(group.schedule) if c.state.jobs[turn.job].queued is not None
          and c.state.slots[c.state.jobs[turn.job].queued].phase == turn.phase), None))  # fmt: skip
     with pytest.raises(BrokenInvariant, match="turns_come_in_the_order_of_the_schedule"):

@@ -4,6 +4,8 @@ A tail is asked to shrink, and offered what it gave back while no other job can 
 its phase's GPUs is offered the others when they are clean.
 """
 
+from collections.abc import Sequence
+
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.causes import Cause
@@ -33,7 +35,7 @@ from rollmuxd.core.steps.dispatch import (
     needed,
     request_of,
 )
-from rollmuxd.core.steps.lines import next_turn_on
+from rollmuxd.core.steps.lines import line_of, next_turn_on
 from rollmuxd.core.steps.reclaim import orders_for
 
 
@@ -153,8 +155,9 @@ def shrink_wish(c: Context, slot: Slot) -> tuple[str, ...]:
     if group is None or len(keep) in (0, len(slot.gpus)):
         return ()
     nodes = c.rotation.nodes_of(c.state, group, job.id, slot.phase)
-    heads = dict.fromkeys(next_turn_on(c, group, node) for node in nodes)
-    return keep if any(part_helps(c, group, head, slot, keep) for head in heads if head is not None) else ()
+    line = line_of(c, group)
+    heads = dict.fromkeys(next_turn_on(c, group, node, line) for node in nodes)
+    return keep if any(part_helps(c, group, head, slot, keep, line) for head in heads if head is not None) else ()
 
 
 def least_of(c: Context, job: Job, slot: Slot) -> tuple[GpuId, ...]:
@@ -167,7 +170,7 @@ def least_of(c: Context, job: Job, slot: Slot) -> tuple[GpuId, ...]:
     return keep if len(keep) >= least else slot.gpus
 
 
-def part_helps(c: Context, group: Group, head: int, slot: Slot, keep: tuple[str, ...]) -> bool:
+def part_helps(c: Context, group: Group, head: int, slot: Slot, keep: tuple[str, ...], line: Sequence[Slot]) -> bool:
     """Whether a turn could begin on what the slot would give back, beside what is free already."""
     turn = group.schedule[head]
     job = c.state.jobs[turn.job]
@@ -175,7 +178,7 @@ def part_helps(c: Context, group: Group, head: int, slot: Slot, keep: tuple[str,
     if not least or asked is None or asked.phase != turn.phase or job.group != group.id:
         return False
     nodes = c.rotation.nodes_of(c.state, group, job.id, turn.phase)
-    if any(next_turn_on(c, group, node) != head for node in nodes):
+    if any(next_turn_on(c, group, node, line) != head for node in nodes):
         return False
     gpus = [(name, gpu.holder) for node in nodes for name, gpu in c.state.nodes[node].gpus.items()]
     free = {name for name, holder in gpus if holder is None or (holder == slot.id and name not in keep)}

@@ -1,6 +1,6 @@
 """Whose turn it is: grant what a group's schedule allows, and make room for it."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
@@ -21,7 +21,7 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.order import patient_until
 from rollmuxd.core.spec import engines_on
-from rollmuxd.core.steps.lines import next_turn_on, waits_for_another, yields_to
+from rollmuxd.core.steps.lines import line_of, next_turn_on, waits_for_another, yields_to
 
 #: nodes on which nothing can be started, for an unknown time
 OUT = (NodeStatus.OCCUPIED, NodeStatus.DRAINING, NodeStatus.DRAINED, NodeStatus.QUARANTINED, NodeStatus.LOST)
@@ -41,10 +41,14 @@ def take_turns(c: Context, known: Group) -> None:
     """Grant whatever of a group can be granted, in the order of its schedule."""
     moved = True
     while moved:
-        before = len(c.facts)
-        went_on = [advance(c, known, job) for job in c.state.members(known) if job.queued is not None]
-        # in a line a claim or a park changes which request is next
-        moved = any(went_on) or (known.dispatch is not Dispatch.SCHEDULE and len(c.facts) > before)
+        before = seen = len(c.facts)
+        line, moved = line_of(c, known), False
+        for job in c.state.members(known):
+            if job.queued is not None:
+                if len(c.facts) > seen:  # a claim or a park changes which request is next
+                    line, seen = line_of(c, known), len(c.facts)
+                moved = advance(c, known, job, line) or moved
+        moved = moved or (known.dispatch is not Dispatch.SCHEDULE and len(c.facts) > before)
     if known.dispatch is Dispatch.CREDIT:
         waiting = [c.state.slots[it.queued] for it in c.state.members(known) if it.queued]
         for slot in waiting if len(waiting) > 1 else ():
@@ -58,7 +62,7 @@ def request_of(c: Context, job: Job) -> Slot | None:
     return c.state.slots[job.queued]
 
 
-def advance(c: Context, group: Group, job: Job) -> bool:
+def advance(c: Context, group: Group, job: Job, line: Sequence[Slot]) -> bool:
     """Bring a job's request, if it has one, nearer to its grant. True: the schedule went on, so others may go now."""
     slot = request_of(c, job)
     turn = None if slot is None else c.rotation.turn_of(c.state, group, job.id, slot.phase)
@@ -71,7 +75,7 @@ def advance(c: Context, group: Group, job: Job) -> bool:
         return False
     first_on = []
     for node in nodes:
-        head = next_turn_on(c, group, node)
+        head = next_turn_on(c, group, node, line)
         if head == turn:
             first_on.append(node)
         elif head is not None and group.dispatch is Dispatch.SCHEDULE:

@@ -1,8 +1,10 @@
 """Which request is next on a node, where a group has no fixed order but a line: by age, or by credit."""
 
+from collections.abc import Sequence
+
 from rollmuxd.core.context import SERVED, Context
 from rollmuxd.core.estimates import credit_ms, solo_ms
-from rollmuxd.core.ids import Millis, NodeId, SlotId
+from rollmuxd.core.ids import Millis, NodeId
 from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Slot, SlotStatus, nodes_in
 from rollmuxd.core.order import PROMISED_NOTHING, patient_until
 from rollmuxd.core.spec import PhaseSpec
@@ -11,18 +13,26 @@ from rollmuxd.core.spec import PhaseSpec
 ASKS_WITHIN_MS = 250
 
 
-def next_turn_on(c: Context, group: Group, node: NodeId) -> int | None:
-    """The index of the turn that is next on a node; None: there is none."""
+def next_turn_on(c: Context, group: Group, node: NodeId, line: Sequence[Slot]) -> int | None:
+    """The index of the turn that is next on a node, where ``line`` is the group's; None: there is none."""
     if group.dispatch is Dispatch.SCHEDULE:
         return c.rotation.head(c.state, group, node)
-    line = c.rotation.line(c.state, group, node, absent(c, group), c.now)
-    return c.rotation.turn_of(c.state, group, line[0].job, line[0].phase) if line else None
+    for slot in line:
+        if node in c.rotation.nodes_of(c.state, group, slot.job, slot.phase):
+            return c.rotation.turn_of(c.state, group, slot.job, slot.phase)
+    return None
 
 
-def absent(c: Context, group: Group) -> set[SlotId]:
-    """The group's requests that come before no other: those that no call attends, and those that yield."""
+def line_of(c: Context, group: Group) -> list[Slot]:
+    """The requests of a group in the order in which they are served; none, where a schedule gives the order.
+
+    Without those that come before no other: those that no call attends, and those that yield.
+    """
+    if group.dispatch is Dispatch.SCHEDULE:
+        return []
     queued = (c.state.slots[job.queued] for job in c.state.members(group) if job.queued)
-    return {slot.id for slot in queued if slot.id in c.timers.detached or yields_to(c, group, slot) is not None}
+    absent = {slot.id for slot in queued if slot.id in c.timers.detached or yields_to(c, group, slot) is not None}
+    return c.rotation.line(c.state, group, absent, c.now)
 
 
 def waits_for_another(c: Context, group: Group, slot: Slot, nodes: tuple[NodeId, ...]) -> bool:
