@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import click
 
 from rollmuxd.cli.common import NO_DAEMON, Failed, config_option, fields, load_settings, print_json
-from rollmuxd.cli.processes import started
+from rollmuxd.cli.processes import start_apart, started
 from rollmuxd.client.discovery import default_sockets
 
 #: after so long a start says that it still waits
@@ -83,13 +82,13 @@ def start(config: Path | None, accept_clock: bool, as_json: bool) -> None:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = state_dir / "daemon.log"
     end = log.stat().st_size if log.exists() else 0
-    words = ["run", *(["--config", str(config.resolve())] if config is not None else [])]
+    words = ["daemon", "run", *(["--config", str(config.resolve())] if config is not None else [])]
     words += ["--accept-clock"] if accept_clock else []
-    pid = _spawn(words, log)
+    pid = start_apart(words, log, os.environ)
     say_at: float | None = time.monotonic() + START_S
     while True:
         running = find(state_dir)
-        if running is not None and running.pid == pid and ready(running.socket):
+        if running is not None and running.pid == pid and readiness(running.socket) is not None:
             break
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -125,21 +124,6 @@ def _said_last(log: Path, end: int) -> str:
     except OSError as error:
         return f"its log cannot be written ({error.strerror}); make room there"
     return "it said nothing"
-
-
-def _spawn(words: list[str], log: Path) -> int:
-    """Start ``rollmuxd daemon`` in a session of its own, which nothing here waits for; its pid."""
-    return os.posix_spawn(
-        sys.executable,
-        [sys.executable, "-m", "rollmuxd", "daemon", *words],
-        os.environ,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-    )
 
 
 @daemon.command()
@@ -192,7 +176,7 @@ def status(config: Path | None, as_json: bool) -> None:
     state_dir, running = _running(config)
     if running is None:
         raise Failed(f"no daemon runs on {state_dir}; start one: rollmuxd daemon start", NO_DAEMON)
-    said = _readyz(running.socket)
+    said = readiness(running.socket)
     good = said is not None
     _answer(running, state_dir / "daemon.log", "ready" if good else "not ready", as_json=as_json, journal=said or "")
     if not good:
@@ -237,30 +221,13 @@ def find(state_dir: Path) -> Running | None:
     return Running(pid, said.get("url"), path, said.get("certificate"))
 
 
-def ready(path: Path) -> bool:
-    """Whether a daemon answers on this Unix socket and says that it is ready."""
-    return _readyz(path) is not None
+def readiness(path: Path) -> str | None:
+    """What the daemon on this Unix socket says of its journal ("": all is well), if it is ready; else None."""
+    from rollmuxd.client.errors import RollmuxError
+    from rollmuxd.client.sync import Daemon
 
-
-def _readyz(path: Path) -> str | None:
-    """What the daemon on this Unix socket says of its journal ("": all is well), if it is ready; else None.
-
-    By hand: an HTTP client takes longer to import than the daemon takes to answer.
-    """
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as there:
-            there.settimeout(5.0)
-            there.connect(str(path))
-            there.sendall(b"GET /readyz HTTP/1.1\r\nHost: rollmuxd\r\nConnection: close\r\n\r\n")
-            answer = b""
-            while part := there.recv(4096):
-                answer += part
-    except OSError:
+        with Daemon(url=f"unix://{quote(str(path))}") as there:
+            return str(there.get("/readyz", timeout_s=5.0).get("reason", ""))
+    except RollmuxError:
         return None
-    head, _, body = answer.partition(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 200"):
-        return None
-    try:
-        return str(json.loads(body)["reason"])
-    except (ValueError, KeyError, TypeError):
-        return ""

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from rollmuxd.cli.common import Call, part, table, talks
-from rollmuxd.cli.completion import names_of
 
 
 @click.group()
@@ -90,7 +89,7 @@ def _said(view: dict[str, Any]) -> None:
 
 
 @fabric.command()
-@click.argument("fabric", shell_complete=names_of("/v1/fabrics", "name"))
+@click.argument("fabric")
 @click.option("--reason", default="", help="Kept in the journal.")
 @talks
 def degrade(call: Call, fabric: str, reason: str) -> None:
@@ -99,7 +98,7 @@ def degrade(call: Call, fabric: str, reason: str) -> None:
 
 
 @fabric.command()
-@click.argument("fabric", shell_complete=names_of("/v1/fabrics", "name"))
+@click.argument("fabric")
 @talks
 def restore(call: Call, fabric: str) -> None:
     """Set a switch's circuits again."""

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from rollmuxd.cli.common import Call, Columns, cell, fields, part, table, talks
-from rollmuxd.cli.completion import names_of
 
 
 @click.group()
@@ -33,7 +32,7 @@ def names(view: dict[str, Any]) -> dict[str, str]:
 
 
 @group.command()
-@click.argument("group", shell_complete=names_of("/v1/groups", "group"))
+@click.argument("group")
 @talks
 def show(call: Call, group: str) -> None:
     """One group: its members against their bounds, and its schedule, the cyclic order of turns."""

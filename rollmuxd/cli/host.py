@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from rollmuxd.cli.common import Call, Columns, cell, fields, part, talks
-from rollmuxd.cli.completion import names_of
 from rollmuxd.cli.node import add_drains, pinned
 
 
@@ -31,7 +30,7 @@ def _reserved(view: dict[str, Any]) -> str:
 
 
 @host.command()
-@click.argument("host", shell_complete=names_of("/v1/hosts", "host"))
+@click.argument("host")
 @talks
 def show(call: Call, host: str) -> None:
     """One host."""

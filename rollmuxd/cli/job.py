@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from rollmuxd.cli.common import Call, Columns, Failed, cell, fields, listing, part, printable, talks
-from rollmuxd.cli.completion import names_of
 from rollmuxd.cli.logs import logs
 
 OVER = ("ended", "lost")
@@ -71,7 +70,7 @@ def _slo(view: dict[str, Any]) -> str:
 
 
 @job.command()
-@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
+@click.argument("job")
 @talks
 def show(call: Call, job: str) -> None:
     """One job: where it sits, how fast it goes, what it was promised."""
@@ -132,7 +131,7 @@ def _promise(view: dict[str, Any]) -> str:
 
 
 @job.command()
-@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
+@click.argument("job")
 @talks
 def explain(call: Call, job: str) -> None:
     """Why a job waits, or where it sits and why."""
@@ -163,7 +162,7 @@ def _add(verb: str, said: str, about: str) -> None:
     """A command that makes one call about a job."""
 
     @job.command(verb, help=about)
-    @click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
+    @click.argument("job")
     @talks
     def command(call: Call, job: str) -> None:
         call.answer(call.post(f"/v1/jobs/{part(job)}/{verb}"), _said(said))
@@ -175,7 +174,7 @@ _add("reinstate", "reinstated", "Take a quarantined job back.")
 
 
 @job.command()
-@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
+@click.argument("job")
 @click.option("--reason", default="", help="Told to the job, and kept in the journal.")
 @talks
 def end(call: Call, job: str, reason: str) -> None:
@@ -184,7 +183,7 @@ def end(call: Call, job: str, reason: str) -> None:
 
 
 @job.command()
-@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
+@click.argument("job")
 @click.option("--for", "until", type=click.Choice(["over", "placed"]), default="over", help="Default: over.")
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds; then exit with 1.")
 @talks

@@ -12,7 +12,6 @@ import click
 
 from rollmuxd.cli import processes
 from rollmuxd.cli.common import Call, Failed, echo_output, part, print_json, talks
-from rollmuxd.cli.completion import names_of
 
 #: how often a followed job is looked at
 LOOK_S: Final = 0.3
@@ -43,7 +42,7 @@ def watched_by(folder: Path, pid: int) -> None:
 
 
 @click.command()
-@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
+@click.argument("job")
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until the run is over.")
 @click.option("--role", help="Of this role only.")
 @talks

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from rollmuxd.cli.common import Call, Columns, ask, fields, listing, part, talks
-from rollmuxd.cli.completion import names_of
 
 
 @click.group()
@@ -38,7 +37,7 @@ def list_(call: Call, pool: str | None) -> None:
 
 
 @node.command()
-@click.argument("node", shell_complete=names_of("/v1/nodes", "node"))
+@click.argument("node")
 @talks
 def show(call: Call, node: str) -> None:
     """One node and its GPUs."""
@@ -108,7 +107,7 @@ def add_drains(group: click.Group, noun: str, drains: str, said: Callable[[str, 
 
     ``said`` is the line that answers one of them: of its name, and of the daemon's view of the node or host.
     """
-    which = click.argument("name", metavar=noun.upper(), shell_complete=names_of(f"/v1/{noun}s", noun))
+    which = click.argument("name", metavar=noun.upper())
 
     def post(call: Call, name: str, verb: str, body: dict[str, Any], *, evicted: bool | None = None) -> None:
         def show(view: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -116,6 +117,21 @@ class ProcessGroup:
             if process.poll() is None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL if self._asked > 2 else number)
+
+
+def start_apart(words: Sequence[str], log: Path, env: Mapping[str, str]) -> int:
+    """Start ``rollmuxd`` with these words in a session of its own, which nothing here waits for; its pid."""
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", "rollmuxd", *words],
+        env,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
 
 
 def adopt_orphans() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from rollmuxd.cli.common import Call, Columns, part, talks
-from rollmuxd.cli.completion import names_of
 
 ENDED = ("withdrawn", "released", "over")
 STATUSES = (
@@ -46,7 +45,7 @@ def list_(call: Call, job: str | None, pool: str | None, status: str | None, eve
 
 
 @slot.command()
-@click.argument("slot", shell_complete=names_of("/v1/slots", "slot"))
+@click.argument("slot")
 @click.option("--reason", default="", help="Told to the job, and kept in the journal.")
 @talks
 def revoke(call: Call, slot: str, reason: str) -> None:

@@ -107,6 +107,7 @@ def test_where_none_runs_the_exit_status_is_3(rollmuxd, config, state_dir, comma
     assert str(state_dir) in ran.err
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # httpcore leaves the socket to be collected
 def test_a_daemon_that_does_not_answer_is_not_ready(rollmuxd, config, state_dir, process):
     said(state_dir, process().pid, socket=str(state_dir / "nobody.sock"))
 
@@ -182,7 +183,7 @@ def instead(tmp_path, state_dir, monkeypatch):
         begins = "import json, os, pathlib, signal, socket, time"
         script.write_text(f"#!{sys.executable}\n{begins}\nstate = pathlib.Path({str(state_dir)!r})\n{program}\n")
         script.chmod(0o700)
-        monkeypatch.setattr(daemon.sys, "executable", str(script))
+        monkeypatch.setattr(sys, "executable", str(script))
         monotonic = time.monotonic
         monkeypatch.setattr(
             daemon.time, "monotonic", lambda: monotonic() + (leap_s if (state_dir / "up").exists() else 0)

@@ -436,20 +436,6 @@ def test_on_a_terminal_it_explains_pauses_outlives_a_restart_of_the_daemon_and_e
 # ---- the Tab key -----------------------------------------------------------------------------------------------------
 
 
-def test_the_tab_key_knows_the_names_of_jobs_and_says_nothing_where_there_is_no_daemon(daemon, a_job):
-    from click.shell_completion import ShellComplete
-
-    from rollmuxd.cli.main import cli
-
-    daemon["GET /v1/jobs"] = {"items": [a_job(), a_job(job="j2", name="code-7b")], "next": None}
-    tab = ShellComplete(cli, {}, "rollmuxd", "_ROLLMUXD_COMPLETE")
-
-    assert [item.value for item in tab.get_completions(["job", "show"], "ma")] == ["math-7b"]
-    assert [item.value for item in tab.get_completions([], "to")] == ["top"]
-    daemon.down = OSError("nobody is there")
-    assert tab.get_completions(["job", "show"], "ma") == []
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_gets_a_script_from_click(shell):
     env = {**os.environ, "_ROLLMUXD_COMPLETE": f"{shell}_source"}

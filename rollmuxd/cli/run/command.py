@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ import click
 
 from rollmuxd.cli.common import Call, Failed, part, print_json, talks
 from rollmuxd.cli.logs import begin, folder_of, watched_by
-from rollmuxd.cli.processes import ProcessGroup
+from rollmuxd.cli.processes import ProcessGroup, start_apart
 from rollmuxd.cli.run import job_file
 from rollmuxd.cli.run.job_file import JobFile, Role
 from rollmuxd.cli.run.private_ray import OwnRay
@@ -347,21 +346,13 @@ def _detach(
     env = {**os.environ, "ROLLMUX_URL": str(call.daemon.address)}
     if call.api_key:
         env["ROLLMUX_API_KEY"] = call.api_key
-    with (logs / "run.log").open("ab") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "rollmuxd", *argv, "--", *command],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    watched_by(logs, child.pid)
-    told = {"job": view["job"], "name": view["name"], "run": view["run"], "pid": child.pid, "logs": str(logs)}
+    pid = start_apart([*argv, "--", *command], logs / "run.log", env)
+    watched_by(logs, pid)
+    told = {"job": view["job"], "name": view["name"], "run": view["run"], "pid": pid, "logs": str(logs)}
     if call.as_json:
         print_json(told)
     else:
-        click.echo(f"{told['name']} is job {told['job']}, run {told['run']}; watched by pid {child.pid}")
+        click.echo(f"{told['name']} is job {told['job']}, run {told['run']}; watched by pid {pid}")
         click.echo(f"rollmuxd job logs -f {told['name']}")
 
 
