@@ -175,7 +175,7 @@ class DaemonProcess:
 
     def start(self) -> None:
         """Start it, and wait until it is ready."""
-        from rollmuxd.cli.daemon import ready
+        from rollmuxd.cli.daemon import readiness
 
         config = self.folder / "rollmux.toml"
         config.write_text(configuration(self.folder, self.socket, self.reached.tables(self.folder)))
@@ -187,7 +187,7 @@ class DaemonProcess:
                 stderr=log,
             )
         give_up = time.monotonic() + READY_S
-        while not ready(self.socket):
+        while readiness(self.socket) is None:
             if self._process.poll() is not None:
                 raise Failed(f"the demo's daemon ended with status {self._process.returncode}:\n{tail(self.log)}")
             if time.monotonic() > give_up:
