@@ -1,15 +1,17 @@
 """Sends calls and runs flows on asyncio: the twin of :mod:`rollmuxd.client.sync`."""
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rollmuxd.client import discovery, fakes
 from rollmuxd.client.calls import Call
 from rollmuxd.client.discovery import Address
+from rollmuxd.client.errors import RollmuxError
 from rollmuxd.client.retry import Flow, Pause
 
 if TYPE_CHECKING:
-    from rollmuxd.client.transport import AsyncTransport
+    from httpx import AsyncClient
 
 T = TypeVar("T")
 
@@ -19,18 +21,26 @@ class AsyncDaemon:
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, address: Address | None = None) -> None:
         self.address = address or discovery.need(url, api_key)
-        self._transport: AsyncTransport | None = None
+        self._client: AsyncClient | None = None
+        self._leads_to: Address | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def call(self, call: Call[T]) -> T:
-        """Send once, without retries."""
-        loop = asyncio.get_running_loop()
-        if self._transport is None or self._loop is not loop or self._transport.address is not self.address:
-            # Connections belong to a loop; those of a loop that has ended can only be dropped.
-            from rollmuxd.client.transport import AsyncTransport
+        """Send once, without retries; see :meth:`rollmuxd.client.sync.Daemon.call`."""
+        from rollmuxd.client import transport
 
-            self._transport, self._loop = AsyncTransport(self.address), loop
-        return await self._transport.send(call)
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop or self._leads_to is not self.address:
+            # Connections belong to a loop; those of a loop that has ended can only be dropped.
+            self._client, self._loop, self._leads_to = transport.async_client(self.address), loop, self.address
+        try:
+            response = await self._client.request(**transport.request(call))
+        except Exception as error:
+            if transport.is_untrusted(error):
+                with suppress(RollmuxError):
+                    self._client = transport.async_client(self.address)
+            raise transport.translated(error, self.address) from error
+        return transport.understood(call, response)
 
     async def run(self, flow: Flow[T]) -> T:
         """Run a flow to its end. A cancellation is thrown into it, so that it can clean up (in bounded time)."""
@@ -53,9 +63,9 @@ class AsyncDaemon:
 
     async def close(self) -> None:
         """Close the connections. The next call would open them again."""
-        transport, loop, self._transport = self._transport, self._loop, None
-        if transport is not None and loop is asyncio.get_running_loop():
-            await transport.close()
+        client, loop, self._client = self._client, self._loop, None
+        if client is not None and loop is asyncio.get_running_loop():
+            await client.aclose()
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,6 +1,7 @@
 """Sends calls and runs flows, blocking. :class:`Daemon` is also what the command line talks through."""
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from msgspec import structs
@@ -8,10 +9,11 @@ from msgspec import structs
 from rollmuxd.client import discovery, fakes
 from rollmuxd.client.calls import GRACE_S, PROMPT_S, QUESTION_S, Call
 from rollmuxd.client.discovery import Address
+from rollmuxd.client.errors import RollmuxError
 from rollmuxd.client.retry import Flow, Pause
 
 if TYPE_CHECKING:
-    from rollmuxd.client.transport import SyncTransport
+    from httpx import Client
 
 T = TypeVar("T")
 
@@ -26,18 +28,26 @@ class Daemon:
         self.address = address or discovery.need(url, api_key)
         #: the journal that each call names; see :class:`~rollmuxd.client.calls.Call`
         self.journal = ""
-        self._transport: SyncTransport | None = None
+        self._client: Client | None = None
+        self._leads_to: Address | None = None
 
     def call(self, call: Call[T]) -> T:
-        """Send once, without retries."""
-        if self._transport is None or self._transport.address is not self.address:
-            from rollmuxd.client.transport import SyncTransport
+        """Send once, without retries. Raises :class:`Unreachable`, :class:`Refused` and :class:`BadAnswer`."""
+        from rollmuxd.client import transport
 
+        if self._client is None or self._leads_to is not self.address:
             self.close()
-            self._transport = SyncTransport(self.address)
+            self._client, self._leads_to = transport.client(self.address), self.address
         if self.journal:
             call = structs.replace(call, journal=self.journal)
-        return self._transport.send(call)
+        try:
+            response = self._client.request(**transport.request(call))
+        except Exception as error:
+            if transport.is_untrusted(error):
+                with suppress(RollmuxError):
+                    self._client = transport.client(self.address)
+            raise transport.translated(error, self.address) from error
+        return transport.understood(call, response)
 
     def get(self, path: str, *, timeout_s: float = PROMPT_S, **params: Any) -> Any:
         """Return the decoded JSON of a path, such as ``/v1/jobs``; ``wait_s`` and ``wait_ms`` lengthen the time-out."""
@@ -74,9 +84,9 @@ class Daemon:
 
     def close(self) -> None:
         """Close the connections. The next call would open them again."""
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""The one module that imports httpx; everybody else sees bytes, statuses and our errors.
+"""The one module that imports httpx; others hand its clients on, and see our answers and errors.
 
 Importing httpx takes 75 to 150 ms, so this module is itself imported at the first call, not with ``rollmuxd``.
 Building a client loads the CA bundle (20 ms), so a sender keeps its client. Over HTTP or a socket there is none to
@@ -10,7 +10,6 @@ import errno
 import ssl
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -43,58 +42,14 @@ class Reply(NamedTuple):
     content: bytes
 
 
-class SyncTransport:
-    """Sends one call over a kept connection; no retries."""
-
-    def __init__(self, address: Address) -> None:
-        self.address = address
-        self._client = self._opened()
-
-    def send(self, call: Call[T]) -> T:
-        """Send once. Raises :class:`Unreachable`, :class:`Refused` and :class:`BadAnswer`."""
-        try:
-            response = self._client.request(call.method, call.path, **_request(call))
-        except Exception as error:
-            if _untrusted(error):
-                with suppress(RollmuxError):
-                    self._client = self._opened()  # reads the file of certificates as it is now
-            raise _translated(error, self.address) from error
-        return _understood(call, Reply(response.status_code, response.headers, response.content))
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
-
-    def _opened(self) -> httpx.Client:
-        transport = _fake() or httpx.HTTPTransport(**_options(self.address))
-        return httpx.Client(transport=transport, **_common(self.address))
+def client(address: Address) -> httpx.Client:
+    """Return what keeps connections to a daemon."""
+    return httpx.Client(transport=_fake() or httpx.HTTPTransport(**_options(address)), **_common(address))
 
 
-class AsyncTransport:
-    """The same for asyncio; belongs to the loop that it is first used in."""
-
-    def __init__(self, address: Address) -> None:
-        self.address = address
-        self._client = self._opened()
-
-    async def send(self, call: Call[T]) -> T:
-        """Send once. Raises :class:`Unreachable`, :class:`Refused` and :class:`BadAnswer`."""
-        try:
-            response = await self._client.request(call.method, call.path, **_request(call))
-        except Exception as error:
-            if _untrusted(error):
-                with suppress(RollmuxError):
-                    self._client = self._opened()
-            raise _translated(error, self.address) from error
-        return _understood(call, Reply(response.status_code, response.headers, response.content))
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
-
-    def _opened(self) -> httpx.AsyncClient:
-        transport = _fake() or httpx.AsyncHTTPTransport(**_options(self.address))
-        return httpx.AsyncClient(transport=transport, **_common(self.address))
+def async_client(address: Address) -> httpx.AsyncClient:
+    """Return the same for asyncio; it belongs to the loop that it is first used in."""
+    return httpx.AsyncClient(transport=_fake() or httpx.AsyncHTTPTransport(**_options(address)), **_common(address))
 
 
 def mock(handle: Callable[[str, str, Mapping[str, str], bytes], Reply]) -> httpx.MockTransport:
@@ -144,19 +99,21 @@ def _common(address: Address) -> dict[str, Any]:
     return {"base_url": address.base_url, "headers": headers, "trust_env": False, "verify": False}
 
 
-def _request(call: Call[Any]) -> dict[str, Any]:
-    request: dict[str, Any] = {"timeout": httpx.Timeout(call.timeout_s, connect=min(CONNECT_S, call.timeout_s))}
+def request(call: Call[Any]) -> dict[str, Any]:
+    """Return what a client's ``request`` is to be given for a call."""
+    given: dict[str, Any] = {"method": call.method, "url": call.path}
+    given["timeout"] = httpx.Timeout(call.timeout_s, connect=min(CONNECT_S, call.timeout_s))
     if call.params:
-        request["params"] = {name: value for name, value in call.params.items() if value is not None}
+        given["params"] = {name: value for name, value in call.params.items() if value is not None}
     headers = {"rollmux-journal": call.journal} if call.journal else {}
     if call.body is not None:
-        request["content"] = msgspec.json.encode(call.body)
+        given["content"] = msgspec.json.encode(call.body)
         headers["content-type"] = "application/json"
-    request["headers"] = headers
-    return request
+    given["headers"] = headers
+    return given
 
 
-def _translated(error: Exception, address: Address) -> RollmuxError:
+def translated(error: Exception, address: Address) -> RollmuxError:
     """Return our error for one of httpx; every one of theirs has one of ours."""
     if isinstance(error, httpx.TransportError):
         return _unreachable(error, address)
@@ -169,16 +126,17 @@ def _unreachable(error: Exception, address: Address) -> Unreachable:
     return Unreachable(f"the daemon at {address} does not answer: {what}", remedy=remedy)
 
 
-def _untrusted(error: BaseException) -> bool:
+def is_untrusted(error: BaseException) -> bool:
+    """Whether the daemon's certificate is not trusted: the file of certificates is read again for the next call."""
     return "CERTIFICATE_VERIFY_FAILED" in str(error)
 
 
 def _remedy(error: BaseException, what: str, address: Address) -> str:
     """What to do about it, where that can be told."""
     scheme, _, rest = address.base_url.partition("://")
-    if _untrusted(error) and "mismatch" in what:
+    if is_untrusted(error) and "mismatch" in what:
         return "write a name of its certificate into ROLLMUX_URL, or have one made that has this name, too"
-    if _untrusted(error):
+    if is_untrusted(error):
         return "to trust it, set ROLLMUX_CA_FILE to its certificate"
     if scheme == "https" and "WRONG_VERSION_NUMBER" in what:
         return f"this port speaks http, not https: write http://{rest}"
@@ -210,7 +168,9 @@ def _errno(error: BaseException | None) -> int | None:
     return getattr(error, "errno", None)
 
 
-def _understood(call: Call[T], reply: Reply) -> T:
+def understood(call: Call[T], response: httpx.Response) -> T:
+    """Return the answer to a call. Raises :class:`Refused` and :class:`BadAnswer`."""
+    reply = Reply(response.status_code, response.headers, response.content)
     if not 200 <= reply.status < 300:
         raise problem(reply)
     if call.answer is None:

@@ -91,17 +91,17 @@ class Trainer:
 
     def interrupt(self, paths: list[str], heard: bool) -> None:
         """Interrupt the next call of each path, as Ctrl-C does: before it is sent, or before it is answered."""
-        kind = rollmuxd.client.transport.SyncTransport
-        send, left = kind.send, list(paths)
+        kind = rollmuxd.client.sync.Daemon
+        send, left = kind.call, list(paths)
 
-        def interrupted(transport: Any, call: Any) -> Any:
+        def interrupted(daemon: Any, call: Any) -> Any:
             if not left or not call.path.endswith(left[0]):
-                return send(transport, call)
+                return send(daemon, call)
             if heard:
-                send(transport, call)
+                send(daemon, call)
             raise KeyboardInterrupt(left.pop(0))
 
-        kind.send = interrupted  # type: ignore[method-assign]
+        kind.call = interrupted  # type: ignore[method-assign]
 
     def end(self) -> None:
         self.job.end()
