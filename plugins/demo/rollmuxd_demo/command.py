@@ -115,12 +115,11 @@ def problems(result: dict[str, Any]) -> list[str]:
 
 
 def _watcher(plan: Plan, title: str, *, as_json: bool) -> Any:
-    from rollmuxd_demo.live import Lines, Picture, Screen
+    from rollmuxd_demo.live import Lines, Screen
 
-    picture = Picture([job.name for job in plan.jobs], plan.iterations)
     if as_json or not sys.stdout.isatty():
-        return Lines(picture, title, err=as_json)
-    return Screen(picture, title)
+        return Lines(title, plan.iterations * len(plan.jobs), err=as_json)
+    return Screen(title)
 
 
 @contextmanager

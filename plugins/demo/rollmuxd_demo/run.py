@@ -246,18 +246,14 @@ class Exited:
     status: int
 
 
-@dataclass(frozen=True)
-class Happened:
-    """The daemon has told new facts."""
-
-    facts: list[dict[str, Any]]
-
-
-Event: TypeAlias = Iterated | Exited | Happened
+Event: TypeAlias = Iterated | Exited
 
 
 class Watcher(Protocol):
     """What hears of a run meanwhile."""
+
+    def begins(self, url: str) -> None:
+        """The run's daemon is there."""
 
     def saw(self, event: Event) -> None:
         """Something happened."""
@@ -293,14 +289,12 @@ class Run:
             if look:
                 page, key = daemon.dashboard()
                 self.watcher.note(f"look at it in a browser: {page}/  (log in with {key})")
-            stop = threading.Event()
-            threading.Thread(target=self._follow, args=(daemon.url, stop), daemon=True).start()
+            self.watcher.begins(daemon.url)
             try:
                 for batch in batches:
                     self._until_done(batch, daemon.url)
                 facts = daemon.facts()
             finally:
-                stop.set()
                 daemon.stop()
         records = [
             JobRecord.read(json.loads((self.folder / "out" / f"{job.name}.json").read_text())) for job in self.plan.jobs
@@ -316,13 +310,12 @@ class Run:
             except queue.Empty:
                 event = None
             now = time.monotonic()
-            if isinstance(event, Iterated | Exited):
+            if event is not None:
                 heard = now
+                self.watcher.saw(event)
             if now - heard > SILENCE_S:
                 name = next(iter(running))
                 raise JobFailed(name, f"has said nothing for {SILENCE_S:g} s", tail(self._stderr(name)))
-            if event is not None:
-                self.watcher.saw(event)
             if isinstance(event, Exited):
                 del running[event.job]
                 if event.status != 0:
@@ -354,25 +347,6 @@ class Run:
             if line is not None and "step" in line:
                 self._events.put(Iterated(job, line))
         self._events.put(Exited(job, child.wait()))
-
-    def _follow(self, url: str, stop: threading.Event) -> None:
-        """Pass the daemon's facts on, for the picture only; the figures come from reading them all at the end."""
-        from rollmuxd.client.errors import RollmuxError
-
-        daemon, after = connect(url, None), 0
-        while not stop.is_set():
-            try:
-                first = daemon.get("/v1/facts", after=after, wait_ms=2000)
-                # Facts come in bursts: a release, the next one's claim, its loads, its grant. The first alone would
-                # show a pool as free that is not.
-                stop.wait(0.05)
-                rest = daemon.get("/v1/facts", after=first["last"], wait_ms=0)
-                after = rest["last"]
-                self._events.put(Happened(first["facts"] + rest["facts"]))
-            except RollmuxError:  # it is being stopped, or was killed and starts again
-                pass
-            # Both cores belong to the jobs: one look at each burst is enough.
-            stop.wait(0.2)
 
 
 @contextmanager

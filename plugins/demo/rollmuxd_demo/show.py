@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from rollmuxd.cli.common import Columns, console, fields, listing, table
-from rollmuxd_demo.live import bar, letter
 from rollmuxd_demo.measure import RunRecord, gantt, window
 
 #: How much of the runs the picture shows.
 ITERATIONS_SHOWN = 4
+COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
 def report(result: Mapping[str, Any], shared: RunRecord, in_turn: RunRecord | None) -> None:
     """Print what was found out."""
-    letters = {job["name"]: letter(index) for index, job in enumerate(result["jobs"])}
+    letters = {job["name"]: chr(ord("A") + index) for index, job in enumerate(result["jobs"])}
     click.echo()
     _pictures(letters, shared, in_turn)
     click.echo()
@@ -44,8 +44,21 @@ def _pictures(letters: Mapping[str, str], shared: RunRecord, in_turn: RunRecord 
         out.print(Text(f"{title}, the first {end - start:.0f} s", "bold"))
         shown = Table(box=None, show_header=False, pad_edge=False)
         for pool, cells in gantt(run.jobs, begins, begins + end - start, width).items():
-            shown.add_row(pool, bar(cells, letters))
+            shown.add_row(pool, _bar(cells, letters))
         out.print(shown)
+
+
+def _bar(cells: Sequence[str | None], letters: Mapping[str, str]) -> Any:
+    """Cells of time as text: a job's letter on its colour, and a dot where no job was."""
+    from rich.text import Text
+
+    text = Text()
+    for cell in cells:
+        if cell is None:
+            text.append("·", "dim")
+        else:
+            text.append(letters[cell], f"black on {COLOURS[(ord(letters[cell]) - ord('A')) % len(COLOURS)]}")
+    return text
 
 
 def _times(result: Mapping[str, Any]) -> dict[str, str]:

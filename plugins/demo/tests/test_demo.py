@@ -12,8 +12,10 @@ import pytest
 from click.testing import CliRunner
 from command_line import typed
 from patience import PATIENCE_S
+from rich.console import Console
 
 from rollmuxd.cli.common import Failed
+from rollmuxd.client.errors import NoDaemon
 from rollmuxd_demo import command, live, reached, run, show
 from rollmuxd_demo.children import Children, environment
 from rollmuxd_demo.measure import JobRecord, Phase, RunRecord, result
@@ -34,12 +36,6 @@ def stay(slot, job, phase, asked, granted=None, released=None):
     if released is not None:
         told.append(fact("slot_released", released, slot=slot))
     return told
-
-
-def picture(*facts):
-    drawn = live.Picture(["sort", "sum"], iterations=3)
-    drawn.saw(run.Happened([registered("j1", "sort"), registered("j2", "sum"), *facts]))
-    return drawn
 
 
 # ---- planning ------------------------------------------------------------------------------------------------------
@@ -174,61 +170,57 @@ def test_violations_are_read_from_the_mock_backends_own_record(tmp_path):
     assert run.violations(tmp_path / "none.jsonl") == []
 
 
-# ---- the picture ---------------------------------------------------------------------------------------------------
+# ---- what is shown meanwhile ---------------------------------------------------------------------------------------
 
 
-def test_the_picture_tells_who_waits_for_whom():
-    drawn = picture(*stay("s1", "j1", "train", 1, 1), *stay("s2", "j2", "train", 2))
-
-    assert drawn.says(drawn.jobs["sort"]) == "train"
-    assert drawn.says(drawn.jobs["sum"]) == "waits for train: sort has it"
-    assert drawn.line() == "0 of 6 iterations; rollout: free, train: sort"
-
-
-def test_a_released_pool_is_free_and_its_stay_is_in_the_timeline():
-    drawn = picture(*stay("s1", "j1", "train", 1, 1, 5), *stay("s2", "j2", "train", 2, 5))
-    drawn.now = 7
-
-    last = "".join({"sort": "A", "sum": "B", None: "."}[name] for name in drawn.timeline("train")[-14:])
-
-    assert last == ".." + "A" * 8 + "B" * 4
-    assert drawn.holds == {"train": "sum"}
-
-
-def test_a_request_that_was_withdrawn_is_forgotten():
-    drawn = picture(*stay("s1", "j1", "train", 1), fact("slot_withdrawn", 2, slot="s1", reason="gone"))
-
-    assert drawn.says(drawn.jobs["sort"]) == "between phases"
-
-
-def test_facts_that_the_picture_does_not_know_do_not_disturb_it():
-    assert picture(fact("loop_stalled", 3, late_ms=9), fact("slot_over", 3, slot="s9")).now == 3
-
-
-def test_without_a_terminal_the_picture_is_told_in_lines(capsys):
-    lines = live.Lines(picture(), "three jobs at once", err=True)
+def test_without_a_terminal_the_run_is_told_in_lines(capsys, monkeypatch):
+    monkeypatch.setattr(live, "SAY_EVERY_S", 0.0)
+    lines = live.Lines("two jobs at once", 6, err=True)
+    lines.begins("unix:///nowhere")
     lines.saw(run.Iterated("sort", {"step": 0, "reward": 0.5}))
-    lines.saw(run.Exited("sort", 0))
     lines.tick()
+    lines.saw(run.Exited("sort", 0))
+    lines.saw(run.Exited("sum", 3))
 
     said = capsys.readouterr()
 
     assert said.out == ""
-    assert said.err.splitlines()[0] == "three jobs at once"
-    assert said.err.splitlines()[1].endswith("sort is done")
+    assert said.err.splitlines()[0] == "two jobs at once"
+    assert [line.partition(" s  ")[2] for line in said.err.splitlines()[1:]] == [
+        "1 of 6 iterations",
+        "sort is done",
+        "sum is failed (3)",
+    ]
 
 
-def test_the_picture_can_be_drawn_at_any_moment():
-    from rich.console import Console
+def test_on_a_terminal_the_run_is_shown_as_by_top_also_while_its_daemon_is_away(monkeypatch):
+    looks = [{"at": "2026-01-01T00:00:00Z", "jobs": [], **{name: [] for name in ("pools", "nodes", "groups", "slots")}}]
+    drawn = []
 
-    drawn = picture(*stay("s1", "j1", "train", 1, 1))
-    drawn.saw(run.Iterated("sort", {"step": 1, "reward": 0.5}))
-    out = Console(width=120, color_system=None)
-    with out.capture() as capture:
-        out.print(drawn.render())
+    class Watch:
+        def __init__(self, call, owner):
+            assert call.url == "unix:///nowhere"
 
-    assert "2 of 3" in capture.get()
-    assert "0.50 → 0.50" in capture.get()
+        def look(self):
+            if not looks:
+                raise NoDaemon("it was killed")
+            return looks.pop()
+
+    monkeypatch.setattr(live, "Watch", Watch)
+    monkeypatch.setattr(live, "DRAW_EVERY_S", 0.0)
+    with live.Screen("two jobs at once") as screen:
+        monkeypatch.setattr(screen._live, "update", lambda picture, refresh: drawn.append(picture))
+        screen.tick()
+        assert drawn == [], "there is no daemon yet"
+        screen.begins("unix:///nowhere")
+        screen.tick()
+        screen.tick()
+
+    console = Console(width=120, color_system=None)
+    with console.capture() as capture:
+        console.print(*drawn)
+    assert len(drawn) == 1
+    assert "rollmuxd top" in capture.get()
 
 
 # ---- the report ----------------------------------------------------------------------------------------------------
