@@ -294,6 +294,11 @@ def fields(values: Mapping[str, Any]) -> None:
     print_plainly(shown)
 
 
+def show_fields(view: View, **instead: Any) -> None:
+    """The fields of an answer, by their own names; some with something else ``instead``, or (None) left out."""
+    fields({name.replace("_", " "): value for name, value in {**view, **instead}.items()})
+
+
 def print_plainly(shown: Any) -> None:
     """What rich draws, without spaces at the ends of lines."""
     out = console()

@@ -8,7 +8,7 @@ import click
 
 from rollmuxd.cli.common import NO_DAEMON, Call, Failed, config_option, print_json, talks
 from rollmuxd.cli.daemon import find
-from rollmuxd.cli.key import Span
+from rollmuxd.cli.feed import Span
 
 
 @click.command()

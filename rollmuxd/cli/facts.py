@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rollmuxd.cli.common import Call, print_json, printable, talks
-from rollmuxd.cli.top.feed import say_unreadable
+from rollmuxd.cli.feed import say_unreadable
 
 #: The daemon answers as soon as there is a fact, so a long wait costs nothing.
 FOLLOW_WAIT_MS = 20_000

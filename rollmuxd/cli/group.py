@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.common import Call, Columns, cell, fields, part, table, talks
+from rollmuxd.cli.common import Call, Columns, listing, part, show_fields, talks
 
 
 @click.group()
@@ -40,47 +40,24 @@ def show(call: Call, group: str) -> None:
 
 
 def _show(call: Call, view: dict[str, Any]) -> None:
-    fields(
-        {
-            "group": view["group"],
-            "nodes": view["nodes"],
-            "period": None if view["period_s"] is None else f"{cell(view['period_s'])} s",
-            "cost per hour": view["cost_per_hour"],
-            "reason": view.get("reason"),
-        }
-    )
+    show_fields(view, jobs=None, schedule=None)
     click.echo()
-    table(
-        ["JOB", "OWNER", "STATUS", "NODES", "#ITERATIONS", "#SLOWDOWN", "#PLANNED", "#SLO", "PROMISED", "#CREDIT s"],
-        [_member(call, job, name) for job, name in names(view).items()],
-        "no jobs",
-    )
+    # of another owner's job there is nothing to see but that it is there
+    seen = {of["job"]: of for of in call.items("/v1/jobs", over="false")}
+    columns: Columns = {"JOB": "name", "OWNER": "owner", "STATUS": "status", "NODES": placed_on}
+    figures: Columns = {"#ITERATIONS": "iterations", "#SLOWDOWN": "slowdown", "#PLANNED": "planned_slowdown"}
+    promise: Columns = {"#SLO": "slo", "PROMISED": _promised, "#CREDIT s": "credit_s"}
+    members = [seen.get(job, {"name": name}) for job, name in names(view).items()]
+    listing(members, {**columns, **figures, **promise}, "no jobs")
     click.echo()
-    table(
-        ["TURN OF", "PHASE", "ROTATION"],
-        [[turn["name"] or turn["job"], turn["phase"], turn["rotation"]] for turn in view["schedule"]],
-        "an empty schedule",
-    )
+    turns: Columns = {"TURN OF": lambda turn: turn["name"] or turn["job"], "PHASE": "phase", "ROTATION": "rotation"}
+    listing(view["schedule"], turns, "an empty schedule")
 
 
-def _member(call: Call, job: str, name: str) -> list[Any]:
-    """A row of one member; of another owner's job there is nothing to see but that it is there."""
-    from rollmuxd.client.errors import NotFound
+def placed_on(view: dict[str, Any]) -> list[str]:
+    """The nodes of a job, each once."""
+    return list(dict.fromkeys(node for nodes in view.get("pins", {}).values() for node in nodes))
 
-    try:
-        view = call.get(f"/v1/jobs/{part(job)}")
-    except NotFound:
-        return [name, *[None] * 9]
-    nodes = dict.fromkeys(node for nodes in view.get("pins", {}).values() for node in nodes)
-    return [
-        view["name"],
-        view["owner"],
-        view["status"],
-        list(nodes),
-        view.get("iterations"),
-        view.get("slowdown"),
-        view.get("planned_slowdown"),
-        view.get("slo"),
-        None if view.get("slo") is None else bool(view.get("promised")),
-        view.get("credit_s"),
-    ]
+
+def _promised(view: dict[str, Any]) -> bool | None:
+    return None if view.get("slo") is None else bool(view.get("promised"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.common import Call, Columns, cell, fields, part, talks
+from rollmuxd.cli.common import Call, Columns, cell, part, show_fields, talks
 from rollmuxd.cli.node import add_drains, pinned
 
 
@@ -34,20 +34,7 @@ def _reserved(view: dict[str, Any]) -> str:
 @talks
 def show(call: Call, host: str) -> None:
     """One host."""
-    call.answer(
-        call.get(f"/v1/hosts/{part(host)}"),
-        lambda view: fields(
-            {
-                "host": view["host"],
-                "backend": view["backend"],
-                "reachable": view["reachable"],
-                "RAM": f"{_reserved(view)} GB reserved",
-                "nodes": view["nodes"],
-                "jobs": pinned(view),
-                **({"ends": view["ends_at"]} if view.get("ends_at") else {}),
-            }
-        ),
-    )
+    call.answer(call.get(f"/v1/hosts/{part(host)}"), lambda view: show_fields(view, jobs=pinned(view)))
 
 
 _SAID = {

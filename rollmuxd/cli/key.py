@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
 from rollmuxd.cli.common import Call, Columns, part, talks
-
-
-class Span(click.ParamType):  # type: ignore[type-arg]  # generic in some versions only
-    """A span of time, in seconds: ``30d``."""
-
-    name = "time"
-    _SECONDS: ClassVar = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Seconds."""
-        found = re.fullmatch(r"([1-9]\d{0,8})([smhd])", str(value))
-        if found is None:
-            self.fail(f"{value!r} is no time; write 30d, 12h, 90m or 600s", param, ctx)
-        return int(found[1]) * self._SECONDS[found[2]]
+from rollmuxd.cli.feed import Span
 
 
 @click.group()

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.common import Call, Columns, ask, fields, listing, part, talks
+from rollmuxd.cli.common import Call, Columns, ask, listing, part, show_fields, talks
 
 
 @click.group()
@@ -45,20 +45,7 @@ def show(call: Call, node: str) -> None:
 
 
 def _show(view: dict[str, Any]) -> None:
-    fields(
-        {
-            "node": view["node"],
-            "host": view["host"],
-            "status": view["status"],
-            "reason": view.get("reason"),
-            "pools": view["pools"],
-            "group": view.get("group"),
-            "GPU type": view["gpu_type"],
-            "price per hour": view["price_per_hour"],
-            "jobs": pinned(view),
-            "states": _states(view),
-        }
-    )
+    show_fields(view, gpus=None, jobs=pinned(view), states=_states(view))
     click.echo()
     columns: Columns = {"GPU": "gpu", "HELD BY": "holder", "BYTES OF": "dirty_by"}
     seen = {"#USED GB": "used_gb", "PROCESSES": "processes", "OBSERVED": "observed_at"}

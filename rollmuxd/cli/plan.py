@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from rollmuxd.cli.common import Call, Columns, Failed, cell, listing, table, talks
+from rollmuxd.cli.group import placed_on
 from rollmuxd.cli.other_gpus import computed
 from rollmuxd.cli.run.job_file import registration_of
 from rollmuxd.cli.sim.accounting import Accounting, from_accounting, show_saving
@@ -132,7 +133,7 @@ def show(view: Mapping[str, Any]) -> None:
         "STATUS": "status",
         "HOW": "admission",
         "BESIDE": lambda job: [other or "another's" for other in job["beside"]],
-        "NODES": lambda job: list(dict.fromkeys(node for nodes in job["pins"].values() for node in nodes)),
+        "NODES": placed_on,
         "#ALONE s": "solo_s",
         "#ITERATION s": "iteration_s",
         "#SLOWDOWN": "slowdown",

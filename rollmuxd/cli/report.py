@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from rollmuxd.cli.common import Call, Columns, listing, talks
+from rollmuxd.cli.feed import Time
 from rollmuxd.cli.sim.estimate import sharing, show_sharing
-from rollmuxd.cli.top.feed import Time
 
 
 @click.command(short_help="What GPUs were used for, and what sharing saved.")

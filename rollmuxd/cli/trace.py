@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rollmuxd.cli.common import Call, Failed, talks
-from rollmuxd.cli.top.feed import Time, at_ms, every_fact
+from rollmuxd.cli.feed import Time, at_ms, every_fact
 
 
 @click.group()

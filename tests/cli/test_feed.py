@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rollmuxd.cli.common import Failed
-from rollmuxd.cli.top.feed import last_facts
+from rollmuxd.cli.feed import last_facts
 
 
 class Feed:

@@ -382,11 +382,12 @@ def test_a_host_is_drained_with_one_call(rollmuxd, daemon):
 def test_a_group_is_shown_with_its_members_against_their_bounds_and_its_schedule(rollmuxd, daemon, a_job):
     daemon["GET /v1/groups/g1"] = GROUP
     pins = {"rollout": ["box/gpu0"], "train": ["box/gpu0"]}
-    daemon["GET /v1/jobs/j1"] = a_job(pins=pins, iterations=9, slowdown=1.2, slo=2.0, promised=True, credit_s=12.0)
+    member = a_job(pins=pins, iterations=9, slowdown=1.2, slo=2.0, promised=True, credit_s=12.0)
+    daemon["GET /v1/jobs"] = {"items": [member], "next": None}
 
     ran = rollmuxd("group show g1")
 
-    assert ["period", "12.5 s"] in stripped(ran)
+    assert ["period s", "12.5"] in stripped(ran)
     assert ["math-7b", "vision", "admitted", "box/gpu0", "9", "1.2", "-", "2", "yes", "12"] in stripped(ran)
     assert ["j2", *["-"] * 9] in stripped(ran)  # another owner's
     assert stripped(ran)[-1] == ["math-7b", "rollout", "7"]

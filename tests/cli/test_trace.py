@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rollmuxd.cli.top import feed as pages
+from rollmuxd.cli import feed as pages
 from rollmuxd.core import facts as f
 from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import NodeSpec

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rollmuxd.cli.common import Call, Failed, print_json, table, talks
-from rollmuxd.cli.top.feed import Time, last_facts
+from rollmuxd.cli.feed import Time, last_facts
 
 if TYPE_CHECKING:
     from rollmuxd.sim.estimate import Estimate, Range

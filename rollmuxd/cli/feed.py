@@ -16,8 +16,8 @@ from rollmuxd.cli.common import Call, Failed
 #: so many are read at most: a hundred iterations and more of each of thirty jobs
 LAST: Final = 50_000
 PAGE: Final = 5_000
-_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([mhdw])")
-_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_SPAN: Final = re.compile(r"([1-9]\d{0,8})([smhdw])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def say_unreadable(facts: Iterable[Mapping[str, Any]]) -> None:
@@ -30,6 +30,19 @@ def say_unreadable(facts: Iterable[Mapping[str, Any]]) -> None:
         )
 
 
+class Span(click.ParamType[int]):
+    """A span of time, in seconds: ``30d``."""
+
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Seconds."""
+        seconds = _seconds(value)
+        if seconds is None:
+            self.fail(f"{value!r} is no time; write 30d, 12h, 90m or 600s", param, ctx)
+        return seconds
+
+
 class Time(click.ParamType[str]):
     """A time of the calendar, as it is passed on, or so long ago: ``7d``."""
 
@@ -37,11 +50,17 @@ class Time(click.ParamType[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The time as the daemon takes it."""
-        ago = _AGO.fullmatch(value)
+        ago = _seconds(value)
         if ago is None:
             return value
-        at = datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
+        at = datetime.now(UTC) - timedelta(seconds=ago)
         return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _seconds(span: str) -> int | None:
+    """Seconds of ``7d``; None: it is no such span."""
+    found = _SPAN.fullmatch(span)
+    return None if found is None else int(found[1]) * _SECONDS[found[2]]
 
 
 def last_facts(call: Call, since: str | None = None, *, most: int = LAST) -> list[Any]:
