@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -42,11 +42,11 @@ class Screen:
     page: Sequence[str] | None = None
     over: bool = False
 
-    def press(self, keys: str, jobs: Sequence[Mapping[str, Any]]) -> list[Action]:
+    def press(self, keys: str, jobs: Sequence[dict[str, Any]]) -> list[Action]:
         """Take keys, and return the calls to make. ``jobs``: those of the last look, all of them."""
         return [action for key in _KEYS.findall(keys) if (action := self._press(key, jobs)) is not None]
 
-    def _press(self, key: str, jobs: Sequence[Mapping[str, Any]]) -> Action | None:
+    def _press(self, key: str, jobs: Sequence[dict[str, Any]]) -> Action | None:
         if key in ("\x03", "\x04"):
             self.over = True
         elif self.page is not None:
@@ -72,7 +72,7 @@ class Screen:
             self.filter += key
         self.typing = key != _ESCAPE and key not in _ENTER
 
-    def _command(self, key: str, listed: Sequence[Mapping[str, Any]]) -> Action | None:
+    def _command(self, key: str, listed: Sequence[dict[str, Any]]) -> Action | None:
         if key == "/":
             self.typing = True
         elif key == _ESCAPE:
@@ -94,7 +94,7 @@ class Screen:
             self.asked = action
         return None
 
-    def listed(self, jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def listed(self, jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The jobs to show, in the order of the arrow keys: those that have a place, then those that wait for one."""
         text = self.filter.casefold()
         found = [job for job in jobs if text in "\n".join(_texts(job)).casefold()]
@@ -115,11 +115,11 @@ class Screen:
         return f"q: quit  /: filter{shown}  ↑↓: choose  e: explain  p: pause, resume  x: end"
 
 
-def _order(job: Mapping[str, Any]) -> tuple[int, str, str]:
+def _order(job: dict[str, Any]) -> tuple[int, str, str]:
     """By group, then by name."""
     group = job.get("group") or ""
     return len(group), group, job["name"]
 
 
-def _texts(job: Mapping[str, Any]) -> list[str]:
+def _texts(job: dict[str, Any]) -> list[str]:
     return [str(job.get(key) or "") for key in ("name", "owner", "group", "phase", "status")]

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rollmuxd.cli.common import printable
+from rollmuxd.cli.common import Columns, View, cell, printable
 from rollmuxd.cli.top.screen import Screen
 from rollmuxd.client.retry import duration
 
@@ -41,17 +41,18 @@ def picture(
     unmet = [job for job in placed if job.get("unmet")]
     room = _room(rows, len(seen["pools"]), len(seen["nodes"]), len(placed), len(waiting), len(unmet))
     nodes, jobs = seen["nodes"][: room.nodes], _window(placed, room.jobs, screen.chosen)
-    parts: list[RenderableType] = [_head(seen, trouble), _pools(seen["pools"]), Text()]
-    parts += [_nodes(nodes, holders, names, width), *_more("nodes", len(nodes), len(seen["nodes"])), Text()]
-    parts.append(_jobs(jobs, holders, seen["at"], width, screen.chosen) if placed else Text(_no_job(screen)))
+    parts: list[RenderableType] = [_head(seen, trouble), _table(_POOLS, seen["pools"]), Text()]
+    parts += [_table(_nodes(holders, names), nodes, width), *_more("nodes", len(nodes), len(seen["nodes"])), Text()]
+    columns = _jobs(holders, seen["at"], screen.chosen)
+    parts.append(_table(columns, jobs, width) if placed else Text(_no_job(screen)))
     parts += _more("jobs", len(jobs), len(placed))
     if unmet:
         some = unmet[: room.unmet]
-        told = _reasons("NO PROMISE", some, "unmet")
+        told = _table(_reasons("NO PROMISE", "unmet"), some)
         parts += [Text(), told, *_more("without their promise", len(some), len(unmet))]
     if waiting:
         few = _window(waiting, room.waiting, screen.chosen)
-        told = _reasons("WAITING FOR A PLACE", few, "reason", screen.chosen)
+        told = _table(_reasons("WAITING FOR A PLACE", "reason", screen.chosen), few)
         parts += [Text(), told, *_more("waiting", len(few), len(waiting))]
     if rows is not None:
         parts.append(_keys(screen))
@@ -76,7 +77,7 @@ def _no_job(screen: Screen) -> str:
     )
 
 
-def _window(jobs: Sequence[Mapping[str, Any]], room: int | None, chosen: str | None) -> Sequence[Mapping[str, Any]]:
+def _window(jobs: Sequence[View], room: int | None, chosen: str | None) -> Sequence[View]:
     """So many of them that there is room for, the chosen one among them."""
     if room is None or len(jobs) <= room:
         return jobs
@@ -128,33 +129,30 @@ def _of(count: int, noun: str) -> str:
 _ANY_PART: Final = frozenset(("JOB", "NODE", "NOW", "HELD BY", "STATES", "WHY", "OWNER", "WAITING FOR A PLACE"))
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
-    """A table no wider than the screen: what is cut ends in an ellipsis, and of the widest most is cut."""
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        number, least = column.startswith("#"), len(column) if column in _ANY_PART else None
-        made.add_column(
-            column.removeprefix("#"), justify="right" if number else "left", min_width=least, no_wrap=least is None
-        )
-    for row in rows:
-        cells = [cell if isinstance(cell, Text) else Text(cell) for cell in row]
-        for cell in cells:
-            cell.no_wrap, cell.overflow = True, "ellipsis"
-        made.add_row(*cells)
-    return made
-
-
 #: columns that a screen narrower than this goes without
 _NARROW: Final = 110
 _DISPENSABLE: Final = frozenset(("POOLS", "GROUP", "#GPUS", "OWNER", "STATUS"))
 
 
-def _fitted(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
-    """The same, without what a narrow screen can go without."""
-    if width >= _NARROW:
-        return _table(columns, rows)
-    kept = [place for place, column in enumerate(columns) if column not in _DISPENSABLE]
-    return _table([columns[place] for place in kept], [[row[place] for place in kept] for row in rows])
+def _table(columns: Columns, views: Sequence[View], width: int = _NARROW) -> Table:
+    """A table no wider than the screen: what is cut ends in an ellipsis, and of the widest most is cut.
+
+    A screen that is narrower than usual goes without some of the columns.
+    """
+    shown = {head: of for head, of in columns.items() if width >= _NARROW or head not in _DISPENSABLE}
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for head in shown:
+        number, least = head.startswith("#"), len(head) if head in _ANY_PART else None
+        made.add_column(
+            head.removeprefix("#"), justify="right" if number else "left", min_width=least, no_wrap=least is None
+        )
+    for view in views:
+        values = [view.get(of) if isinstance(of, str) else of(view) for of in shown.values()]
+        cells = [value if isinstance(value, Text) else Text(cell(value)) for value in values]
+        for text in cells:
+            text.no_wrap, text.overflow = True, "ellipsis"
+        made.add_row(*cells)
+    return made
 
 
 def bar(share: float, width: int) -> str:
@@ -163,46 +161,39 @@ def bar(share: float, width: int) -> str:
     return "█" * full + "░" * (width - full)
 
 
-def _pools(pools: Sequence[Mapping[str, Any]]) -> RenderableType:
-    rows: list[list[str | Text]] = []
-    for pool in pools:
-        share = pool["gpus_held"] / pool["gpus"] if pool["gpus"] else 0.0
-        rows.append(
-            [
-                printable(pool["pool"]),
-                str(pool["gpus"]),
-                Text(bar(share, 20), "green"),
-                f"{share:.0%}",
-                str(len(pool["nodes"])),
-                str(pool["nodes_free"]),
-            ]
-        )
-    return _table(["POOL", "#GPUS", "HELD", "#", "#NODES", "#FREE"], rows)
+_POOLS: Final[Columns] = {
+    "POOL": "pool",
+    "#GPUS": "gpus",
+    "HELD": lambda pool: Text(bar(_share(pool), 20), "green"),
+    "#": lambda pool: f"{_share(pool):.0%}",
+    "#NODES": lambda pool: len(pool["nodes"]),
+    "#FREE": "nodes_free",
+}
 
 
-def _nodes(
-    nodes: Sequence[Mapping[str, Any]],
-    holders: Mapping[str, Mapping[str, Any]],
-    names: Mapping[str, str],
-    width: int,
-) -> RenderableType:
-    # A narrow screen has no column for it, so the node's colour says what is wrong, too.
-    rows: list[list[str | Text]] = [
-        [
-            Text(node["node"], "" if node["status"] == "up" else _COLOUR.get(node["status"], "")),
-            ", ".join(node["pools"]),
-            Text(node["status"], _COLOUR.get(node["status"], "")),
-            node.get("group") or "-",
-            str(len(node["gpus"])),
-            printable(_held_by(node, holders, names)),
-            printable(_states(node, names)),
-        ]
-        for node in nodes
-    ]
-    return _fitted(["NODE", "POOLS", "STATUS", "GROUP", "#GPUS", "HELD BY", "STATES"], rows, width)
+def _share(pool: View) -> float:
+    """How much of a pool is held."""
+    return float(pool["gpus_held"] / pool["gpus"]) if pool["gpus"] else 0.0
 
 
-def _held_by(node: Mapping[str, Any], holders: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> str:
+def _nodes(holders: Mapping[str, View], names: Mapping[str, str]) -> Columns:
+    return {
+        # A narrow screen has no column for it, so the node's colour says what is wrong, too.
+        "NODE": lambda node: Text(node["node"], "" if node["status"] == "up" else _COLOUR.get(node["status"], "")),
+        "POOLS": "pools",
+        "STATUS": _status,
+        "GROUP": "group",
+        "#GPUS": lambda node: len(node["gpus"]),
+        "HELD BY": lambda node: _held_by(node, holders, names),
+        "STATES": lambda node: _states(node, names),
+    }
+
+
+def _status(view: View) -> Text:
+    return Text(view["status"], _COLOUR.get(view["status"], ""))
+
+
+def _held_by(node: View, holders: Mapping[str, View], names: Mapping[str, str]) -> str:
     """Which jobs hold the node's GPUs, and how many of them where it is not all."""
     counts = Counter((gpu["holder"], gpu["dirty_by"]) for gpu in node["gpus"] if gpu["holder"])
     said = []
@@ -218,7 +209,7 @@ def _held_by(node: Mapping[str, Any], holders: Mapping[str, Mapping[str, Any]], 
     return ", ".join(said) or "-"
 
 
-def _states(node: Mapping[str, Any], names: Mapping[str, str]) -> str:
+def _states(node: View, names: Mapping[str, str]) -> str:
     """How many states are where: ``1 loaded, 2 parked``; one that moves is named."""
     counts: dict[str, int] = {}
     moving = []
@@ -231,53 +222,38 @@ def _states(node: Mapping[str, Any], names: Mapping[str, str]) -> str:
     return ", ".join([*moving, *(f"{count} {status}" for status, count in counts.items())]) or "-"
 
 
-def _jobs(
-    jobs: Sequence[Mapping[str, Any]],
-    holders: Mapping[str, Mapping[str, Any]],
-    at: str,
-    width: int,
-    chosen: str | None,
-) -> RenderableType:
-    rows: list[list[str | Text]] = []
-    for job in jobs:
-        since = job.get("phase_since")
-        credit = job.get("credit_s")
-        broken = credit is not None and credit < 0
-        rows.append(
-            [
-                _name(job, chosen),
-                printable(job["owner"]),
-                Text(job["status"], _COLOUR.get(job["status"], "")),
-                job.get("group") or "-",
-                _now(job, holders) if job.get("silent_s") is None else Text(_silent(job), "red"),
-                duration(_seconds(since, at)) if since else "-",
-                str(job.get("iterations", 0)),
-                "-" if job.get("slowdown") is None else f"{job['slowdown']:.2f}",
-                Text(_against(job), "red" if broken else "green"),
-                "-" if credit is None else f"{credit:+.0f} s",
-            ]
-        )
-    heads = ["JOB", "OWNER", "STATUS", "GROUP", "NOW", "#FOR", "#ITER", "#SLOWDOWN", "OF ITS BOUND", "#CREDIT"]
-    return _fitted(heads, rows, width)
+def _jobs(holders: Mapping[str, View], at: str, chosen: str | None) -> Columns:
+    return {
+        "JOB": lambda job: _name(job, chosen),
+        "OWNER": "owner",
+        "STATUS": _status,
+        "GROUP": "group",
+        "NOW": lambda job: Text(_silent(job), "red") if _silent(job) else _now(job, holders),
+        "#FOR": lambda job: duration(_seconds(job["phase_since"], at)) if job.get("phase_since") else None,
+        "#ITER": lambda job: job.get("iterations", 0),
+        "#SLOWDOWN": lambda job: None if job.get("slowdown") is None else f"{job['slowdown']:.2f}",
+        "OF ITS BOUND": lambda job: Text(_against(job), "red" if (job.get("credit_s") or 0) < 0 else "green"),
+        "#CREDIT": lambda job: None if job.get("credit_s") is None else f"{job['credit_s']:+.0f} s",
+    }
 
 
-def _name(job: Mapping[str, Any], chosen: str | None) -> Text:
+def _name(job: View, chosen: str | None) -> Text:
     return Text(printable(job["name"]), "reverse" if job["job"] == chosen else "")
 
 
-def _silent(job: Mapping[str, Any]) -> str:
+def _silent(job: View) -> str:
     """That no heartbeat of its process comes; empty: they come."""
     return "" if job.get("silent_s") is None else f"silent for {job['silent_s']:.0f} s"
 
 
-def _now(job: Mapping[str, Any], holders: Mapping[str, Mapping[str, Any]]) -> str:
+def _now(job: View, holders: Mapping[str, View]) -> str:
     slot = holders.get(job.get("slot") or "")
     if slot is not None:
         return str(slot["phase"]) if slot["status"] == "running" else f"{slot['phase']} ({slot['status']})"
     return f"waits its turn for {job['phase']}" if job.get("slot") and job["status"] != "paused" else "-"
 
 
-def _against(job: Mapping[str, Any]) -> str:
+def _against(job: View) -> str:
     """The slowdown on the way from 1 to the bound: ``██░░░░░░ 2``."""
     slo, slowdown = job.get("slo"), job.get("slowdown")
     if slo is None:
@@ -286,23 +262,14 @@ def _against(job: Mapping[str, Any]) -> str:
     return f"{bar(share, 8)} {slo:g}{'' if job.get('promised') else ' (not promised)'}"
 
 
-def _reasons(
-    head: str,
-    jobs: Sequence[Mapping[str, Any]],
-    reason: str,
-    chosen: str | None = None,
-) -> RenderableType:
+def _reasons(head: str, reason: str, chosen: str | None = None) -> Columns:
     """Jobs and why it is so, on a line each."""
-    rows: list[list[str | Text]] = [
-        [
-            _name(job, chosen),
-            printable(job["owner"]),
-            "-" if job.get("slo") is None else f"{job['slo']:g}",
-            printable((reason == "reason" and _silent(job)) or job.get(reason) or f"rollmuxd job explain {job['job']}"),
-        ]
-        for job in jobs
-    ]
-    return _table([head, "OWNER", "#SLO", "WHY"], rows)
+
+    def why(job: View) -> str:
+        said = (reason == "reason" and _silent(job)) or job.get(reason)
+        return said or f"rollmuxd job explain {job['job']}"
+
+    return {head: lambda job: _name(job, chosen), "OWNER": "owner", "#SLO": "slo", "WHY": why}
 
 
 def _more(what: str, shown: int, there: int) -> list[RenderableType]:
