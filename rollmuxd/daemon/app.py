@@ -151,7 +151,6 @@ async def serve(
         clock = SystemClock()
         metrics = Metrics()
         spans = tracing.from_environment()
-        spans_too = () if spans is None else (spans,)
         if spans is not None:
             stack.push_async_callback(_shielded, partial(anyio.to_thread.run_sync, spans.close))
 
@@ -185,14 +184,14 @@ async def serve(
             actuator.perform if settings.daemon.mode == "share" else partial(touching_no_process, actuator.perform),
             await fill_in(settings.to_start(), backends),
             sinks=(
-                logs.fact_logger(lambda: driver.scheduler.state),
+                logs.write_facts,
                 metrics.sink,
                 observer.on_facts,
                 circuits.on_facts,
-                *(part.sink for part in spans_too),
+                *(() if spans is None else (spans.sink,)),
             ),
             prompt=(hub.on_facts, actuator.on_facts),
-            begun=(metrics.begin, hub.begin, actuator.begin, circuits.begin, *(part.begin for part in spans_too)),
+            begun=(metrics.begin, hub.begin, actuator.begin, circuits.begin),
             replaying=replaying,
             lease_ms=config.lease_ms,
         )

@@ -18,9 +18,7 @@ from structlog.typing import EventDict, Processor
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.facts import Fact
-from rollmuxd.core.state import State
-from rollmuxd.daemon.open_orders import OpenOrders
-from rollmuxd.daemon.writer import Numbered
+from rollmuxd.daemon.entries import Entry
 
 log = structlog.get_logger("rollmuxd.facts")
 
@@ -132,45 +130,29 @@ class Unfailing:
             self._stream.flush()
 
 
-def event_of(fact: Fact, state: State) -> tuple[str, dict[str, Any]]:
-    """A fact as a log event: its name, and what it says, with the job and slot that it is about.
+def write_facts(facts: Sequence[Entry]) -> None:
+    """A sink that writes a line for each fact. Lines of a replay are not written: they were."""
+    to = log.bind()
+    for entry in facts:
+        fact = entry.fact
+        beyond = isinstance(fact, f.ResidualMemoryObserved) and fact.mb > fact.agreed_mb
+        tell = to.warning if beyond or isinstance(fact, WARNINGS) else to.info
+        tell(f.name(fact), seq=entry.seq, **_said(entry))
 
-    ``state`` is one that has seen the fact: a fact may name a slot or a session only, and the state knows whose it is.
-    """
+
+def _said(entry: Entry) -> dict[str, Any]:
+    """What a fact says, with the job and slot that it is about."""
+    fact = entry.fact
     said = {name: _plain(value) for name in fact.__struct_fields__ if (value := getattr(fact, name)) not in _EMPTY}
     for name in LEFT_OUT:
         said.pop(name, None)
     if isinstance(fact, f.JobRegistered):
         said["name"] = fact.spec.name
-    order = state.orders.get(said.get("order", ""))
-    if order is not None and order.slot is not None:
-        said.setdefault("slot", order.slot)
-    about = order or state.slots.get(said.get("slot", "")) or state.sessions.get(said.get("session", ""))
-    if about is not None:
-        said.setdefault("job", about.job)
-    return f.name(fact), said
-
-
-def fact_logger(state: Callable[[], State]) -> Callable[[Sequence[Numbered]], None]:
-    """A sink that writes a line for each fact. Lines of a replay are not written: they were."""
-    #: the state forgets an order with the very fact that ends it
-    orders: OpenOrders[dict[str, Any]] = OpenOrders()
-
-    def write(facts: Sequence[Numbered]) -> None:
-        known, to = state(), log.bind()
-        for seq, fact in facts:
-            name, said = event_of(fact, known)
-            if isinstance(fact, f.OrderIssued):
-                orders.add(fact, {key: said[key] for key in ("job", "slot") if key in said})
-            elif isinstance(fact, f.OrderEnded | f.OrderFaulted):
-                said = {**(orders.over(fact.order) or {}), **said}
-            elif isinstance(fact, f.StateObserved):
-                orders.seen(fact)
-            beyond = isinstance(fact, f.ResidualMemoryObserved) and fact.mb > fact.agreed_mb
-            tell = to.warning if beyond or isinstance(fact, WARNINGS) else to.info
-            tell(name, seq=seq, **said)
-
-    return write
+    if entry.slot is not None:
+        said.setdefault("slot", entry.slot.id)
+    if entry.job is not None:
+        said.setdefault("job", entry.job.id)
+    return said
 
 
 _EMPTY: Final[tuple[Any, ...]] = ("", None, (), {}, [])

@@ -10,7 +10,6 @@ as Prometheus expects; a replayed journal does not count.
 import os
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,10 +19,10 @@ from prometheus_client.exposition import choose_encoder
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.estimates import credit_ms
-from rollmuxd.core.ids import Millis
-from rollmuxd.core.model import Job, JobStatus, NodeStatus, OrderKind, SlotStatus
+from rollmuxd.core.ids import Millis, SlotId
+from rollmuxd.core.model import Job, JobStatus, NodeStatus, Order, OrderStatus, Slot, SlotStatus
 from rollmuxd.core.state import State
-from rollmuxd.daemon.open_orders import OpenOrders
+from rollmuxd.daemon.entries import Entry
 from rollmuxd.daemon.usage.ledger import JUDGED_FROM
 from rollmuxd.explain.forecast import slowdown
 
@@ -33,7 +32,6 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 _SWITCH_SECONDS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 _WAIT_SECONDS = (0.1, 1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600)
 _RUNNING = (SlotStatus.RUNNING, SlotStatus.TAIL)
-_OPEN = (SlotStatus.QUEUED, SlotStatus.LOADING, *_RUNNING)
 #: jobs that have series of their own, at most
 JOBS_SHOWN: Final = 100
 
@@ -73,12 +71,8 @@ class Metrics:
         )
         #: looking a child up costs several times what counting does
         self._answered: dict[tuple[str, str, int], Counter] = {}
-        #: open orders: what they are, and since when
-        self._orders: OpenOrders[tuple[OrderKind, Millis]] = OpenOrders()
-        #: open slots: owner, and since when they were asked for, and granted; GPUs
-        self._slots: dict[str, _OpenSlot] = {}
-        #: of the jobs that have not ended
-        self._owners: dict[str, str] = {}
+        #: slots that run: how many GPUs they have, and since when
+        self._running: dict[SlotId, tuple[int, Millis]] = {}
 
     # ---- fed by ----------------------------------------------------------------------------------------------------
 
@@ -92,68 +86,51 @@ class Metrics:
         count.inc()
 
     def begin(self, state: State) -> None:
-        """Take what is open from a replayed state, so that its ends are counted right."""
-        self._owners = {job.id: job.owner for job in state.jobs.values() if job.status is not JobStatus.ENDED}
-        self._orders = OpenOrders()
-        for order in state.orders.values():
-            self._orders.add(order, (order.kind, order.issued_at))
-        self._slots = {
-            slot.id: _OpenSlot(self._owners.get(slot.job, ""), slot.queued_at, slot.granted_at, len(slot.gpus))
-            for slot in state.slots.values()
-            if slot.status in _OPEN
-        }
+        """Take what runs from a replayed state, so that its GPU time is counted right."""
+        running = [slot for slot in state.slots.values() if slot.status in _RUNNING and slot.granted_at is not None]
+        self._running = {slot.id: (len(slot.gpus), slot.granted_at or 0) for slot in running}
 
-    def sink(self, facts: Sequence[tuple[int, f.Fact]]) -> None:
+    def sink(self, facts: Sequence[Entry]) -> None:
         """Facts became durable: to be one of the driver's sinks."""
-        for _, fact in facts:
-            self.see(fact)
+        for entry in facts:
+            self._facts.labels(f.name(entry.fact)).inc()
+            if entry.order is not None:
+                self._see_order(entry.fact, entry.order)
+            elif entry.slot is not None and entry.job is not None:
+                self._see_slot(entry.fact, entry.slot, entry.job.owner)
 
-    def see(self, fact: f.Fact) -> None:
-        """A fact became durable."""
-        self._facts.labels(f.name(fact)).inc()
-        match fact:
-            case f.JobRegistered():
-                self._owners[fact.job] = fact.owner
-            case f.JobEnded():
-                self._owners.pop(fact.job, None)
-            case f.SlotQueued():
-                self._slots[fact.slot] = _OpenSlot(self._owners.get(fact.job, ""), fact.at)
-            case f.LoanEnded():
-                self._harvested.labels(self._owners.get(fact.job, "")).inc(fact.gpus * fact.used_ms / 1000)
-            case f.YieldAsked():
-                self._yields.labels(fact.reason.code).inc()
-            case f.SlotClaimed() if slot := self._slots.get(fact.slot):
-                slot.gpus = len(fact.gpus)
-            case f.SlotGranted() if slot := self._slots.get(fact.slot):
-                slot.since = fact.at
-                self._wait.labels(slot.owner).observe((fact.at - slot.queued_at) / 1000)
-            case f.SlotResized() if slot := self._slots.get(fact.slot):
-                self._ran(slot, fact.at)
-                slot.gpus = len(fact.gpus)
-            case f.SlotReleased() | f.SlotWithdrawn() | f.SlotTakenAway():
-                self._slot_ended(fact.slot, fact)
-            case f.OrderIssued():
-                self._orders.add(fact, (fact.kind, fact.at))
-            case f.OrderEnded() if order := self._orders.over(fact.order):
-                self._switch.labels(order[0]).observe((fact.at - order[1]) / 1000)
-            case f.OrderFaulted() | f.OrderContactLost() if order := self._orders.over(fact.order):
-                self._switch_failed.labels(order[0]).inc()
-            case f.StateObserved():
-                self._orders.seen(fact)
+    def _see_order(self, fact: f.Fact, order: Order) -> None:
+        match fact:  # one that was late has counted as failed
+            case f.OrderEnded() if order.status is OrderStatus.ISSUED:
+                self._switch.labels(order.kind).observe((fact.at - order.issued_at) / 1000)
+            case f.OrderFaulted() if order.status is OrderStatus.ISSUED:
+                self._switch_failed.labels(order.kind).inc()
+            case f.OrderContactLost():
+                self._switch_failed.labels(order.kind).inc()
             case _:
                 pass
 
-    def _slot_ended(self, name: str, fact: f.Fact) -> None:
-        slot = self._slots.pop(name, None)
-        if slot is not None:
-            self._ran(slot, fact.at)
-            how = str(fact.how) if isinstance(fact, f.SlotTakenAway) else f.name(fact).removeprefix("slot_")
-            self._ended.labels(slot.owner, how).inc()
+    def _see_slot(self, fact: f.Fact, slot: Slot, owner: str) -> None:
+        match fact:
+            case f.LoanEnded():
+                self._harvested.labels(owner).inc(fact.gpus * fact.used_ms / 1000)
+            case f.YieldAsked():
+                self._yields.labels(fact.reason.code).inc()
+            case f.SlotGranted():
+                self._wait.labels(owner).observe((fact.at - slot.queued_at) / 1000)
+                self._running[slot.id] = len(slot.gpus), fact.at
+            case f.SlotResized():
+                self._ran(slot.id, owner, fact.at)
+                self._running[slot.id] = len(fact.gpus), fact.at
+            case f.SlotReleased() | f.SlotWithdrawn() | f.SlotTakenAway():
+                self._ran(slot.id, owner, fact.at)
+                self._ended.labels(owner, str(slot.ended)).inc()
+            case _:
+                pass
 
-    def _ran(self, slot: "_OpenSlot", at: Millis) -> None:
-        if slot.since is not None:
-            self._gpu_seconds.labels(slot.owner).inc(slot.gpus * (at - slot.since) / 1000)
-            slot.since = at
+    def _ran(self, slot: SlotId, owner: str, at: Millis) -> None:
+        gpus, since = self._running.pop(slot, (0, at))
+        self._gpu_seconds.labels(owner).inc(gpus * (at - since) / 1000)
 
     # ---- read by ---------------------------------------------------------------------------------------------------
 
@@ -165,16 +142,6 @@ class Metrics:
         encode, media_type = choose_encoder(accept)
         body: bytes = encode(_Exposed(self.registry, scrape, owner))
         return body, media_type
-
-
-@dataclass(slots=True)
-class _OpenSlot:
-    """``since``: it was granted, or had other GPUs."""
-
-    owner: str
-    queued_at: Millis
-    since: Millis | None = None
-    gpus: int = 0
 
 
 class Scrape(NamedTuple):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +21,8 @@ import structlog
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.ids import JobId, Millis, SlotId
-from rollmuxd.core.state import State
+from rollmuxd.core.model import Job, Slot, SlotStatus
+from rollmuxd.daemon.entries import Entry
 from rollmuxd.explain.causes import sentence
 
 if TYPE_CHECKING:
@@ -55,32 +55,16 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Spans | Non
     return Spans(provider)
 
 
-@dataclass(slots=True)
-class _Who:
-    """A job, as its spans name it."""
-
-    name: str
-    owner: str
-    #: the span of its iteration; None: it has not begun one since the daemon started
-    iteration: Span | None = None
-
-
-@dataclass(slots=True)
-class _Phase:
-    """An open slot: its span, and the part of it that is going on."""
-
-    span: Span
-    part: Span
-
-
 class Spans:
-    """Makes spans of facts. ``sink`` is to be one of the driver's sinks, ``begin`` told of a replayed state."""
+    """Makes spans of facts. ``sink`` is to be one of the driver's sinks."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("rollmuxd", version("rollmuxd"))
-        self._jobs: dict[JobId, _Who] = {}
-        self._phases: dict[SlotId, _Phase] = {}
+        #: of the jobs that have begun an iteration since the daemon started
+        self._iterations: dict[JobId, Span] = {}
+        #: of the slots that are open
+        self._phases: dict[SlotId, Span] = {}
 
     def close(self) -> None:
         """Send what is left, and stop. Waits for a few seconds at most."""
@@ -88,65 +72,48 @@ class Spans:
             self._provider.force_flush(FLUSH_MS)
             self._provider.shutdown()
 
-    def begin(self, state: State) -> None:
-        """Know the jobs that there are; what is open of them is left out."""
-        self._jobs = {job.id: _Who(job.spec.name, job.owner) for job in state.jobs.values() if job.live}
-        self._phases.clear()
-
-    def sink(self, facts: Sequence[tuple[int, f.Fact]]) -> None:
+    def sink(self, facts: Sequence[Entry]) -> None:
         """Facts became durable."""
-        for _, fact in facts:
-            self._see(fact)
-
-    def _see(self, fact: f.Fact) -> None:
-        match fact:
-            case f.JobRegistered():
-                self._over(fact.job, fact.at)
-                self._jobs[fact.job] = _Who(fact.spec.name, fact.owner)
-            case f.JobEnded() | f.JobLost():
-                self._over(fact.job, fact.at)
-            case f.SlotQueued() if who := self._jobs.get(fact.job):
-                self._queued(who, fact)
-            case f.SlotClaimed() if phase := self._phases.get(fact.slot):
-                phase.span.set_attribute("rollmux.gpus", list(fact.gpus))
-                self._next_part(phase, "load", fact.at)
-            case f.SlotGranted() if phase := self._phases.get(fact.slot):
-                self._next_part(phase, "run", fact.at)
-            case f.SlotReleased() | f.SlotWithdrawn() | f.SlotTakenAway():
-                self._ended(fact)
-            case _:
-                pass
+        for _, fact, job, slot, _ in facts:
+            match fact:
+                case f.JobRegistered() | f.JobEnded() | f.JobLost():
+                    self._over(fact.job, fact.at)
+                case f.SlotQueued() if job is not None:
+                    self._queued(job, fact)
+                case f.SlotReleased() | f.SlotWithdrawn() | f.SlotTakenAway() if slot is not None:
+                    self._ended(slot, fact.at)
+                case _:
+                    pass
 
     def _over(self, job: JobId, at: Millis) -> None:
-        """The job's run is over, and its iteration with it."""
-        who = self._jobs.pop(job, None)
-        if who is not None and who.iteration is not None:
-            who.iteration.end(_ns(at))
+        """The job's run, or its iteration, is over."""
+        iteration = self._iterations.pop(job, None)
+        if iteration is not None:
+            iteration.end(_ns(at))
 
-    def _queued(self, who: _Who, fact: f.SlotQueued) -> None:
-        if fact.iteration or who.iteration is None:
-            if who.iteration is not None:
-                who.iteration.end(_ns(fact.at))
-            who.iteration = self._span("iteration", None, fact.at, job=who.name, owner=who.owner, run=fact.run)
-        span = self._span(fact.phase, who.iteration, fact.at, job=who.name, owner=who.owner, slot=fact.slot)
-        self._phases[fact.slot] = _Phase(span, self._span("wait", span, fact.at))
+    def _queued(self, job: Job, fact: f.SlotQueued) -> None:
+        named = {"job": job.spec.name, "owner": job.owner}
+        if fact.iteration or job.id not in self._iterations:
+            self._over(job.id, fact.at)
+            self._iterations[job.id] = self._span("iteration", None, fact.at, **named, run=fact.run)
+        self._phases[fact.slot] = self._span(fact.phase, self._iterations[job.id], fact.at, **named, slot=fact.slot)
 
-    def _next_part(self, phase: _Phase, name: str, at: Millis) -> None:
-        phase.part.end(_ns(at))
-        phase.part = self._span(name, phase.span, at)
-
-    def _ended(self, fact: f.SlotReleased | f.SlotWithdrawn | f.SlotTakenAway) -> None:
+    def _ended(self, slot: Slot, at: Millis) -> None:
         from opentelemetry.trace import Status, StatusCode
 
-        phase = self._phases.pop(fact.slot, None)
-        if phase is None:
+        span = self._phases.pop(slot.id, None)
+        if span is None:
             return
-        how = str(fact.how) if isinstance(fact, f.SlotTakenAway) else f.name(fact).removeprefix("slot_")
-        phase.span.set_attribute("rollmux.ended", how)
-        if isinstance(fact, f.SlotTakenAway):
-            phase.span.set_status(Status(StatusCode.ERROR, f"{how}: {sentence(fact.reason)}"))
-        phase.part.end(_ns(fact.at))
-        phase.span.end(_ns(fact.at))
+        begun = {"wait": slot.queued_at, "load": slot.claimed_at, "run": slot.granted_at}
+        times = [(name, since) for name, since in begun.items() if since is not None]
+        for (name, since), until in zip(times, [*(since for _, since in times[1:]), at], strict=True):
+            self._span(name, span, since).end(_ns(until))
+        if gpus := slot.claimed or slot.gpus:
+            span.set_attribute("rollmux.gpus", list(gpus))
+        span.set_attribute("rollmux.ended", str(slot.ended))
+        if slot.ended not in (SlotStatus.RELEASED, SlotStatus.WITHDRAWN):
+            span.set_status(Status(StatusCode.ERROR, f"{slot.ended}: {sentence(slot.reason)}"))
+        span.end(_ns(at))
 
     def _span(self, name: str, parent: Span | None, at: Millis, **attributes: str | int) -> Span:
         from opentelemetry.context import Context

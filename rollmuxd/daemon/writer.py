@@ -8,7 +8,7 @@ of many inputs share one fsync, because the journal's thread takes all that wait
 When a commit returns, this is the order. Calls that wait for a slot are woken, the prompt sinks (channel, actuator) get
 the facts, and effects begin. Then callers get their answers, and followers of the facts are woken. All of it is durable
 by then, and jobs that get GPUs come first. (The channel thus knows of the end of a job before it gets the discards.)
-The other sinks (logs, metrics) get the facts soon after.
+The other sinks (logs, metrics) get the facts soon after, with what each is about.
 
 What would surprise:
 
@@ -53,10 +53,12 @@ from rollmuxd.core.inputs import (
     Start,
     Tick,
 )
+from rollmuxd.core.model import Order
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.audience import EVERYTHING, Audience, Topic
 from rollmuxd.daemon.clock import SystemClock
+from rollmuxd.daemon.entries import Entry, entries
 from rollmuxd.daemon.journal.file import JournalFailed, Unreadable
 from rollmuxd.daemon.journal.store import DISK_FULL, Journal, until_large
 
@@ -77,8 +79,9 @@ SINKS_AFTER_S: Final = 0.02
 log = structlog.get_logger("rollmuxd.driver")
 
 Numbered: TypeAlias = tuple[int, Fact]
-#: is given each batch of facts once it is durable; must be quick, and must not wait
-Sink: TypeAlias = Callable[[Sequence[Numbered]], None]
+#: gets each batch of facts once it is durable; must be quick, and must not wait
+PromptSink: TypeAlias = Callable[[Sequence[Numbered]], None]
+Sink: TypeAlias = Callable[[Sequence[Entry]], None]
 
 #: refused while the disk is full: what would make more work, which needs more space
 GROWING: Final = (RegisterJob, RequestSlot, OpenSession)
@@ -140,7 +143,7 @@ class Driver:
         start: Start,
         *,
         sinks: Sequence[Sink] = (),
-        prompt: Sequence[Sink] = (),
+        prompt: Sequence[PromptSink] = (),
         begun: Sequence[Callable[[State], None]] = (),
         replaying: Callable[[int, int], None] = lambda done, of: None,
         lease_ms: Millis = 60_000,
@@ -155,7 +158,7 @@ class Driver:
         self.configured: Final = frozenset(node.id for node in start.nodes)
         self._sinks = tuple(sinks)
         self._prompt = tuple(prompt)
-        self._untold: list[Numbered] = []
+        self._untold: list[Entry] = []
         self._begun = tuple(begun)
         self._replaying = replaying
         self._late_ms = lease_ms // 4
@@ -445,6 +448,8 @@ class Driver:
         """Handle one input, in this turn of the loop: from core to journal."""
         self._check_up()
         now, decision = self._clock.now(), None
+        order = self.scheduler.state.orders.get(getattr(given, "order", ""))
+        before = None if order is None else msgspec.structs.replace(order)
         try:
             if now > self._due + self._late_ms and not self.draining.is_set():  # while stopping there is no pulse
                 # Clients could not be heard meanwhile, so none counts as silent: first of all, every lease is renewed.
@@ -456,7 +461,7 @@ class Driver:
             if then is not None:
                 noted = self.scheduler.handle(then(), now)
                 decision = Decision(decision.facts + noted.facts, decision.effects + noted.effects, decision.answer)
-            self._take(decision)
+            self._take(decision, before)
         except Exception as error:
             if isinstance(error, Rejected) and decision is None and not isinstance(given, Tick):
                 raise
@@ -475,13 +480,16 @@ class Driver:
         self._arm(now)
         return decision
 
-    def _take(self, decision: Decision) -> None:
-        """Send a decision's facts to the journal; keep back its effects until they are durable."""
+    def _take(self, decision: Decision, order: Order | None = None) -> None:
+        """Send a decision's facts to the journal; keep back its effects until they are durable.
+
+        ``order``: the one that the decision is about, as it was before.
+        """
         if decision.facts:
             facts = [(self.last_seq + number, fact) for number, fact in enumerate(decision.facts, 1)]
             self.last_seq = facts[-1][0]
-            life = self._life
-            self._journal.append(facts).add_done_callback(lambda done: self._committed(life, facts, done))
+            life, of = self._life, entries(self.scheduler.state, facts, order)
+            self._journal.append(facts).add_done_callback(lambda done: self._committed(life, facts, of, done))
         if decision.effects:
             if self.last_seq <= self.durable_seq:
                 self._perform(decision.effects)
@@ -497,7 +505,9 @@ class Driver:
 
     # ---- one commit ------------------------------------------------------------------------------------------------
 
-    def _committed(self, life: int, facts: Sequence[Numbered], done: "asyncio.Future[None]") -> None:
+    def _committed(
+        self, life: int, facts: Sequence[Numbered], of: Sequence[Entry], done: "asyncio.Future[None]"
+    ) -> None:
         """Facts are durable: let out what waited for them. Or they are not: end."""
         error = None if done.cancelled() else done.exception()
         if not self._up or life != self._life or done.cancelled():
@@ -508,7 +518,7 @@ class Driver:
             return
         self.durable_seq = facts[-1][0]
         self._recent.extend(facts)
-        self._wake_for(facts)
+        self._wake_for(of)
         for sink in self._prompt:
             _tell(sink, facts)
         while self._effects and self._effects[0][0] <= self.durable_seq:
@@ -525,21 +535,19 @@ class Driver:
         # Later and not soon: a hand-over goes round the loop a dozen times, and need not wait for a log line.
         if not self._untold:
             asyncio.get_running_loop().call_later(SINKS_AFTER_S, self.tell_sinks)
-        self._untold += facts
+        self._untold += of
         if self.durable_seq - self._snapshot_seq >= self._snapshot_every:
             self._snapshot()
 
-    def _wake_for(self, facts: Sequence[Numbered]) -> None:
+    def _wake_for(self, of: Sequence[Entry]) -> None:
         if not self._waiters:
             return
-        state, before = self.scheduler.state, facts[0][0] - 1
-        for _, fact in facts:
-            slot: SlotId | None = getattr(fact, "slot", None)
-            of = state.slots.get(slot or "") or state.sessions.get(getattr(fact, "session", ""))
-            job: JobId | None = getattr(fact, "job", None) or (None if of is None else of.job)
-            at = state.jobs.get(job or "") or state.nodes.get(getattr(fact, "node", ""))
+        nodes, before = self.scheduler.state.nodes, of[0].seq - 1
+        for _, fact, job, slot, _ in of:
+            at = job or nodes.get(getattr(fact, "node", ""))
             group: GroupId | None = getattr(fact, "group", None) or (None if at is None else at.group)
-            self._wake(self._waiters, (("slot", slot or ""), ("job", job or ""), ("group", group or "")), before)
+            named = ("slot", slot.id if slot else ""), ("job", job.id if job else ""), ("group", group or "")
+            self._wake(self._waiters, named, before)
 
     @staticmethod
     def _wake(waiters: "dict[Topic, dict[Waiter, None]]", topics: Iterable[Topic], before: int) -> None:
@@ -590,7 +598,7 @@ class Driver:
             self.post(Tick())
 
 
-def _tell(sink: Sink, facts: Sequence[Numbered]) -> None:
+def _tell(sink: Callable[[Sequence[T]], None], facts: Sequence[T]) -> None:
     try:
         sink(facts)
     except Exception:

@@ -19,6 +19,7 @@ from rollmuxd.core.errors import BrokenInvariant, UnknownThing
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon.clock import SystemClock
+from rollmuxd.daemon.entries import Entry
 from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.writer import Driver
 
@@ -100,7 +101,7 @@ class Rig:
     failed: list[BaseException] = field(default_factory=list)
     #: seconds by which the clock is ahead of the loop's: the loop was not let run for so long
     jumped: list[float] = field(default_factory=lambda: [0.0])
-    later: list[tuple[int, f.Fact]] = field(default_factory=list)
+    later: list[Entry] = field(default_factory=list)
 
     @property
     def core(self) -> TinyCore:
@@ -131,7 +132,7 @@ def running() -> Callable[..., Any]:
         clock = SystemClock(monotonic=lambda: loop.time() + jumped[0], wall=lambda: wall)
         performed: list[Effect] = []
         sunk: list[tuple[int, f.Fact]] = []
-        later: list[tuple[int, f.Fact]] = []
+        later: list[Entry] = []
         cores: list[TinyCore] = []
 
         def make(state: State) -> Any:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rollmuxd.core import facts as f
 from rollmuxd.core.model import Slot, SlotStatus
 from rollmuxd.core.spec import PhaseSpec
+from rollmuxd.daemon.entries import Entry
 from rollmuxd.daemon.hosts.circuits import DWELL_S, LEFT_ALONE_S, LOOK_S, RETRY_S, Circuits, FabricStatus
 from rollmuxd.spi.fabric import Ports
 from rollmuxd.spi.fake_fabric import FakeSwitch, MockFabric
@@ -21,6 +22,10 @@ WIRED = {"a": (1, 2), "b": (3, 4), "c": (5, 6)}
 RING_AB = {(1, 3), (2, 4), (3, 1), (4, 2)}
 RING_BC = {(3, 5), (4, 6), (5, 3), (6, 4)}
 WHILE_S = 3 * DWELL_S
+
+
+def entry(fact):
+    return Entry(1, fact, None, None, None)
 
 
 class World:
@@ -40,11 +45,11 @@ class World:
         self.state.slots[slot] = Slot(
             slot, slot, 1, "x", "train", "r", 0, status=SlotStatus.LOADING, claimed_at=len(self.state.slots)
         )
-        self.circuits.on_facts([(1, f.SlotClaimed(at=0, slot=slot, gpus=(), turn=0))])
+        self.circuits.on_facts([entry(f.SlotClaimed(at=0, slot=slot, gpus=(), turn=0))])
 
     def release(self, slot):
         self.state.slots[slot].status = SlotStatus.OVER
-        self.circuits.on_facts([(1, f.SlotReleased(at=0, slot=slot))])
+        self.circuits.on_facts([entry(f.SlotReleased(at=0, slot=slot))])
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from rollmuxd.core.ids import Fence
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon import logs
+from rollmuxd.daemon.entries import entries
 
 
 @pytest.fixture
@@ -32,13 +33,13 @@ def test_every_line_names_the_job_and_the_slot_that_it_is_about(written):
     slot = m.Slot("s1", "j1", 1, "n1", "rollout", "r1", 0)
     state.slots["s1"] = slot
     state.sessions["n2"] = m.Session("n2", "j2", 1, 0)
-    write = logs.fact_logger(lambda: state)
-    issued = f.OrderIssued(
-        at=0, order="o1", kind=m.OrderKind.LOAD, job="j1", run=1, pool="rollout", node="h/gpu0", driver="d", slot="s1"
-    )
-    write([(1, f.SlotGranted(at=5, slot="s1", fence=Fence(1, 7))), (2, f.SessionLost(at=5, session="n2")), (3, issued)])
-    write([(4, f.OrderEnded(at=5, order="o1"))])
-    granted, lost, _, ended = written()
+    for job in ("j1", "j2"):
+        state.jobs[job] = m.Job(id=job, owner="o", user="u", spec=JobSpec("math", (), ()), registered_at=0)
+    order = m.Order("o1", m.OrderKind.LOAD, "j1", 1, "rollout", "h/gpu0", "d", 0, slot="s1")
+    facts = (f.SlotGranted(at=5, slot="s1", fence=Fence(1, 7)), f.SessionLost(at=5, session="n2"))
+    logs.write_facts(entries(state, enumerate(facts, 1)))
+    logs.write_facts(entries(state, [(3, f.OrderEnded(at=5, order="o1"))], ended=order))
+    granted, lost, ended = written()
 
     assert (granted["event"], granted["job"], granted["slot"], granted["seq"]) == ("slot_granted", "j1", "s1", 1)
     assert (lost["job"], lost["level"]) == ("j2", "warning")
@@ -48,7 +49,7 @@ def test_every_line_names_the_job_and_the_slot_that_it_is_about(written):
 def test_no_secret_is_logged(written):
     spec = JobSpec("math", (), ())
     fact = f.JobRegistered(at=0, job="j1", owner="o", user="u", run=1, spec=spec, idempotency_key="hush")
-    logs.fact_logger(State)([(1, fact)])
+    logs.write_facts(entries(State(), [(1, fact)]))
 
     assert "hush" not in json.dumps(written())
     assert written()[0]["name"] == "math"

@@ -1,57 +1,53 @@
-"""Whoever follows the facts remembers of jobs and orders what is open, and no more: a daemon runs for months.
+"""Followers of the facts get each with what it is about, and remember only what is open: a daemon runs for months.
 
 Histories of the simulator, in which daemons die, hosts vanish and reports are lost.
 """
 
 import pytest
+from msgspec.structs import replace
 from simkit import swarm
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.model import JobStatus
-from rollmuxd.daemon import logs
+from rollmuxd.core.apply import apply
+from rollmuxd.core.model import SlotStatus
+from rollmuxd.core.state import State
+from rollmuxd.daemon.entries import entries
 from rollmuxd.daemon.metrics import Metrics
-from rollmuxd.daemon.open_orders import OpenOrders
 
 
 @pytest.fixture(scope="module")
 def played():
-    """Histories at their end: the state, and the facts that led to it."""
+    """Histories: the state at their end, and their entries."""
     ended = []
     for seed in range(13):
-        facts = []
-        ended.append((swarm.run(swarm.draw(seed), facts.append).core.state, facts))
+        facts, state, made = [], State(), []
+        swarm.run(swarm.draw(seed), facts.append)
+        for number, fact in enumerate(facts, 1):
+            order = state.orders.get(getattr(fact, "order", ""))
+            before = order and replace(order)
+            apply(state, fact)
+            made += entries(state, [(number, fact)], before)
+        ended.append((state, made))
     return ended
 
 
-def test_some_orders_are_over_by_the_sight_of_their_state_alone(played):
-    by_sight = 0
-    for _, facts in played:
-        orders = OpenOrders()
-        for fact in facts:
-            if isinstance(fact, f.OrderIssued):
-                orders.add(fact, fact.order)
-            elif isinstance(fact, f.OrderEnded | f.OrderFaulted):
-                assert orders.over(fact.order) in (fact.order, None)
-            elif isinstance(fact, f.StateObserved):
-                by_sight += orders.seen(fact) is not None
-    assert by_sight > 10
+def test_each_fact_of_a_slot_or_an_order_comes_with_it_and_with_the_job(played):
+    orders = 0
+    for _, made in played:
+        for _, fact, job, slot, order in made:
+            if isinstance(fact, f.SlotFact):
+                assert (slot.id, job.id) == (fact.slot, slot.job)
+            if isinstance(fact, f.OrderIssued | f.OrderEnded | f.OrderFaulted | f.OrderContactLost):
+                assert (order.id, job.id) == (fact.order, order.job)
+                orders += 1
+            if isinstance(fact, f.SessionOpened | f.SessionLost):
+                assert job is not None
+    assert orders > 1000
 
 
-def test_metrics_remember_orders_and_owners_of_what_is_open(played):
-    for state, facts in played:
+def test_metrics_remember_what_runs(played):
+    for state, made in played:
         metrics = Metrics()
-        metrics.sink(list(enumerate(facts, 1)))
-        assert set(metrics._orders._kept) <= set(state.orders)
-        assert set(metrics._owners) == {job.id for job in state.jobs.values() if job.status is not JobStatus.ENDED}
-        assert not metrics._slots
-
-
-def test_the_log_remembers_orders_that_are_open(played, monkeypatch):
-    made = []
-    monkeypatch.setattr(logs, "OpenOrders", lambda: made.append(OpenOrders()) or made[-1])
-    monkeypatch.setattr(logs.log, "bind", lambda: logs.structlog.get_logger("nowhere"))
-    for state, facts in played[:10]:
-        with logs.structlog.testing.capture_logs():
-            logs.fact_logger(lambda state=state: state)(list(enumerate(facts, 1)))
-        assert set(made[-1]._kept) <= set(state.orders)
-    assert len(made) == 10
+        metrics.sink(made)
+        runs = {slot.id for slot in state.slots.values() if slot.status in (SlotStatus.RUNNING, SlotStatus.TAIL)}
+        assert set(metrics._running) == runs

@@ -26,9 +26,10 @@ from rollmuxd.core.effects import Observe
 from rollmuxd.core.errors import BrokenInvariant, UnknownThing
 from rollmuxd.core.facts import encode
 from rollmuxd.core.inputs import Heartbeat, HostObserved, RegisterJob, WithdrawSlot
-from rollmuxd.core.model import Slot
+from rollmuxd.core.model import Job, Slot
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.daemon import writer
+from rollmuxd.daemon.entries import entries
 from rollmuxd.daemon.journal.file import JournalFailed
 from rollmuxd.daemon.writer import Unavailable
 
@@ -135,7 +136,7 @@ async def test_sinks_get_each_fact_once_with_its_number(running):
 
         await anyio.sleep(0.02)
 
-        assert rig.later == rig.sunk
+        assert [(entry.seq, entry.fact) for entry in rig.later] == rig.sunk
 
 
 async def test_after_a_failed_commit_who_waits_and_who_comes_is_told_unavailable(running, slow_journal):
@@ -565,10 +566,15 @@ async def test_a_request_that_waits_is_not_turned_away_by_a_full_disk_when_it_is
 # ---- who waits for news --------------------------------------------------------------------------------------------
 
 
+def knows(rig, slot):
+    """The state has this slot, of job j1."""
+    rig.core.state.slots[slot] = Slot(slot, "j1", 1, "n1", "rollout", "r", 0)
+    rig.core.state.jobs["j1"] = Job(id="j1", owner="o", user="u", spec=JobSpec("math", (), ()), registered_at=0)
+
+
 async def test_a_waiter_is_woken_by_facts_of_its_slot_and_of_its_job_and_no_others(running):
     async with running(MemoryJournal()) as rig:
-        slot = f.SlotQueued(at=0, slot="s1", job="j1", run=1, session="n1", phase="rollout", request_id="r")
-        rig.core.state.slots["s1"] = slot  # of a slot, the driver asks for its job only
+        knows(rig, "s1")
         with rig.driver.subscribe("s1") as waiter:
             for number, fact in enumerate(
                 [
@@ -579,8 +585,8 @@ async def test_a_waiter_is_woken_by_facts_of_its_slot_and_of_its_job_and_no_othe
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(waiter.changed)
                     await anyio.sleep(0.01)
-                    rig.driver._wake_for([(number, fact)])
-            rig.driver._wake_for([(9, f.SlotWithdrawn(at=0, slot="s2", reason=said("")))])
+                    rig.driver._wake_for(entries(rig.core.state, [(number, fact)]))
+            rig.driver._wake_for(entries(rig.core.state, [(9, f.SlotWithdrawn(at=0, slot="s2", reason=said("")))]))
             with anyio.move_on_after(1) as scope:
                 await waiter.changed()
 
@@ -590,8 +596,9 @@ async def test_a_waiter_is_woken_by_facts_of_its_slot_and_of_its_job_and_no_othe
 
 async def test_news_between_looking_and_waiting_is_not_missed(running):
     async with running(MemoryJournal()) as rig:
+        knows(rig, "s1")
         with rig.driver.subscribe("s1") as waiter:
-            rig.driver._wake_for([(1, f.SlotWithdrawn(at=0, slot="s1", reason=said("")))])
+            rig.driver._wake_for(entries(rig.core.state, [(1, f.SlotWithdrawn(at=0, slot="s1", reason=said("")))]))
             with anyio.fail_after(0.1):
                 await waiter.changed()
 
@@ -623,11 +630,12 @@ async def test_draining_and_a_failing_disk_wake_everybody(running):
 async def test_a_thousand_parked_waiters_cost_a_handover_nothing(running):
     async with running(MemoryJournal()) as rig:
         fact = f.SlotWithdrawn(at=0, slot="s0", reason=said(""))
+        knows(rig, "s0")
 
         def takes():
             began = time.process_time()
             for number in range(1000):
-                rig.driver._wake_for([(number, fact)])
+                rig.driver._wake_for(entries(rig.core.state, [(number, fact)]))
             return time.process_time() - began
 
         with ExitStack() as waiters:
@@ -714,7 +722,7 @@ async def test_what_comes_in_the_moment_in_which_who_waits_gives_up_is_not_passe
             (follower,) = rig.driver._followers["host", "b"]
             given_up.append(waiting.cancelling() > 0 and follower.after is None)
             fact = f.HostAdded(at=0, host=i.HostSpec("b", "fake", 0))
-            rig.driver._committed(rig.driver._life, [(2, fact)], done)
+            rig.driver._committed(rig.driver._life, [(2, fact)], entries(rig.core.state, [(2, fact)]), done)
 
         waiting = loop.create_task(rig.driver.facts_after(1, 1_000, 10, [("host", "b")]))
         await asyncio.sleep(0)

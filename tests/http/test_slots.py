@@ -8,7 +8,8 @@ import anyio
 import pytest
 from patience import PATIENCE_S, eventually
 
-from rollmuxd.core.inputs import GpuObservation
+from rollmuxd.core.causes import said
+from rollmuxd.core.inputs import GpuObservation, OrderFailed
 from rollmuxd.core.model import SlotStatus
 from rollmuxd.daemon.http.routes import slots
 
@@ -192,7 +193,8 @@ async def test_gpus_of_several_hosts_are_looked_at_at_once():
     assert [gpu.gpu for gpu in seen] == ["h2/gpu0", "h1/gpu0", "h1/gpu1"]
 
 
-async def test_a_release_of_a_job_that_parks_at_release_is_answered_when_it_is_parked(running):
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_release_of_a_job_that_parks_at_release_is_answered_when_the_park_has_ended(running, fails):
     async with running() as world, world.client() as client:
         job = await world.job(client, states={"rollout": {"gpu_gb": 10, "ram_gb": 10}}, park="at_release")
         slot = (await job.ask("rollout")).json()
@@ -209,8 +211,12 @@ async def test_a_release_of_a_job_that_parks_at_release_is_answered_when_it_is_p
                 await world.settle()
                 assert len(world.backends.hold) == 1
                 assert not answers
-                world.backends.done(world.backends.hold[0])
-        assert answers[0].json()["status"] == "over"
+                if fails:
+                    world.backends.used_mb["h1/gpu0"] = 10_000
+                    world.backends.post(OrderFailed(world.backends.hold[0], said("it hangs")))
+                else:
+                    world.backends.done(world.backends.hold[0])
+        assert answers[0].json()["status"] == ("released" if fails else "over")
 
 
 async def test_the_fence_is_told_to_those_who_may_act_on_the_job_only(running):

@@ -24,8 +24,8 @@ import structlog
 from rollmuxd.core import facts as f
 from rollmuxd.core.model import SlotStatus
 from rollmuxd.core.state import State
+from rollmuxd.daemon.entries import Entry
 from rollmuxd.daemon.hosts.plugin_calls import ask, checked, said
-from rollmuxd.daemon.writer import Numbered
 from rollmuxd.fabric.live import Change, Wired, Wish, change, wanted
 from rollmuxd.spi import Circuit, ContactLost, FabricController, FabricOrder, NotDone, Ports
 from rollmuxd.spi.fabric import after, unusable
@@ -247,9 +247,9 @@ class Circuits:
             switch.begin(state.incarnation)
             switch.wish(wishes_of(state))
 
-    def on_facts(self, facts: Sequence[Numbered]) -> None:
+    def on_facts(self, facts: Sequence[Entry]) -> None:
         """A sink."""
-        if self.switches and any(isinstance(fact, _CHANGES) for _, fact in facts):
+        if self.switches and any(isinstance(entry.fact, _CHANGES) for entry in facts):
             wishes = wishes_of(self._state())
             for switch in self.switches.values():
                 switch.wish(wishes)

@@ -16,8 +16,8 @@ from rollmuxd.core.facts import DaemonStarted
 from rollmuxd.core.ids import HostId
 from rollmuxd.core.inputs import Start
 from rollmuxd.core.model import HostSpec, NodeSpec
+from rollmuxd.daemon.entries import Entry
 from rollmuxd.daemon.hosts.plugin_calls import ask, checked, said
-from rollmuxd.daemon.writer import Numbered
 from rollmuxd.spi import Backend, Inventory
 
 log = structlog.get_logger("rollmuxd.reconcile")
@@ -43,9 +43,9 @@ class Observer:
         self._perform = perform
         self._rng = rng if rng is not None else random.Random()
 
-    def on_facts(self, facts: Sequence[Numbered]) -> None:
+    def on_facts(self, facts: Sequence[Entry]) -> None:
         """A sink: a new life of the writer knows of no node what is on it, so all hosts are looked at, in parallel."""
-        if any(isinstance(fact, DaemonStarted) for _, fact in facts):
+        if any(isinstance(entry.fact, DaemonStarted) for entry in facts):
             self._perform([Observe(host) for host in self._hosts])
 
     async def run(self) -> None:

@@ -1,7 +1,6 @@
 """Slots: asking for the turn, waiting for it, giving it back. The calls that every iteration of every job makes."""
 
 import asyncio
-import math
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
@@ -42,10 +41,6 @@ routes = Routes("slots", charged=False)
 
 #: a release that parks is answered when the order has ended, which the order's own limit bounds; this bounds a bug
 PARK_BOUND_S: Final = 595.0
-#: how often such a release looks, when nothing tells it to: a park that failed is no news of the slot
-PARK_LOOK_S: Final = 1.0
-#: and one that grows a slot: the end of a load is no news of a slot that runs
-LOAD_LOOK_S: Final = 0.1
 #: a last word to the core, when the client is gone already
 LAST_WORD_S: Final = 5.0
 
@@ -89,13 +84,10 @@ async def detach(call: Call, slot: SlotId) -> None:
         await call.services.driver.submit(DetachSlot(slot=slot))
 
 
-async def _while(
-    call: Call, waiter: Waiter, holds: Callable[[Scheduler, Millis], bool], look_s: float = math.inf
-) -> None:
-    """Wait while that holds and the daemon is not stopped. It is looked at with each news, and so often besides."""
+async def _while(call: Call, waiter: Waiter, holds: Callable[[Scheduler, Millis], bool]) -> None:
+    """Wait while that holds and the daemon is not stopped. It is looked at with each news."""
     while not call.services.driver.draining.is_set() and await call.read(holds):
-        with anyio.move_on_after(look_s):
-            await waiter.changed()
+        await waiter.changed()
 
 
 async def _granted(call: Call, slot: SlotId, wait_s: float) -> SlotView:
@@ -146,7 +138,7 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
         given = ReleaseSlot(slot=slot, fence=fence, seen=seen, next=following, measured=body.measured)
         answer = await call.submit(given, slot, _status_of)
         if job.spec.park is Park.AT_RELEASE:
-            parks = partial(_while, call, waiter, lambda core, _: _parks(core.state, slot, job.id), PARK_LOOK_S)
+            parks = partial(_while, call, waiter, lambda core, _: _parks(core.state, slot, job.id))
             try:
                 await call.park(parks, PARK_BOUND_S)
             except ClientGone:
@@ -252,7 +244,7 @@ async def grow_slot(call: Call, slot: str, body: GrowBody) -> SlotView:
 
     with driver.subscribe(slot) as waiter:
         await call.submit(GrowSlot(slot=slot, fence=views.fence_of(body.fence)), slot, _status_of)
-        await call.park(partial(_while, call, waiter, loads, LOAD_LOOK_S), PARK_BOUND_S)
+        await call.park(partial(_while, call, waiter, loads), PARK_BOUND_S)
     if await call.read(loads):
         raise Refusal(problems.DRAINING, "the daemon is being stopped or restarted; the load continues: ask again")
     if job.status is JobStatus.QUARANTINED:
