@@ -140,8 +140,9 @@ class Call:
         else:
             show(items)
 
-    def answer_rows(self, items: list[View], columns: Columns, empty: str, *, owned: bool = False) -> None:
-        """The same, in a table with a row for each. ``owned``: callers see their own owner's only, but for admins."""
+    def answer_rows(self, path: str, columns: Columns, empty: str, *, owned: bool = False, **params: Any) -> None:
+        """A list of the daemon's in a table. ``owned``: callers see their own owner's only, but for admins."""
+        items = list(self.items(path, **params))
         if owned and not items and not self.as_json and (me := self.get("/v1/me"))["role"] != "admin":
             empty += f" of owner {me['owner']}: you are {me['owner']}/{me['user']}, role {me['role']}, "
             empty += "and other owners' are not shown"

@@ -6,20 +6,20 @@ stops a job: what is held stays held, and clients wait for it to come back.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 import click
+import msgspec
 
 from rollmuxd.cli.common import NO_DAEMON, Failed, config_option, fields, load_settings, print_json
 from rollmuxd.cli.processes import start_apart, started
 from rollmuxd.client.discovery import default_sockets
+from rollmuxd.daemon.files import Ready
 
 #: after so long a start says that it still waits
 START_S = 30.0
@@ -33,19 +33,6 @@ clock_option = click.option(
 @click.group()
 def daemon() -> None:
     """The daemon: run, start, stop, status."""
-
-
-@dataclass(frozen=True)
-class Running:
-    """What a daemon says of itself in ``daemon.json``."""
-
-    pid: int
-    #: None: it listens on no TCP port
-    url: str | None
-    #: needs no key
-    socket: Path
-    #: the file of the certificate at that URL
-    certificate: str | None = None
 
 
 @daemon.command()
@@ -107,7 +94,7 @@ def start(config: Path | None, accept_clock: bool, as_json: bool) -> None:
     settings = load_settings(config)
     if not settings.hosts:
         click.echo(f"{without_hosts(settings)}, so every job is refused: rollmuxd init writes a file", err=True)
-    if str(running.socket) not in default_sockets():
+    if running.socket not in default_sockets():
         click.echo(f"jobs look elsewhere for it, so: export ROLLMUX_URL=unix://{running.socket}", err=True)
 
 
@@ -154,13 +141,13 @@ def stop(config: Path | None, for_good: bool, as_json: bool) -> None:
             raise Failed(f"the daemon, pid {running.pid}, has not ended after {STOP_S:g} s; see {state_dir}/daemon.log")
         time.sleep(0.05)
     if for_good:
-        running.socket.unlink(missing_ok=True)
+        Path(running.socket).unlink(missing_ok=True)
     if as_json:
         print_json({"stopped": running.pid})
     else:
         click.echo(f"stopped, pid {running.pid}")
         click.echo("jobs keep the slots that they hold, and wait at their next phase: rollmuxd daemon start", err=True)
-        if running.socket.exists():
+        if Path(running.socket).exists():
             click.echo(
                 "jobs that start now wait, too; where ROLLMUX_URL is not set, "
                 "rollmuxd daemon stop --for-good lets them run alone",
@@ -183,19 +170,18 @@ def status(config: Path | None, as_json: bool) -> None:
         raise Failed(f"the daemon, pid {running.pid}, runs and is not ready; see {state_dir}/daemon.log")
 
 
-def _answer(running: Running, log: Path, said: str, *, as_json: bool, journal: str = "") -> None:
-    values = {"status": said, "pid": running.pid, "url": running.url, "socket": str(running.socket), "log": str(log)}
+def _answer(running: Ready, log: Path, said: str, *, as_json: bool, journal: str = "") -> None:
+    where = {key: value for key, value in msgspec.to_builtins(running).items() if key != "started"}
+    values = {"status": said, **where, "log": str(log)}
     if journal:
         values["journal"] = journal
-    if running.certificate is not None:
-        values["certificate"] = running.certificate
     if as_json:
         print_json(values)
     else:
         fields(values)
 
 
-def _running(config: Path | None) -> tuple[Path, Running | None]:
+def _running(config: Path | None) -> tuple[Path, Ready | None]:
     """The state directory, and the daemon that runs on it."""
     state_dir = load_settings(config).daemon.state_dir
     return state_dir, find(state_dir)
@@ -204,30 +190,25 @@ def _running(config: Path | None) -> tuple[Path, Running | None]:
 # ---- which one, and how it is ----------------------------------------------------------------------------------------
 
 
-def find(state_dir: Path) -> Running | None:
+def find(state_dir: Path) -> Ready | None:
     """The daemon that runs on this state directory, if one does.
 
     A pid that is left over in the file may be another process by now: that one started at another time.
     """
     try:
-        said = json.loads((state_dir / "daemon.json").read_text())
-        pid = int(said["pid"])
-        began = str(said["started"])
-    except (OSError, ValueError, KeyError, TypeError):
+        said = msgspec.json.decode((state_dir / "daemon.json").read_bytes(), type=Ready)
+    except (OSError, msgspec.MsgspecError):
         return None
-    if started(pid) != began:
-        return None
-    path = Path(said.get("socket") or state_dir / "rollmux.sock")
-    return Running(pid, said.get("url"), path, said.get("certificate"))
+    return said if started(said.pid) == said.started else None
 
 
-def readiness(path: Path) -> str | None:
+def readiness(path: str) -> str | None:
     """What the daemon on this Unix socket says of its journal ("": all is well), if it is ready; else None."""
     from rollmuxd.client.errors import RollmuxError
     from rollmuxd.client.sync import Daemon
 
     try:
-        with Daemon(url=f"unix://{quote(str(path))}") as there:
+        with Daemon(url=f"unix://{quote(path)}") as there:
             return str(there.get("/readyz", timeout_s=5.0).get("reason", ""))
     except RollmuxError:
         return None

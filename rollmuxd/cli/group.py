@@ -18,11 +18,9 @@ def group() -> None:
 @talks
 def list_(call: Call) -> None:
     """All groups."""
-    groups = list(call.items("/v1/groups"))
-
     columns: Columns = {"GROUP": "group", "JOBS": lambda view: list(names(view).values()), "NODES": "nodes"}
     figures = {"#PERIOD s": "period_s", "#COST PER HOUR": "cost_per_hour", "REASON": "reason"}
-    call.answer_rows(groups, {**columns, **figures}, "no groups: no job has a placement")
+    call.answer_rows("/v1/groups", {**columns, **figures}, "no groups: no job has a placement")
 
 
 def names(view: dict[str, Any]) -> dict[str, str]:

@@ -19,10 +19,8 @@ def host() -> None:
 @talks
 def list_(call: Call) -> None:
     """All hosts, and what of their RAM is reserved for parked states."""
-    hosts = list(call.items("/v1/hosts"))
-
     columns: Columns = {"HOST": "host", "BACKEND": "backend", "REACHABLE": "reachable", "RAM RESERVED GB": _reserved}
-    call.answer_rows(hosts, {**columns, "NODES": "nodes"}, "no hosts; add some to rollmux.toml")
+    call.answer_rows("/v1/hosts", {**columns, "NODES": "nodes"}, "no hosts; add some to rollmux.toml")
 
 
 def _reserved(view: dict[str, Any]) -> str:

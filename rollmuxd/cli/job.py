@@ -54,13 +54,11 @@ def doing(view: dict[str, Any]) -> str:
 @talks
 def list_(call: Call, owner: str | None, status: str | None, pool: str | None, everything: bool) -> None:
     """Jobs that are not over."""
-    jobs = list(call.items("/v1/jobs", owner=owner, status=status, pool=pool))
-    if not everything and status is None:
-        jobs = [view for view in jobs if view["status"] not in OVER]
-
     columns: Columns = {"JOB": "job", "NAME": "name", "OWNER": "owner", "STATUS": doing, "GROUP": "group"}
     figures: Columns = {"PHASE": "phase", "#ITERATIONS": "iterations", "#SLOWDOWN": "slowdown", "#SLO": _slo}
-    call.answer_rows(jobs, {**columns, **figures, "WHY": why}, "no jobs", owned=True)
+    over = None if everything or status else "false"
+    asked = {"owner": owner, "status": status, "pool": pool, "over": over}
+    call.answer_rows("/v1/jobs", {**columns, **figures, "WHY": why}, "no jobs", owned=True, **asked)
 
 
 def _slo(view: dict[str, Any]) -> str:

@@ -20,8 +20,6 @@ def node() -> None:
 @talks
 def list_(call: Call, pool: str | None) -> None:
     """All nodes, which jobs are placed there, and which of them hold their GPUs."""
-    nodes = list(call.items("/v1/nodes", pool=pool))
-
     columns: Columns = {
         "NODE": "node",
         "POOLS": "pools",
@@ -33,7 +31,7 @@ def list_(call: Call, pool: str | None) -> None:
         "STATES": _states,
         "REASON": "reason",
     }
-    call.answer_rows(nodes, columns, "no nodes; add hosts to rollmux.toml")
+    call.answer_rows("/v1/nodes", columns, "no nodes; add hosts to rollmux.toml", pool=pool)
 
 
 @node.command()

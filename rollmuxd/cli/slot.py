@@ -6,7 +6,6 @@ import click
 
 from rollmuxd.cli.common import Call, Columns, part, talks
 
-ENDED = ("withdrawn", "released", "over")
 STATUSES = (
     *("queued", "withdrawn", "loading", "running", "tail", "released"),
     *("faulted", "lost", "revoked", "over"),
@@ -26,10 +25,6 @@ def slot() -> None:
 @talks
 def list_(call: Call, job: str | None, pool: str | None, status: str | None, everything: bool) -> None:
     """Slots that hold GPUs or wait for them."""
-    slots = list(call.items("/v1/slots", job=job, pool=pool, status=status))
-    if not everything and status is None:
-        slots = [view for view in slots if view["status"] not in ENDED]
-
     columns: Columns = {
         "SLOT": "slot",
         "JOB": "job_name",
@@ -41,7 +36,9 @@ def list_(call: Call, job: str | None, pool: str | None, status: str | None, eve
         "#EXPECTED WAIT s": "expected_wait_s",
         "REASON": lambda view: view.get("reason") or "; ".join(it["text"] for it in view.get("reasons", [])),
     }
-    call.answer_rows(slots, columns, "no slots", owned=True)
+    which = None if everything or status else "open"
+    asked = {"job": job, "pool": pool, "status": status, "which": which}
+    call.answer_rows("/v1/slots", columns, "no slots", owned=True, **asked)
 
 
 @slot.command()

@@ -42,6 +42,7 @@ from rollmuxd.core.ids import Millis
 from rollmuxd.daemon import files, logs, tracing
 from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.daemon.clock import SystemClock
+from rollmuxd.daemon.files import Ready
 from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.channel import ChannelHub
 from rollmuxd.daemon.hosts.circuits import PORTS_S, Circuits, Misconfigured, ports_of
@@ -101,19 +102,6 @@ _PASSING: Final = (
 
 class CannotStart(Exception):
     """The daemon cannot start as things are; says the remedy."""
-
-
-class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a daemon is to be found: also the content of ``daemon.json`` in its state directory."""
-
-    pid: int
-    #: when this process was started, by the kernel's clock: a later process with this pid has another start time
-    started: str
-    #: None: it listens on no TCP port
-    url: str | None
-    socket: str
-    #: the file of the certificate; None: the port is without TLS
-    certificate: str | None = None
 
 
 # ---- the whole -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,22 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec import Struct
+
+
+class Ready(Struct, frozen=True, omit_defaults=True):
+    """Where a daemon is to be found: the content of ``daemon.json``."""
+
+    pid: int
+    #: when this process was started, by the kernel's clock: a later process with this pid has another start time
+    started: str
+    #: None: it listens on no TCP port
+    url: str | None
+    #: needs no key
+    socket: str
+    #: the file of the certificate; None: the port is without TLS
+    certificate: str | None = None
+
 
 def write(path: Path, content: bytes) -> None:
     """Write a file: whatever ends the process or the machine, it has the old content or this one. Raises OSError."""

@@ -96,7 +96,7 @@ def test_a_daemon_is_found_by_what_it_wrote(state_dir, process):
 
     found = daemon.find(state_dir)
 
-    assert found == daemon.Running(child.pid, "http://127.0.0.1:7878", Path("/tmp/x.sock"))
+    assert found == daemon.Ready(child.pid, started(child.pid), "http://127.0.0.1:7878", "/tmp/x.sock")
 
 
 @pytest.mark.parametrize("command", ["status", "stop"])
@@ -318,7 +318,7 @@ def test_a_daemon_starts_answers_and_stops(rollmuxd, config, state_dir, monkeypa
 
 @pytest.mark.parametrize("role", ["admin", "viewer"])
 def test_a_link_to_the_dashboard_logs_an_admin_in_and_tells_others_how(rollmuxd, daemon_of, config, monkeypatch, role):
-    running = daemon.Running(1, "http://127.0.0.1:7878", Path("/nowhere"))
+    running = daemon.Ready(1, "7", "http://127.0.0.1:7878", "/nowhere")
     monkeypatch.setattr("rollmuxd.cli.dashboard.find", lambda state_dir: running)
     me = {"owner": "vision", "user": "ada", "role": role}
     daemon_of["GET /v1/me"] = me

@@ -145,10 +145,12 @@ def test_a_list_is_read_to_its_last_page(rollmuxd, daemon, a_job):
 
 
 def test_jobs_that_are_over_are_listed_only_if_asked_for(rollmuxd, daemon, a_job):
-    daemon["GET /v1/jobs"] = {"items": [a_job(status="ended")], "next": None}
+    daemon["GET /v1/jobs"] = lambda asked: {"items": [a_job(status="ended")] * ("over" not in asked), "next": None}
 
     assert rollmuxd("job list").out == "no jobs\n"
+    assert daemon.asked[0] == ("GET", "/v1/jobs", {"over": "false"})
     assert "ended" in rollmuxd("job list --all").out
+    assert "ended" in rollmuxd("job list --status ended").out
 
 
 def test_filters_are_passed_on_and_those_not_given_are_left_out(rollmuxd, daemon):
@@ -156,7 +158,7 @@ def test_filters_are_passed_on_and_those_not_given_are_left_out(rollmuxd, daemon
 
     rollmuxd("job list --owner vision --pool train --json")
 
-    assert daemon.asked == [("GET", "/v1/jobs", {"owner": "vision", "pool": "train"})]
+    assert daemon.asked == [("GET", "/v1/jobs", {"owner": "vision", "pool": "train", "over": "false"})]
 
 
 def test_a_job_is_shown_with_its_promise_and_its_measured_times(rollmuxd, daemon, a_job):
@@ -400,9 +402,11 @@ def test_groups_are_listed_by_the_names_of_their_jobs(rollmuxd, daemon):
 
 
 def test_slots_that_have_ended_are_listed_only_if_asked_for(rollmuxd, daemon):
-    daemon["GET /v1/slots"] = {"items": [{**SLOT, "status": "over"}], "next": None}
+    over = {**SLOT, "status": "over"}
+    daemon["GET /v1/slots"] = lambda asked: {"items": [over] * ("which" not in asked), "next": None}
 
     assert rollmuxd("slot list").out == "no slots\n"
+    assert daemon.asked[0] == ("GET", "/v1/slots", {"which": "open"})
     assert "over" in rollmuxd("slot list --all").out
 
 

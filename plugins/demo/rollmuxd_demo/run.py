@@ -187,7 +187,7 @@ class DaemonProcess:
                 stderr=log,
             )
         give_up = time.monotonic() + READY_S
-        while readiness(self.socket) is None:
+        while readiness(str(self.socket)) is None:
             if self._process.poll() is not None:
                 raise Failed(f"the demo's daemon ended with status {self._process.returncode}:\n{tail(self.log)}")
             if time.monotonic() > give_up:
