@@ -39,13 +39,12 @@ def dispatch(c: Context) -> None:
 
 def take_turns(c: Context, known: Group) -> None:
     """Grant whatever of a group can be granted, in the order of its schedule."""
-    moved = True
+    line, seen, moved = [], -1, True
     while moved:
-        before = seen = len(c.facts)
-        line, moved = line_of(c, known), False
+        before, moved = len(c.facts), False
         for job in c.state.members(known):
             if job.queued is not None:
-                if len(c.facts) > seen:  # a claim or a park changes which request is next
+                if len(c.facts) != seen:  # a claim or a park changes which request is next
                     line, seen = line_of(c, known), len(c.facts)
                 moved = advance(c, known, job, line) or moved
         moved = moved or (known.dispatch is not Dispatch.SCHEDULE and len(c.facts) > before)
