@@ -6,6 +6,7 @@ A host needs Python 3.8 or newer for it, and nothing is left there: the payload 
 import functools
 import json
 import zlib
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, Final
 
@@ -13,7 +14,8 @@ from typing import Any, Final
 _LOOK: Final = ("machine", "nvml", "made_up", "gpus", "ask")
 _ALL: Final = ("machine", "nvml", "made_up", "gpus", "processes", "ask")
 #: and those of a process that stays (:class:`~rollmuxd_backend_local.agent.SentAgent`)
-_AGENT: Final = ("kept", "onnode", "serve")
+_AGENT: Final = ("onnode", "serve")
+_NAME: Final = "rollmuxd_onhost"
 
 #: The program that opens a payload, for ``python3 -c``: all of its input, or as many bytes as its argument says. Having
 #: no quotes, backslashes or line ends, it gets through any shell. It ends at once: to take the interpreter apart would
@@ -43,17 +45,26 @@ _SERVE: Final = "sys.modules['ssl'] = None" + _UNPACK + "gc.enable()\npackage.se
 
 def pack(question: dict[str, Any], mark: str) -> bytes:
     """A payload. The line of output that begins with ``mark`` is the answer; other lines are other programs'."""
-    modules = _sources("onhost", _LOOK if question["ask"] in ("look", "about", "output") else _ALL)
-    return _packed(_ANSWER, modules, mark, question)
+    return _packed(_ANSWER, _sources("onhost", needed(question)), mark, question)
+
+
+def needed(question: Mapping[str, Any]) -> tuple[str, ...]:
+    """The modules that a question needs."""
+    return _LOOK if question["ask"] in ("look", "about", "output") else _ALL
+
+
+def questions() -> tuple[str, str, str, dict[str, str]]:
+    """What a process that stays makes payloads of: the programs that open one and answer it, a name, the modules."""
+    return OPEN, _ANSWER, _NAME, dict(_sources("onhost", _ALL))
 
 
 def agent(mark: str, silent_s: float) -> bytes:
     """A payload that says so in a line with ``mark``, and then serves until it is silent for so long."""
-    return _packed(_SERVE, _sources("agent", _AGENT), mark, silent_s)
+    return _packed(_SERVE, _sources("agent", _AGENT), mark, silent_s, questions())
 
 
 def _packed(program: str, modules: list[tuple[str, str]], *rest: Any) -> bytes:
-    return zlib.compress(json.dumps([program, "rollmuxd_onhost", modules, *rest]).encode(), 1)
+    return zlib.compress(json.dumps([program, _NAME, modules, *rest]).encode(), 1)
 
 
 def unpack(output: bytes, mark: str) -> dict[str, Any]:

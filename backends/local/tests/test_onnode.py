@@ -19,7 +19,7 @@ async def run(node, *argv, call="c", stdin=b"", timeout_s=30.0):
 async def test_a_program_without_a_name_is_the_python_that_runs_there(monkeypatch):
     monkeypatch.setenv("RAY_JOB_ID", "of the actor's own")
     how, (code, out, _) = await run(
-        OnNode("RAY_"), "", "-c", "import os, sys; print(sys.executable, os.environ.get('RAY_JOB_ID'))"
+        OnNode(not_theirs="RAY_"), "", "-c", "import os, sys; print(sys.executable, os.environ.get('RAY_JOB_ID'))"
     )
     assert (how, code, out.decode().split()) == ("said", 0, [sys.executable, "None"])
 

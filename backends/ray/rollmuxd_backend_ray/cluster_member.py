@@ -23,6 +23,7 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rollmuxd_backend_local import payload
 from rollmuxd_backend_local.agent import frames, onnode
 from rollmuxd_backend_local.agent.connection import looked_at
 from rollmuxd_backend_local.agent.reached import Said
@@ -113,7 +114,8 @@ class Nodes:
     async def _make(self, node: frames.Node) -> Any:
         seen = await self.look(node)
         pinned = NodeAffinitySchedulingStrategy(seen["NodeID"], soft=False)
-        actor = await asyncio.to_thread(self._kind.options(scheduling_strategy=pinned).remote, _RAYS_OWN)
+        make = self._kind.options(scheduling_strategy=pinned).remote
+        actor = await asyncio.to_thread(make, payload.questions(), _RAYS_OWN)
         try:
             await asyncio.wait_for(actor.hello.remote(), _MADE_S)
         except TimeoutError:
@@ -186,7 +188,7 @@ class Service:
         try:
             said = await self._nodes.call(node, ask.reach_s, "do", call, told, ask.reach_s)
         except asyncio.CancelledError:
-            if isinstance(wish, frames.Run):
+            if isinstance(wish, frames.Run | frames.Question):
                 self._nodes.tell(node, "end", call)
             elif isinstance(wish, frames.Connect):
                 self._nodes.tell(node, "close", told["stream"])

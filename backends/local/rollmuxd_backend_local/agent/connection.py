@@ -86,10 +86,10 @@ class AgentConnection(ABC):
         except TimeoutError as error:
             if not joined:
                 raise ContactLost(self._why or f"{self._what} is not reached yet") from error
-            if isinstance(wish, frames.Run):
+            if isinstance(wish, frames.Run | frames.Question):
                 self._went_unanswered()
             raise ContactLost(f"{self._agent} did not answer within {limit_s:g} s") from error
-        if isinstance(wish, frames.Run):  # streams may work where looks hang in a driver
+        if isinstance(wish, frames.Run | frames.Question):  # streams may work where looks hang in a driver
             self._unanswered = 0
         return answer
 
@@ -115,7 +115,7 @@ class AgentConnection(ABC):
         self._waiting[ask.number] = answered
         try:
             try:
-                self._put(writer, ask)
+                frames.write(writer, ask)
             except ValueError as error:
                 return Failed("not_done", f"this cannot be sent: {error}")
             await writer.drain()
@@ -127,10 +127,6 @@ class AgentConnection(ABC):
             # Cancelled with the call that waited for it, it is done as well.
             if (answered.cancelled() or not answered.done()) and not writer.is_closing():
                 frames.write(writer, Forget(ask.number))
-
-    def _put(self, writer: asyncio.StreamWriter, ask: Ask) -> None:
-        """Raises ValueError: it cannot be sent."""
-        frames.write(writer, ask)
 
     async def _join(self) -> Opened:
         wait_s = self._next_at - self._now()

@@ -8,7 +8,7 @@ JSON, since :mod:`rollmuxd_backend_local.agent.serve` reads it on nodes where no
 
 import asyncio
 import zlib
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -37,8 +37,18 @@ class Run(Struct, frozen=True, tag_field="do"):
     env: dict[str, str]
     stdin: bytes
     timeout_s: float
-    #: keep ``stdin`` under this name, and use what is kept where it is empty; see :mod:`.kept`
-    kept: str = ""
+
+
+class Question(Struct, frozen=True, tag_field="do"):
+    """Run a program that answers a question, of the modules that are there. Answered by :class:`Ran`."""
+
+    #: empty: the Python that runs there
+    python: str
+    modules: tuple[str, ...]
+    #: what the answer's line begins with
+    mark: str
+    question: dict[str, Any]
+    timeout_s: float
 
 
 class Connect(Struct, frozen=True, tag_field="do"):
@@ -73,7 +83,7 @@ class Look(Struct, frozen=True, tag_field="do"):
     """What the cluster says of the node. Answered by :class:`Seen`."""
 
 
-Wish: TypeAlias = Run | Connect | Receive | Send | Close | Look
+Wish: TypeAlias = Run | Question | Connect | Receive | Send | Close | Look
 
 
 class Ask(Struct, frozen=True, tag=True):

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import json
 import os
 import selectors
 import signal
 import subprocess
 import sys
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,11 +30,12 @@ _ENDED_KEPT = 1_000
 class OnNode:
     """What is done there. Answers of all but ``do`` are pairs: how it went, and what there is to say.
 
-    Commands have no variables that begin with ``not_theirs``.
+    ``questions``: what questions are made of (``payload.questions``). Commands have no variables that begin with
+    ``not_theirs``.
     """
 
-    def __init__(self, not_theirs: str = "") -> None:
-        self._not_theirs = not_theirs
+    def __init__(self, questions: list[Any] | tuple[Any, ...] = (), not_theirs: str = "") -> None:
+        self._questions, self._not_theirs = questions, not_theirs
         # Threads and not asyncio's processes: which loop an actor has, is for what else is installed there to say.
         self._threads = ThreadPoolExecutor(_COMMANDS, thread_name_prefix="rollmuxd")
         self._commands: dict[str, Command] = {}
@@ -47,9 +50,12 @@ class OnNode:
     async def do(self, call: str, wish: dict[str, Any], reach_s: float) -> dict[str, Any]:
         """What :mod:`rollmuxd_backend_local.agent.frames` calls a wish, and its answer, both as JSON has them."""
         do = wish["do"]
-        if do == "Run":
-            stdin = base64.b64decode(wish["stdin"])
-            how, value = await self.run(call, wish["argv"], wish["env"], stdin, wish["timeout_s"])
+        if do in ("Run", "Question"):
+            if do == "Run":
+                argv, env, stdin = wish["argv"], wish["env"], base64.b64decode(wish["stdin"])
+            else:
+                argv, env, stdin = self._asking(wish)
+            how, value = await self.run(call, argv, env, stdin, wish["timeout_s"])
             if how == "said":
                 code, out, err = value
                 return {"type": "Ran", "exit_code": code, "stdout": _text(out), "stderr": _text(err)}
@@ -67,6 +73,14 @@ class OnNode:
         if how == "said":
             return {"type": "Data", "data": _text(value)}
         return {"type": "Failed", "how": how, "why": str(value)}
+
+    def _asking(self, wish: dict[str, Any]) -> tuple[list[str], dict[str, str], bytes]:
+        """The command that answers a question, and its input."""
+        opens, answers, name, sources = self._questions
+        modules = [(short, sources[short]) for short in wish["modules"]]
+        payload = json.dumps([answers, name, modules, wish["mark"], wish["question"]]).encode()
+        # Without site-packages it starts in half of the time, and needs nothing of them.
+        return [wish["python"], "-I", "-S", "-c", opens], {}, zlib.compress(payload, 1)
 
     async def run(
         self, call: str, argv: list[str], env: dict[str, str], stdin: bytes, timeout_s: float

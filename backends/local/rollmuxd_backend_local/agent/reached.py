@@ -18,7 +18,6 @@ from rollmuxd_backend_local.options import HostOptions
 
 #: beyond a command's own time limit, which the node keeps to: for reaching it, and for its answer
 _WAY_S: Final = 2.0
-#: the same for all questions, so that one that is asked again is the same input
 _MARK: Final = f"rollmuxd-{secrets.token_hex(8)}"
 
 Said: TypeAlias = frames.Ran | frames.Data | frames.Seen | frames.Failed
@@ -68,10 +67,9 @@ class Reached(Asking[ReachedBy]):
             raise ContactLost(f"{host}: {error}") from error
 
     async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float, user: str = "") -> dict[str, Any]:
-        """A question and the program that answers it, as a command there."""
-        # Without site-packages it starts in half of the time, and needs nothing of them.
-        argv = (self._of(host).python, "-I", "-S", "-c", payload.OPEN)
-        wish = frames.Run(argv, {}, payload.pack(dict(question), _MARK), limit_s)
+        """As a command there: the program that answers it is there already."""
+        python = self._of(host).python
+        wish = frames.Question(python, payload.needed(question), _MARK, dict(question), limit_s)
         said = await self._wish(host, wish, limit_s, user)
         if not isinstance(said, frames.Ran):
             raise ContactLost(f"{host}: {why(said)}")
@@ -80,7 +78,7 @@ class Reached(Asking[ReachedBy]):
         except ValueError as error:
             spoken = (said.stderr or said.stdout).decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
             raise ContactLost(
-                f"{host}: {argv[0] or 'its Python'} ended with exit code {said.exit_code} and said: {spoken[0]}"
+                f"{host}: {python or 'its Python'} ended with exit code {said.exit_code} and said: {spoken[0]}"
             ) from error
 
     async def run(

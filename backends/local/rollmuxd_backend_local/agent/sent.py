@@ -12,12 +12,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import anyio
-import msgspec
 
 from rollmuxd_backend_local import payload
 from rollmuxd_backend_local.agent import frames
 from rollmuxd_backend_local.agent.connection import AgentConnection, Opened
-from rollmuxd_backend_local.agent.kept import Kept
 
 #: the daemon is heard of so often within the time after which the process ends itself
 _BEATS: Final = 6
@@ -33,7 +31,6 @@ class SentAgent(AgentConnection):
         self._silent_s = silent_s
         self._mark = f"rollmuxd-{secrets.token_hex(8)}"
         self._program = payload.agent(self._mark, silent_s)
-        self._kept = Kept()
         self._beating: asyncio.Task[None] | None = None
 
     def _python(self, python: str) -> tuple[str, ...]:
@@ -46,7 +43,6 @@ class SentAgent(AgentConnection):
         Raises EOFError: it has ended before it said anything, with the last line that something else has said.
         """
         reader, writer = opened
-        self._kept = Kept()
         with contextlib.suppress(OSError):  # it has ended: why, the caller finds in what it said
             writer.write(self._program)
             await writer.drain()
@@ -71,15 +67,6 @@ class SentAgent(AgentConnection):
                 frames.write(writer, frames.Beat())
                 await writer.drain()
                 await anyio.sleep(self._silent_s / _BEATS)
-
-    def _put(self, writer: asyncio.StreamWriter, ask: frames.Ask) -> None:
-        wish = ask.wish
-        name = ""
-        if isinstance(wish, frames.Run) and (name := self._kept.name(wish.stdin)):
-            stdin = b"" if self._kept.has(name) else wish.stdin
-            ask = msgspec.structs.replace(ask, wish=msgspec.structs.replace(wish, kept=name, stdin=stdin))
-        frames.write(writer, ask)  # what cannot be sent is not kept there
-        self._kept.whole(name, name)
 
     async def _end(self) -> None:
         beating, self._beating = self._beating, None

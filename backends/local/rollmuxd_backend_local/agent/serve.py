@@ -18,18 +18,19 @@ import sys
 import zlib
 from typing import Any
 
-from .kept import Kept
 from .onnode import OnNode
 
 _SIZE = 4
 #: as in frames
 _SHORT, _COMPRESSED = 500, 2**16
+#: what is a command there
+_COMMANDS = ("Run", "Question")
 #: commands that are over their time may take so long to be gone
 _END_S = 5.0
 
 
-def main(mark: str, silent_s: float) -> None:
-    """Say that it is there, in a line that begins with ``mark``, and serve."""
+def main(mark: str, silent_s: float, questions: list[Any]) -> None:
+    """Say that it is there, in a line that begins with ``mark``, and serve. ``questions``: as for :class:`OnNode`."""
     # Slurm can send one some time before the end (--signal=USR1@600), which says nothing here.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)
@@ -41,30 +42,28 @@ def main(mark: str, silent_s: float) -> None:
         said = {"environment": facts, "cgroups": file.read()}
     sys.stdout.write(mark + json.dumps(said) + "\n")
     sys.stdout.flush()
-    asyncio.run(_serve(silent_s))
+    asyncio.run(_serve(silent_s, OnNode(questions)))
     os._exit(0)  # threads with commands that cannot be ended would keep it
 
 
-async def _serve(silent_s: float) -> None:
+async def _serve(silent_s: float, node: OnNode) -> None:
     loop = asyncio.get_running_loop()
     if stat.S_ISSOCK(os.fstat(0).st_mode):  # some SSH servers give a command one socket for both directions
         both = await asyncio.open_connection(sock=socket.socket(fileno=os.dup(0)))
-        await Service(*both).serve(silent_s)
+        await Service(node, *both).serve(silent_s)
         return
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader())
     transport, _ = await loop.connect_write_pipe(lambda: protocol, sys.stdout)
-    await Service(reader, asyncio.StreamWriter(transport, protocol, None, loop)).serve(silent_s)
+    await Service(node, reader, asyncio.StreamWriter(transport, protocol, None, loop)).serve(silent_s)
 
 
 class Service:
     """What one daemon asks for."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._node = OnNode()
-        self._kept = Kept()
+    def __init__(self, node: OnNode, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._node, self._reader, self._writer = node, reader, writer
         #: what is under way: the wish, and the task that does it
         self._asked: dict[int, tuple[dict[str, Any], asyncio.Task[None]]] = {}
 
@@ -74,8 +73,6 @@ class Service:
             while True:
                 said = await asyncio.wait_for(self._read(), silent_s)
                 if said["type"] == "Ask":
-                    if said["wish"]["do"] == "Run":  # in the order in which they come
-                        said["wish"]["stdin"] = self._kept.whole(said["wish"]["kept"], said["wish"]["stdin"])
                     task = asyncio.ensure_future(self._answer(said["number"], said["wish"], said["reach_s"]))
                     self._asked[said["number"]] = (said["wish"], task)
                 elif said["type"] == "Forget":
@@ -86,7 +83,7 @@ class Service:
         # Half of a move may be worse than none or all of it.
         left: dict[asyncio.Task[None], float] = {}
         for wish, task in self._asked.values():
-            if wish["do"] == "Run":
+            if wish["do"] in _COMMANDS:
                 left[task] = wish["timeout_s"]
             else:
                 task.cancel()
@@ -105,7 +102,7 @@ class Service:
         if number not in self._asked:
             return
         wish, task = self._asked[number]
-        if wish["do"] == "Run":
+        if wish["do"] in _COMMANDS:
             await self._node.end(str(number))
         elif wish["do"] == "Connect":
             await self._node.close(wish["stream"])
