@@ -73,12 +73,6 @@ class Machines:
                 if left:
                     there[key + LEFT] = left
 
-    def take_back(self, key: str, gpus: Iterable[GpuId], gpu_mb: int) -> None:
-        """The process spreads what it moves by that key over these GPUs again."""
-        for gpu in gpus:
-            self.on_gpu[gpu].pop(key + LEFT, None)
-            self.on_gpu[gpu][key] = gpu_mb
-
     def observe(self, gpus: Sequence[GpuId]) -> tuple[GpuObservation, ...]:
         """What a backend sees on GPUs."""
         on_gpu = self.on_gpu

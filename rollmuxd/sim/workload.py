@@ -107,7 +107,7 @@ class SimJob(Struct, frozen=True):
     #: for each element of ``series``, the share of the *first* phase (0 to 1) after which 80 % of its responses are
     #: done. Empty: not known, no tail is released
     tail_from: tuple[float, ...] = ()
-    #: whether a tail takes GPUs back that no other job can use
+    #: whether its tails begin on a part of the GPUs, too (in tests: and take GPUs back that no other job can use)
     grows: bool = False
     #: iterations it has to do; 0: as many as fit in ``lasts_ms`` if alone
     iterations: int = 0

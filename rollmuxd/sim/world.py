@@ -22,7 +22,7 @@ from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Observe, Perform
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import Fence, GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName, SessionId, SlotId
-from rollmuxd.core.model import OrderKind, Slot, SlotStatus, nodes_in
+from rollmuxd.core.model import OrderKind, Slot, nodes_in
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import Movable, PhaseSpec, StateSpec
 from rollmuxd.core.state import State, state_key
@@ -601,8 +601,6 @@ class World:
             process.shrunk = True
             moved = self._of(process).move_ms(wish.keep, self.kernel.now)
             self.kernel.after(moved, self.shrink, process, process.slot, wish.keep)
-            if process.job.grows:
-                self.kernel.after(moved + TAIL_ASKED_MS, self.tail_goes_on, process, process.slot)
         elif self.kernel.now + TAIL_ASKED_MS < process.ends_ms:
             self.kernel.after(TAIL_ASKED_MS, self.tail_begins, process, process.slot)
 
@@ -621,36 +619,6 @@ class World:
         self._of(process).shrink(keep, self.kernel.now)
         self._plan_phase(process)
         self.call(process, i.ShrinkSlot(slot, process.fence, keep, seen=self.machines.observe(freed)))
-
-    def tail_goes_on(self, process: Process, slot: SlotId) -> None:
-        """The process says how far its tail is; what it is offered back it takes."""
-        if process.slot == slot and process.shrunk:
-            self.call(process, i.Heartbeat(process.session, slot, 90, 100), self._offered)
-
-    def _offered(self, process: Process, answer: Answer) -> None:
-        slot = process.slot
-        if slot and any(it.kind == "grow" for it in answer.directives):
-            self.call(process, i.GrowSlot(slot, process.fence), self._grown)
-        elif slot and self.kernel.now + TAIL_ASKED_MS < process.ends_ms:
-            self.kernel.after(TAIL_ASKED_MS, self.tail_goes_on, process, slot)
-
-    def _grown(self, process: Process, answer: Answer) -> None:
-        """Its tail is spread over all GPUs of its nodes again, and may shrink again."""
-        slot = self.core.state.slots.get(process.slot)
-        if slot is None or slot.status is not SlotStatus.RUNNING or not process.shrunk:
-            return
-        self.machines.nobody_else_is_on(slot.gpus, slot.job, slot.run)
-        phase = self.core.state.jobs[slot.job].spec.phase(slot.phase)
-        for kept in (self.core.state.states[key] for key in self.core.state.jobs[slot.job].states):
-            here = [gpu for gpu in self.core.state.nodes[kept.node].gpus if gpu in slot.gpus]
-            if kept.pool in phase.pools:
-                key = key_of(slot.job, slot.run, kept.pool, kept.node)
-                self.machines.take_back(key, here, kept.spec.gpu_mb or UNSAID_MB)
-        self.charge(process)
-        process.shrunk, process.running = False, (self.kernel.now, self._nodes_of(slot))
-        self._of(process).grow(slot.gpus, self.kernel.now)
-        self._plan_phase(process)
-        self.kernel.after(TAIL_ASKED_MS, self.tail_begins, process, slot.id)
 
     def _nodes_of(self, slot: Slot) -> dict[PoolName, float]:
         """How many nodes of each pool the slot's GPUs make."""

@@ -34,10 +34,10 @@ from rollmuxd.core.spec import FILLER, JobSpec
 from rollmuxd.core.state import State
 from rollmuxd.sim.fillers import Fillers, specs
 from rollmuxd.sim.inventory import Inventory
-from rollmuxd.sim.machines import LEFT, Machines, Move
+from rollmuxd.sim.machines import LEFT, Machines, Move, key_of
 from rollmuxd.sim.policies import PolicyUnderTest
 from rollmuxd.sim.workload import Workload
-from rollmuxd.sim.world import TAIL_ASKED_MS, Process, Then, World
+from rollmuxd.sim.world import TAIL_ASKED_MS, UNSAID_MB, Process, Then, World
 from simkit.faults import Chance, Faults
 
 #: a caller that was refused, or got no answer, tries again within this (client: back-off up to it)
@@ -122,6 +122,12 @@ class FaultyMachines(Machines):
                 self._drop(gpu, lambda key: key.startswith(mine))
                 if used and lingering:
                     there[mine + lingering] = used
+
+    def take_back(self, key: str, gpus: Iterable[GpuId], gpu_mb: int) -> None:
+        """The process spreads what it moves by that key over these GPUs again."""
+        for gpu in gpus:
+            self.on_gpu[gpu].pop(key + LEFT, None)
+            self.on_gpu[gpu][key] = gpu_mb
 
     def _drop(self, gpu: GpuId, wanted: Callable[[str], bool]) -> None:
         there = self.on_gpu[gpu]
@@ -374,16 +380,44 @@ class FaultyWorld(World):
             super().tail_begins(process, slot)
 
     def shrink(self, process: Process, slot: SlotId, keep: tuple[GpuId, ...]) -> None:
-        """GPUs are given back by a process that runs, to a daemon that runs."""
+        """GPUs are given back by a process that runs, to a daemon that runs; some take them back later."""
+        if process.job.grows:
+            self.kernel.after(TAIL_ASKED_MS, self._tail_goes_on, process, slot)
         if not process.silent and self.up:
             super().shrink(process, slot, keep)
 
-    def tail_goes_on(self, process: Process, slot: SlotId) -> None:
-        """The process waits until it knows that the GPUs of its tail were taken back."""
-        if process.retrying and process.slot == slot and process.shrunk and not process.silent:
-            self.kernel.after(TAIL_ASKED_MS, self.tail_goes_on, process, slot)
-        elif not process.silent:
-            super().tail_goes_on(process, slot)
+    def _tail_goes_on(self, process: Process, slot: SlotId) -> None:
+        """It says how far its tail is, and takes what it is offered back; not before it knows what was taken back."""
+        if process.slot != slot or not process.shrunk or process.silent:
+            return
+        if process.retrying:
+            self.kernel.after(TAIL_ASKED_MS, self._tail_goes_on, process, slot)
+        else:
+            self.call(process, i.Heartbeat(process.session, slot, 90, 100), self._offered)
+
+    def _offered(self, process: Process, answer: Answer) -> None:
+        slot = process.slot
+        if slot and any(it.kind == "grow" for it in answer.directives):
+            self.call(process, i.GrowSlot(slot, process.fence), self._grown)
+        elif slot and self.kernel.now + TAIL_ASKED_MS < process.ends_ms:
+            self.kernel.after(TAIL_ASKED_MS, self._tail_goes_on, process, slot)
+
+    def _grown(self, process: Process, answer: Answer) -> None:
+        """Its tail is spread over all GPUs of its nodes again, and may shrink again."""
+        slot = self.core.state.slots.get(process.slot)
+        if slot is None or slot.status is not SlotStatus.RUNNING or not process.shrunk:
+            return
+        self.machines.nobody_else_is_on(slot.gpus, slot.job, slot.run)
+        phase = self.core.state.jobs[slot.job].spec.phase(slot.phase)
+        for kept in (self.core.state.states[key] for key in self.core.state.jobs[slot.job].states):
+            here = [gpu for gpu in self.core.state.nodes[kept.node].gpus if gpu in slot.gpus]
+            if kept.pool in phase.pools:
+                key = key_of(slot.job, slot.run, kept.pool, kept.node)
+                self.machines.take_back(key, here, kept.spec.gpu_mb or UNSAID_MB)
+        self.charge(process)
+        process.shrunk, process.running = False, (self.kernel.now, self._nodes_of(slot))
+        self._has_more(process, slot.id)
+        self.kernel.after(TAIL_ASKED_MS, self.tail_begins, process, slot.id)
 
     def phase_over(self, process: Process, slot: SlotId) -> None:
         """A process that hangs, or whose phase does not end, gives nothing back."""
