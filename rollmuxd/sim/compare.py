@@ -1,17 +1,16 @@
 """Several policies on the same workloads: which runs there are, and one of them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from rollmuxd.core.facts import Fact
-from rollmuxd.core.policy import Policy
 from rollmuxd.sim.execution import Executions
 from rollmuxd.sim.fluid import Fluid
 from rollmuxd.sim.outcome import PAPER, WORK, Outcome
-from rollmuxd.sim.policies import MAX_GROUP, Moving, PolicyUnderTest, bound, policy_under_test
+from rollmuxd.sim.policies import MAX_GROUP, bound, policy_under_test
 from rollmuxd.sim.workload import Options, Workload
 from rollmuxd.sim.workloads import read
 from rollmuxd.sim.world import World
@@ -33,27 +32,6 @@ class Task(Struct, frozen=True):
     max_group: int = MAX_GROUP
     #: what a move takes; None: as the policy has it
     move_s: float | None = None
-
-
-class Capped:
-    """A policy whose groups have so many jobs at most. All else is the policy's."""
-
-    def __init__(self, under_test: PolicyUnderTest, max_group: int) -> None:
-        self._of, self._max_group = under_test, max_group
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._of, name)
-
-    def within(self, workload: Workload, fidelity: str, accounting: str) -> "Capped":
-        """The same, with the cap."""
-        return Capped(self._of.within(workload, fidelity, accounting), self._max_group)
-
-    def policy(self, seed: int) -> Policy:
-        """The same, with the cap."""
-        made = self._of.policy(seed)
-        if hasattr(made, "max_group"):
-            made.max_group = self._max_group
-        return made
 
 
 def tasks(
@@ -131,11 +109,7 @@ def perform(
     drawn = drawn or draw(task)
     if (least := bound(task.policy)) is not None:
         return least.run(drawn, seed=task.seed, accounting=task.accounting, max_group=task.max_group)
-    found = policy_under_test(task.policy)
-    if task.move_s is not None and isinstance(found, Moving):
-        found = found.where_a_move_takes(task.move_s)
-    if task.max_group != MAX_GROUP:
-        found = cast(PolicyUnderTest, Capped(found, task.max_group))
+    found = policy_under_test(task.policy).where(max_group=task.max_group, move_s=task.move_s)
     if task.fidelity == "cost":
         return Fluid(drawn, found, task.seed, task.accounting, hear, progress).run()
     network: Any = None

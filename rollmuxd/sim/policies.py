@@ -11,7 +11,7 @@ A policy goes through the scheduler's core as in a live daemon. What it does dif
 import copy
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from msgspec.structs import replace
 
@@ -36,36 +36,63 @@ AS_OBSERVED: Final[Mapping[str, Any]] = MappingProxyType({"drift": Config().drif
 MAX_GROUP: Final = 5
 
 
-class PolicyUnderTest(Protocol):
-    """One competitor."""
+class PolicyUnderTest:
+    """One competitor. As it is here it keeps schedule order, and moves no job."""
 
     name: str
     #: one line for ``sim policies`` and the report
     summary: str
     #: fields of the core's :class:`~rollmuxd.core.config.Config` about observed times (phase fidelity)
-    estimates: Mapping[str, Any]
+    estimates: Mapping[str, Any] = AS_STATED
     #: a job is moved again after this time; 0: the world's own (phase fidelity)
-    move_interval_ms: Millis
+    move_interval_ms: Millis = 0
+    #: what a move takes: so long the job does nothing, and in cost fidelity its own nodes are paid for twice
+    move_s: float = 0.0
+    #: jobs in a group at most
+    max_group: int = MAX_GROUP
 
-    def within(self, workload: Workload, fidelity: str, accounting: str) -> "PolicyUnderTest":
+    def where(self, *, max_group: int = MAX_GROUP, move_s: float | None = None) -> Self:
+        """The same, with other groups; and with other moves, if it moves jobs."""
+        other = copy.copy(self)
+        other.max_group = max_group
+        if move_s is not None and self.move_s:
+            other.move_s = move_s
+        return other
+
+    def within(self, workload: Workload, fidelity: str, accounting: str) -> Self:
         """The same, set for the world that it is to run in."""
-        ...
+        return self
 
     def policy(self, seed: int) -> Policy:
-        """A new policy object for one run."""
-        ...
+        """A new policy object for one run, with this limit to its groups; one that shares nothing stays so."""
+        made: Any = self.make(seed)
+        if self.max_group != MAX_GROUP and getattr(made, "max_group", 1) > 1:
+            made.max_group = self.max_group
+        policy: Policy = made
+        return policy
+
+    def make(self, seed: int) -> Policy:
+        """A new policy object."""
+        raise NotImplementedError
 
     def adapt(self, job: SimJob) -> SimJob:
         """The job as this policy registers and runs it. Raises ``Impossible`` where it cannot."""
-        ...
+        return job
 
     def paces(self, policy: Policy, state: State, group: GroupId) -> dict[JobId, Millis]:
-        """What an iteration of each member takes, by the plan, while the group stays as it is."""
-        ...
+        """What an iteration of each member takes, by the plan, while the group stays as it is.
+
+        The period by the job's rate; alone, nothing is moved, and it is the solo iteration.
+        """
+        known = state.groups[group]
+        if len(known.jobs) == 1 and not known.coming:
+            return {known.jobs[0]: solo_ms(state.jobs[known.jobs[0]]) or 0}
+        period = policy.period_ms(state, group) or 0
+        return {name: -(-period // max(1, rate_of(known, state.jobs[name]))) for name in known.jobs}
 
     def move_ms(self) -> Millis:
-        """What a move takes in cost fidelity: so long the job does nothing, and its own nodes are paid for twice."""
-        ...
+        """What a move takes."""
+        return round(self.move_s * 1000)
 
 
 class Bound:
@@ -79,41 +106,7 @@ class Bound:
         raise NotImplementedError
 
 
-def that_moves(job: SimJob) -> SimJob:
-    """The job as one that may be moved: as it says itself, else with its process."""
-    if job.spec.movable is not Movable.NO:
-        return job
-    return replace(job, spec=replace(job.spec, movable=Movable.WARM))
-
-
-class InScheduleOrder:
-    """What policies in schedule order have in common: everybody's iteration takes the group's period."""
-
-    estimates: Mapping[str, Any] = AS_STATED
-    move_interval_ms: Millis = 0
-
-    def within(self, workload: Workload, fidelity: str, accounting: str) -> Self:
-        """The same in every world."""
-        return self
-
-    def adapt(self, job: SimJob) -> SimJob:
-        """As it is."""
-        return job
-
-    def paces(self, policy: Policy, state: State, group: GroupId) -> dict[JobId, Millis]:
-        """The period by the job's rate; alone, nothing is moved, and it is the solo iteration."""
-        known = state.groups[group]
-        if len(known.jobs) == 1 and not known.coming:
-            return {known.jobs[0]: solo_ms(state.jobs[known.jobs[0]]) or 0}
-        period = policy.period_ms(state, group) or 0
-        return {name: -(-period // max(1, rate_of(known, state.jobs[name]))) for name in known.jobs}
-
-    def move_ms(self) -> Millis:
-        """No job is moved."""
-        return 0
-
-
-class RollMuxPaper(InScheduleOrder):
+class RollMuxPaper(PolicyUnderTest):
     """Algorithm 1 as the paper has it.
 
     Args:
@@ -126,12 +119,12 @@ class RollMuxPaper(InScheduleOrder):
     def __init__(self, *, prune: bool = True) -> None:
         self._prune = prune
 
-    def policy(self, seed: int) -> Policy:
+    def make(self, seed: int) -> Policy:
         """A new one: it draws nothing."""
         return RollMux(prune=self._prune)
 
 
-class Moving(InScheduleOrder):
+class Moving(PolicyUnderTest):
     """A policy that moves jobs. Every job may be moved, and what a move takes is charged.
 
     Args:
@@ -154,23 +147,15 @@ class Moving(InScheduleOrder):
         self.name, self.summary, self.estimates = name, summary, estimates
         self.made, self.move_s = made, move_s
 
-    def policy(self, seed: int) -> Policy:
+    def make(self, seed: int) -> Policy:
         """A new one: it draws nothing."""
         return self.made(self.move_s)
 
     def adapt(self, job: SimJob) -> SimJob:
-        """A job that may be moved."""
-        return that_moves(job)
-
-    def move_ms(self) -> Millis:
-        """As long as the policy takes it to be."""
-        return round(self.move_s * 1000)
-
-    def where_a_move_takes(self, move_s: float) -> Self:
-        """The same, where a move takes so many seconds."""
-        other = copy.copy(self)
-        other.move_s = move_s
-        return other
+        """The job as one that may be moved: as it says itself, else with its process."""
+        if job.spec.movable is not Movable.NO:
+            return job
+        return replace(job, spec=replace(job.spec, movable=Movable.WARM))
 
 
 class Default(Moving):
@@ -203,13 +188,13 @@ class Isolated(RollMux):
         super().__init__(max_group=1)
 
 
-class Solo(InScheduleOrder):
+class Solo(PolicyUnderTest):
     """Dedicated disaggregation."""
 
     name = "solo"
     summary = "dedicated disaggregation (Solo-D): every job alone on its own rollout and training nodes"
 
-    def policy(self, seed: int) -> Policy:
+    def make(self, seed: int) -> Policy:
         """Everybody alone."""
         return Isolated()
 
@@ -222,7 +207,7 @@ class Solo(InScheduleOrder):
 # ---- by name ---------------------------------------------------------------------------------------------------------
 
 
-class Plugged(InScheduleOrder):
+class Plugged(PolicyUnderTest):
     """A policy of an installed package (entry point group ``rollmuxd.policies``), taken to keep schedule order.
 
     Its class is made without arguments, once for each run.
@@ -232,7 +217,7 @@ class Plugged(InScheduleOrder):
         self.name = name
         self.summary = "of an installed package"
 
-    def policy(self, seed: int) -> Policy:
+    def make(self, seed: int) -> Policy:
         """Imported only now. Raises :class:`~rollmuxd.spi.errors.PluginError` where it cannot be used."""
         made: Policy = discovery.find_policy(self.name)()
         return made

@@ -22,7 +22,7 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.policies.thrift import catalogue, model
 from rollmuxd.policies.thrift.policy import Thrift
-from rollmuxd.sim.compare import Capped, Task, policy_under_test
+from rollmuxd.sim.compare import Task, policy_under_test
 from rollmuxd.sim.fluid import COUNTED_MS, Fluid
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.policies import Moving, PolicyUnderTest, RollMuxPaper
@@ -148,7 +148,7 @@ def test_the_default_goes_by_what_is_billed_where_nodes_are_rented_and_by_credit
     nodes: dict[str, int], fidelity: str, accounting: str, set_so: tuple[str, Dispatch]
 ) -> None:
     drawn = read("weave-production", Options(jobs=3, nodes=nodes)).draw(0)
-    policy = Capped(policy_under_test("default"), 4).within(drawn, fidelity, accounting).policy(0)
+    policy = policy_under_test("default").where(max_group=4).within(drawn, fidelity, accounting).policy(0)
     assert isinstance(policy, Thrift)
     assert (policy.objective, policy.dispatch) == set_so
     assert policy.max_group == 4
@@ -208,9 +208,13 @@ def test_a_move_takes_half_a_minute_or_as_long_as_is_said_and_the_same_seed_give
 
 
 def test_a_cap_on_groups_leaves_a_policy_all_else() -> None:
-    capped = Capped(policy_under_test("default"), 3)
+    capped = policy_under_test("default").where(max_group=3)
     assert capped.estimates == policy_under_test("default").estimates
     assert capped.move_ms() == policy_under_test("default").move_ms()
+
+
+def test_a_cap_on_groups_makes_no_job_share_that_is_to_be_alone() -> None:
+    assert policy_under_test("solo").where(max_group=3).policy(0).max_group == 1  # type: ignore[attr-defined]
 
 
 # ---- the optimum -----------------------------------------------------------------------------------------------------
@@ -285,7 +289,7 @@ def all_at_once(seed: int, count: int) -> Workload:
 def test_regrouping_eight_jobs_comes_within_two_per_cent_of_the_optimum() -> None:
     """Of those in which each job is within its promise at every instant. Moves are free here, as for the optimum."""
     ratios: dict[str, list[float]] = {"greedy": [], "thrift": []}
-    free = {"greedy": SETTINGS["greedy"], "thrift": _rented("free", steady=True).where_a_move_takes(0)}
+    free = {"greedy": SETTINGS["greedy"], "thrift": _rented("free", steady=True).where(move_s=0)}
     for seed in range(6):
         workload = all_at_once(seed, 8)
         search = optimal.Search(workload.jobs, workload.pools)

@@ -16,8 +16,7 @@ from rollmuxd.core.policy import Move, Placed, Policy
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import RollMux, usable
-from rollmuxd.sim.policies import InScheduleOrder, that_moves
-from rollmuxd.sim.workload import SimJob
+from rollmuxd.sim.policies import Moving
 
 #: where nodes are of several pools: the share of moves that stay within the job's group
 ABOUT: Final = 0.3
@@ -82,24 +81,16 @@ class Wanderer(RollMux):
         return Move(job.id, placed, said("for no good reason"))
 
 
-class ChaosPolicy(InScheduleOrder):
+class ChaosPolicy(Moving):
     """Every job may be moved, and is."""
 
-    name = "restless"
-    summary = "RollMux, and placed jobs are moved about for no good reason"
-
     def __init__(self, move_interval_ms: Millis = 20_000) -> None:
+        # fetching what is parked on another host takes five seconds
+        summary = "RollMux, and placed jobs are moved about for no good reason"
+        super().__init__("restless", summary, lambda _: Wanderer(0), move_s=5)
         #: a job is moved again after this
         self.move_interval_ms = move_interval_ms
 
-    def policy(self, seed: int) -> Policy:
+    def make(self, seed: int) -> Policy:
         """A new one."""
         return Wanderer(seed)
-
-    def adapt(self, job: SimJob) -> SimJob:
-        """One that may be moved."""
-        return that_moves(job)
-
-    def move_ms(self) -> Millis:
-        """Fetching what is parked on another host."""
-        return 5_000

@@ -26,7 +26,7 @@ from rollmuxd.policies.observe import Watch
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.thrift.policy import Thrift
 from rollmuxd.sim.outcome import WORK
-from rollmuxd.sim.policies import AS_OBSERVED, InScheduleOrder, Moving, PolicyUnderTest, RollMuxPaper, policy_under_test
+from rollmuxd.sim.policies import AS_OBSERVED, Moving, PolicyUnderTest, RollMuxPaper, policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 from simkit.chaos_policy import ChaosPolicy
 from simkit.checked import check
@@ -90,13 +90,13 @@ class History(Struct, frozen=True):
     follows: bool = False
 
 
-class Watching(InScheduleOrder):
+class Watching(PolicyUnderTest):
     """The policy of a daemon that only watches."""
 
     name = OBSERVE
     summary = "nobody is placed anywhere, and nobody waits"
 
-    def policy(self, seed: int) -> Policy:
+    def make(self, seed: int) -> Policy:
         """A new one: it draws nothing."""
         del seed
         return Watch()

@@ -30,7 +30,7 @@ from rollmuxd.core.spec import PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary, usable
 from rollmuxd.policies.schedule import Leg
-from rollmuxd.sim.policies import Bound, InScheduleOrder, Isolated, PolicyUnderTest, Solo
+from rollmuxd.sim.policies import Bound, Isolated, PolicyUnderTest, Solo
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
 from rollmuxd_evaluation.optimal import Optimal
 
@@ -77,13 +77,13 @@ class FirstComeFirstServed(RollMux):
         return -(-makespan_ms(_tracks(legs), ROUNDS) // ROUNDS)
 
 
-class Artifact(InScheduleOrder):
+class Artifact(PolicyUnderTest):
     """RollMux as its published code behaves. Its groups are in no schedule order, so :meth:`paces` differs."""
 
     name = "rollmux-artifact"
     summary = "as the published code: no pruning, first come first served, groups judged by a simulated makespan"
 
-    def policy(self, seed: int) -> Policy:
+    def make(self, seed: int) -> Policy:
         """First come first served; nothing is drawn."""
         return FirstComeFirstServed()
 
@@ -202,13 +202,13 @@ class _Line:
 # ---- co-located ------------------------------------------------------------------------------------------------------
 
 
-class Colocated(InScheduleOrder):
+class Colocated(PolicyUnderTest):
     """Both phases of a job on the same nodes, with no other job there."""
 
     name = "colocated"
     summary = "co-located (as veRL): every job alone, both phases on the same training nodes"
 
-    def policy(self, seed: int) -> Policy:
+    def make(self, seed: int) -> Policy:
         """Everybody alone."""
         return Isolated()
 
@@ -297,7 +297,7 @@ def _both(starts: Mapping[PoolName, Starts], pool: PoolName) -> dict[PoolName, S
 # ---- gavel -----------------------------------------------------------------------------------------------------------
 
 
-class Gavel(InScheduleOrder):
+class Gavel(PolicyUnderTest):
     """Job-level shares, without phases (Gavel, OSDI'20; *Gavel+* of RollMux 7.1, whose details are not published).
 
     How it was adapted. For Gavel a job either has its nodes or has not. So an iteration is **one phase over both
@@ -317,7 +317,7 @@ class Gavel(InScheduleOrder):
     name = "gavel"
     summary = "job-level shares (Gavel+): jobs take turns on a set of nodes, whole iterations at a time"
 
-    def policy(self, seed: int) -> Policy:
+    def make(self, seed: int) -> Policy:
         """The price-greedy placement, unpruned; that turns are whole iterations is in what is registered."""
         return RollMux(prune=False)
 
@@ -483,13 +483,13 @@ def _unused(state: State, pool: PoolName) -> list[NodeId]:
     return [node.id for node in state.nodes.values() if node.group is None and pool in node.pools]
 
 
-class Drawing(InScheduleOrder):
+class Drawing(PolicyUnderTest):
     """A heuristic, which draws from the seed, the job and its run."""
 
     def __init__(self, made: type[Heuristic], summary: str) -> None:
         self.name, self.summary, self._made = made.name, summary, made
 
-    def policy(self, seed: int) -> Policy:
+    def make(self, seed: int) -> Policy:
         """A new one for each run."""
         return self._made(seed)
 
