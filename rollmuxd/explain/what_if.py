@@ -5,7 +5,8 @@ now. Nothing is written. A policy may keep what it derives of a group under the 
 here gets a version that no real group has, so no trial is taken for the truth later.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
@@ -69,7 +70,7 @@ class WhatIf:
             if self._fits(job=self._with_slo(None)):
                 return Reason("slo", "no SLO (best effort)", {"slo": None, "was": slo})
             return None
-        loose = _least(low, high, lambda hundredths: self._fits(job=self._with_slo(hundredths / 100))) / 100
+        loose = bisect_left(range(high), True, low + 1, key=lambda it: self._fits(job=self._with_slo(it / 100))) / 100
         return Reason("slo", f"slo={loose:g} ({loose - slo:.2f} looser)", {"slo": loose, "was": slo})
 
     # ---- more nodes --------------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ class WhatIf:
         states = [kept for kept in self._job.spec.states if kept.ram_mb]
         if not states or not self._fits(job=self._with_ram(0)):
             return None
-        part = 1000 - _least(0, 1000, lambda less: self._fits(job=self._with_ram(1000 - less)))
+        part = 1000 - bisect_left(range(1000), True, 1, key=lambda less: self._fits(job=self._with_ram(1000 - less)))
         fewer = {kept.pool: kept.ram_mb * part // 1000 for kept in states}
         said = ", ".join(
             f"{fewer[kept.pool] / 1000:.1f} GB of RAM a node for its {kept.pool} state, instead of "
@@ -164,17 +165,6 @@ class WhatIf:
             return None
         names = [job.spec.name for job in leavers]
         return Reason("departure", " or ".join(names), {"jobs": [job.id for job in leavers]})
-
-
-def _least(low: int, high: int, does: Callable[[int], bool]) -> int:
-    """The least number above ``low``, which does not do, that does; ``high`` does."""
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if does(middle):
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 def _more_nodes(more: Mapping[PoolName, int]) -> Reason:

@@ -16,6 +16,7 @@ A schedule may take one job after the other, phase by phase (*job-major*), or be
 Everything here is arithmetic on plain numbers; times are integer milliseconds.
 """
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import inf
@@ -160,13 +161,8 @@ def period_ms(schedule: Sequence[Leg]) -> Millis:
     """The schedule's period, rounded up to a whole millisecond: the least one that is certified."""
     steps, clocks = steps_of(schedule)
     low, high = bounds_ms(steps, clocks) if steps else (0, 0)
-    while low < high:  # high is certified
-        middle = (low + high) // 2
-        if is_feasible(steps, clocks, middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high
+    # high is certified
+    return bisect_left(range(high), True, low, key=lambda period: is_feasible(steps, clocks, period))
 
 
 class Bound(Struct, frozen=True):

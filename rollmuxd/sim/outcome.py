@@ -1,5 +1,7 @@
 """What came of one run: of each job, of each pool, of the money."""
 
+from collections import Counter
+
 from msgspec import Struct, field
 
 from rollmuxd.core.ids import Millis, PoolName
@@ -150,8 +152,4 @@ class Outcome(Struct):
     @property
     def admissions(self) -> dict[str, int]:
         """Jobs by how they got in."""
-        kinds: dict[str, int] = {}
-        for job in self.jobs:
-            if job.admission:
-                kinds[job.admission] = kinds.get(job.admission, 0) + 1
-        return dict(sorted(kinds.items()))
+        return dict(sorted(Counter(job.admission for job in self.jobs if job.admission).items()))

@@ -20,6 +20,7 @@ itself. A simulated network adds one of circuits, with a track per pair of racks
 """
 
 import gzip
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -434,11 +435,8 @@ class _History:
     def _part_over(self, slot: _Slot, at: Millis, ended_by: str) -> None:
         if at == slot.start and slot.kind not in ("running", "tail"):
             return
-        nodes: dict[NodeId, int] = {}
-        for gpu in slot.gpus:
-            # `host1/gpu0` is on the host's one node, as far as is known
-            node = self._node_of.get(gpu) or gpu.rpartition("/")[0] or gpu
-            nodes[node] = nodes.get(node, 0) + 1
+        # `host1/gpu0` is on the host's one node, as far as is known
+        nodes = Counter(self._node_of.get(gpu) or gpu.rpartition("/")[0] or gpu for gpu in slot.gpus)
         doing = {"queued": f"waits for {slot.phase}", "running": slot.phase, "tail": f"{slot.phase}, tail"}
         name, fence = doing.get(slot.kind, slot.kind), slot.fence
         args = slot.job.named | {

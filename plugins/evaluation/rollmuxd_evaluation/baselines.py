@@ -15,7 +15,6 @@ The simulator has ``solo`` itself (RollMux 7.1, *Solo-D*): costs are relative to
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from heapq import heappop, heappush
 from random import Random
 from typing import Final, TypeAlias
 
@@ -30,6 +29,7 @@ from rollmuxd.core.spec import PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary, usable
 from rollmuxd.policies.schedule import Leg
+from rollmuxd.sim.kernel import Kernel
 from rollmuxd.sim.policies import Bound, Isolated, PolicyUnderTest, Solo
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
 from rollmuxd_evaluation.optimal import Optimal
@@ -121,8 +121,8 @@ def own_periods(tracks: tuple[_Track, ...]) -> tuple[Millis, ...]:
     """
     line = _Line(tracks)
     horizon = HORIZON * max(sum(busy + gap for _, busy, gap in track) for track in tracks)
-    while line.now < horizon:
-        line.step()
+    while line.kernel.now < horizon:
+        line.kernel.step()
     periods = []
     for ends in line.ends:
         late = [end for end in ends if end >= horizon // 5]
@@ -138,9 +138,9 @@ def makespan_ms(tracks: tuple[_Track, ...], rounds: int) -> Millis:
     comers.
     """
     line = _Line(tracks, rounds)
-    while line.running:
-        line.step()
-    return line.now
+    while line.kernel.next_at() is not None:
+        line.kernel.step()
+    return line.kernel.now
 
 
 class _Line:
@@ -148,55 +148,45 @@ class _Line:
 
     def __init__(self, tracks: tuple[_Track, ...], rounds: int | None = None) -> None:
         self.tracks, self.rounds = tracks, rounds
-        self.now: Millis = 0
+        self.kernel = Kernel()
         #: of each job, when its iterations have ended
         self.ends: list[list[Millis]] = [[] for _ in tracks]
-        self.at = [0] * len(tracks)
-        #: those that wait, the first comer first
-        self.waiting: list[int] = []
-        #: (when, number, job, whether it holds its nodes: else it is in its own gap)
-        self.running: list[tuple[Millis, int, int, bool]] = []
+        #: jobs that wait, each with its leg, the first comer first
+        self._waiting: list[tuple[int, int]] = []
         self._held = 0
-        self._number = 0
         for job in range(len(tracks)):
             self._go_to(job, 0)
         self._start()
 
-    def step(self) -> None:
-        """The next thing that happens."""
-        self.now, _, job, holds = heappop(self.running)
-        if not holds:
-            self.waiting.append(job)
+    def _go_to(self, job: int, leg: int) -> None:
+        if gap := self.tracks[job][leg][2]:
+            self.kernel.after(gap, self._gap_over, job, leg)
         else:
-            self._held &= ~self.tracks[job][self.at[job]][0]
-            following = self.at[job] + 1
-            if following == len(self.tracks[job]):
-                self.ends[job].append(self.now)
-                following = 0
-            if self.rounds is None or len(self.ends[job]) < self.rounds:
-                self._go_to(job, following)
+            self._waiting.append((job, leg))
+
+    def _gap_over(self, job: int, leg: int) -> None:
+        self._waiting.append((job, leg))
         self._start()
 
-    def _go_to(self, job: int, leg: int) -> None:
-        self.at[job] = leg
-        gap = self.tracks[job][leg][2]
-        if gap:
-            self._number += 1
-            heappush(self.running, (self.now + gap, self._number, job, False))
-        else:
-            self.waiting.append(job)
+    def _leg_over(self, job: int, leg: int) -> None:
+        self._held &= ~self.tracks[job][leg][0]
+        following = (leg + 1) % len(self.tracks[job])
+        if not following:
+            self.ends[job].append(self.kernel.now)
+        if self.rounds is None or len(self.ends[job]) < self.rounds:
+            self._go_to(job, following)
+        self._start()
 
     def _start(self) -> None:
         left = []
-        for job in self.waiting:
-            mask, busy, _ = self.tracks[job][self.at[job]]
+        for job, leg in self._waiting:
+            mask, busy, _ = self.tracks[job][leg]
             if mask & self._held:
-                left.append(job)
+                left.append((job, leg))
                 continue
             self._held |= mask
-            self._number += 1
-            heappush(self.running, (self.now + busy, self._number, job, True))
-        self.waiting = left
+            self.kernel.after(busy, self._leg_over, job, leg)
+        self._waiting = left
 
 
 # ---- co-located ------------------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from typing import Final
 
 import msgspec
 
-from rollmuxd.sim.inside import Inside
 from rollmuxd.sim.workload import Durations, Options, SimJob, Workload
 from rollmuxd_evaluation.workloads import production
 from rollmuxd_evaluation.workloads.shapes import ROLLOUT, TRAIN, Shape, Terms, inside, ms
@@ -57,8 +56,7 @@ MEASURED: Final = {
 ITERATIONS: Final = 5
 E_ROLLOUT_TO_TRAIN: Final = 6
 #: of table 3, for the inside of rollouts: responses of a step, tokens at most, and an engine's own time
-BATCH: Final = 256
-LIMITS: Final = {"A": 8192, "B": 8192, "C": 8192, "D": 8192}
+BATCH, LIMIT = 256, 8192
 HOST_BOUND_MS: Final = 8.0
 #: GPUs that a tail keeps: those logs' one GPU had 16 responses at most, and a fifth of 256 is three times as many
 TAIL_GPUS: Final = round(BATCH / 5 / 16)
@@ -68,23 +66,21 @@ E_BATCH: Final = 64 / 256
 
 
 def types() -> dict[str, Shape]:
-    """Table 3, with times as the module's head says."""
+    """Table 3, with times as the module's head says.
+
+    With engines of 8 ms a step the rollout of A takes 130 s, and 134 s in its profile.
+    """
     known = production.profiles(honest=True)
     named = {"A": "7B_8k", "B": "14B_8k", "C": "32B_8k", "D": "8B_8k"}
-    made = {
-        letter: msgspec.structs.replace(known[kind], kind=letter, inside=_of_table_3(known[kind], LIMITS[letter]))
-        for letter, kind in named.items()
-    }
+    made = {}
+    for letter, kind in named.items():
+        of = inside(known[kind].model_b, LIMIT, BATCH, 1, HOST_BOUND_MS)
+        made[letter] = msgspec.structs.replace(known[kind], kind=letter, inside=of)
     like, alone = known["8B_16k"].planned, known["8B_16k"].colocated or (0, 0)
     train = like[1] * (14 / 8) * E_BATCH
     times: Durations = (round(E_ROLLOUT_TO_TRAIN * train), round(train))
     colocated: Durations = (round(times[0] * alone[0] / like[0]), round(times[1] * alone[1] / like[1]))
     return {**made, "E": Shape("E", 14, times, colocated=colocated)}
-
-
-def _of_table_3(shape: Shape, limit: int) -> Inside | None:
-    """256 responses a step. With engines of 8 ms a step the rollout of A takes 130 s, and 134 s in its profile."""
-    return inside(shape.model_b, limit, BATCH, 1, HOST_BOUND_MS)
 
 
 class Micro:
