@@ -9,24 +9,8 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from rollmuxd.wire.answers import (
-    ChannelView,
-    JobView,
-    RegisteredView,
-    ReleaseView,
-    SessionView,
-    SlotView,
-)
-from rollmuxd.wire.requests import (
-    EndBody,
-    GrowBody,
-    RegisterBody,
-    ReleaseBody,
-    ResultBody,
-    SessionBody,
-    ShrinkBody,
-    SlotBody,
-)
+from rollmuxd.wire.answers import ChannelView, JobView, RegisteredView, ReleaseView, SessionView, SlotView
+from rollmuxd.wire.requests import EndBody, RegisterBody
 
 T = TypeVar("T")
 
@@ -59,12 +43,20 @@ class Call(Struct, Generic[T], frozen=True):
         return f"{self.method} {self.path}"
 
 
-def _id(name: str) -> str:
-    # Node ids hold slashes (host1/gpu0-3) and stay one segment.
-    return quote(name, safe="")
+class Kind(Struct, Generic[T], frozen=True):
+    """A kind of call about one thing, whose id takes the place of ``{}`` in the path; called, it makes the call."""
 
+    method: str
+    path: str
+    answer: type[T] | None
+    timeout_s: float = PROMPT_S
 
-# ---- jobs ------------------------------------------------------------------------------------------------------------
+    def __call__(self, id: str, body: Any = None, *, params: dict[str, Any] | None = None) -> Call[T]:
+        """Return the call about this thing. What its body or its parameters let it block for is added to its time."""
+        # Node ids hold slashes (host1/gpu0-3) and stay one segment.
+        path, params = self.path.format(quote(id, safe="")), params or {}
+        wait_s = params.get("wait_s", getattr(body, "wait_s", 0.0))
+        return Call(self.method, path, self.answer, body, params, self.timeout_s + wait_s)
 
 
 def register(body: RegisterBody) -> Call[RegisteredView]:
@@ -73,68 +65,29 @@ def register(body: RegisterBody) -> Call[RegisteredView]:
     return Call("POST", "/v1/jobs", RegisteredView, body, repeat=bool(body.idempotency_key))
 
 
-def job(job: str) -> Call[JobView]:
-    """Return one job."""
-    return Call("GET", f"/v1/jobs/{_id(job)}", JobView)
-
-
-def end_job(job: str, reason: str = "", session: str = "", run: int = 0, *, finished: bool = False) -> Call[JobView]:
+def end_job(job: str, reason: str = "", session: str = "", run: int = 0, *, finished: bool = False) -> Call[None]:
     """End a job and free all it held; as a process's own, as its session; only while it is in that run."""
-    body = EndBody(reason=reason[:1000], session=session or None, run=run or None, finished=finished)
-    return Call("DELETE", f"/v1/jobs/{_id(job)}", None, body)
+    return _END(job, EndBody(reason=reason[:1000], session=session or None, run=run or None, finished=finished))
 
 
-# ---- sessions --------------------------------------------------------------------------------------------------------
-
-
-def open_session(job: str, body: SessionBody) -> Call[SessionView]:
-    """Say that this process is there; fences an older session of the same run."""
-    return Call("POST", f"/v1/jobs/{_id(job)}/sessions", SessionView, body)
-
-
-def give_back(session: str) -> Call[SessionView]:
-    """Release what the session holds, and withdraw what it waits for."""
-    return Call("POST", f"/v1/sessions/{_id(session)}/give-back", SessionView)
-
-
-def close_session(session: str) -> Call[None]:
-    """Leave in good order; the job stays."""
-    return Call("DELETE", f"/v1/sessions/{_id(session)}", None)
-
-
-# ---- slots -----------------------------------------------------------------------------------------------------------
-
-
-def request_slot(job: str, body: SlotBody) -> Call[SlotView]:
-    """Ask for a slot, blocking up to ``body.wait_s``."""
-    return Call("POST", f"/v1/jobs/{_id(job)}/slots", SlotView, body, timeout_s=body.wait_s + GRACE_S)
-
-
-def release(slot: str, body: ReleaseBody) -> Call[ReleaseView]:
-    """End a slot, and perhaps ask for the next one."""
-    return Call("POST", f"/v1/slots/{_id(slot)}/release", ReleaseView, body, timeout_s=RELEASE_S)
-
-
-def shrink(slot: str, body: ShrinkBody) -> Call[SlotView]:
-    """Say that GPUs of a running slot were given back."""
-    return Call("POST", f"/v1/slots/{_id(slot)}/shrink", SlotView, body)
-
-
-def grow(slot: str, body: GrowBody) -> Call[SlotView]:
-    """Take the GPUs that were offered; answered when the job's state is loaded onto them."""
-    return Call("POST", f"/v1/slots/{_id(slot)}/grow", SlotView, body, timeout_s=RELEASE_S)
-
-
-# ---- channel ---------------------------------------------------------------------------------------------------------
-
-
-def orders(job: str, rank: int, session: str, wait_s: float) -> Call[ChannelView]:
-    """Wait for the next order of a rank, which dials in by that."""
-    params = {"rank": rank, "session": session, "wait_s": wait_s}
-    path = f"/v1/channel/{_id(job)}/orders"
-    return Call("GET", path, ChannelView, params=params, timeout_s=wait_s + GRACE_S)
-
-
-def result(job: str, body: ResultBody) -> Call[None]:
-    """Say what became of an order."""
-    return Call("POST", f"/v1/channel/{_id(job)}/results", None, body)
+#: one job
+job = Kind("GET", "/v1/jobs/{}", JobView)
+_END = Kind[None]("DELETE", "/v1/jobs/{}", None)
+#: this process is there (``SessionBody``); fences an older session of the same run
+open_session = Kind("POST", "/v1/jobs/{}/sessions", SessionView)
+#: release what the session holds, and withdraw what it waits for
+give_back = Kind("POST", "/v1/sessions/{}/give-back", SessionView)
+#: leave in good order; the job stays
+close_session = Kind[None]("DELETE", "/v1/sessions/{}", None)
+#: ask for a slot (``SlotBody``), blocking
+request_slot = Kind("POST", "/v1/jobs/{}/slots", SlotView, GRACE_S)
+#: end a slot (``ReleaseBody``), and perhaps ask for the next one
+release = Kind("POST", "/v1/slots/{}/release", ReleaseView, RELEASE_S)
+#: GPUs of a running slot were given back (``ShrinkBody``)
+shrink = Kind("POST", "/v1/slots/{}/shrink", SlotView)
+#: take the GPUs that were offered (``GrowBody``); answered when the job's state is loaded onto them
+grow = Kind("POST", "/v1/slots/{}/grow", SlotView, RELEASE_S)
+#: wait for the next order of a rank (``rank``, ``session``), which dials in by that
+orders = Kind("GET", "/v1/channel/{}/orders", ChannelView, GRACE_S)
+#: what became of an order (``ResultBody``)
+result = Kind[None]("POST", "/v1/channel/{}/results", None)

@@ -143,7 +143,8 @@ class Channel:
                 continue
             asked = time.monotonic()
             try:
-                view = yield from self._persist(calls.orders(self._job, self._rank, session, WAIT_S))
+                asks = {"rank": self._rank, "session": session, "wait_s": WAIT_S}
+                view = yield from self._persist(calls.orders(self._job, params=asks))
             except Refused as error:
                 if error.status not in {404, 409, 410}:
                     raise

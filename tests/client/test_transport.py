@@ -40,7 +40,7 @@ async def test_and_by_the_async_twin(listening):
 
     async with AsyncDaemon(server.url) as daemon:
         with pytest.raises(errors.NotFound, match="no session"):
-            await daemon.call(calls.orders("j1", 0, "none", 0.0))
+            await daemon.call(calls.orders("j1", params={"rank": 0, "session": "none", "wait_s": 0.0}))
 
 
 class Hanging(FakeDaemon):
