@@ -119,6 +119,8 @@ class Config(Struct, frozen=True):
     #: ... and one that has begun, when what the job had loaded is not parked by then
     move_finish_timeout_ms: Millis = 600_000
     owners: dict[str, OwnerLimits] = field(default_factory=dict)
+    #: what holds for owners that are not among these
+    others: OwnerLimits = OwnerLimits()
     drivers: dict[str, DriverTraits] = field(default_factory=dict)
     #: idle nodes are lent to fillers
     fillers: bool = True

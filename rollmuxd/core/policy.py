@@ -146,5 +146,5 @@ class HeedsOwners(Protocol):
     The scheduler fills it in. Of other policies, a placement that is too wide for its owner is refused.
     """
 
-    #: by owner; only owners that have a limit
+    #: by owner, of any name; 0: no limit
     max_nodes: Mapping[str, int]

@@ -5,6 +5,7 @@
 steps of :mod:`rollmuxd.core.steps`: slots end, jobs are admitted, turns are given, jobs move.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -96,7 +97,8 @@ class Scheduler:
     def __init__(self, config: Config, policy: Policy, state: State | None = None) -> None:
         self.config, self.policy = config, policy
         if isinstance(policy, HeedsOwners):
-            policy.max_nodes = {name: owner.max_nodes for name, owner in config.owners.items() if owner.max_nodes}
+            own = {name: owner.max_nodes for name, owner in config.owners.items()}
+            policy.max_nodes = defaultdict(lambda: config.others.max_nodes, own)
         self._context = Context(config, policy, state if state is not None else State())
 
     @property

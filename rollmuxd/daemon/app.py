@@ -39,8 +39,8 @@ from anyio.abc import TaskStatus
 from rollmuxd.core.effects import Effect, Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import Millis
+from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon import files, logs, tracing
-from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.files import Ready
 from rollmuxd.daemon.hosts.actuator import Actuator
@@ -166,7 +166,7 @@ async def serve(
             settings.daemon.state_dir / "endings.json",
         )
         driver = Driver(
-            lambda state: scheduler_of(config, policy, state),
+            lambda state: Scheduler(config, policy, state),
             journal,
             clock,
             actuator.perform if settings.daemon.mode == "share" else partial(touching_no_process, actuator.perform),

@@ -9,7 +9,7 @@ job. Scheduler, policy and order are the same.
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -24,7 +24,7 @@ from rollmuxd.core.model import HostSpec, Job, JobStatus, NodeSpec, nodes_in
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access.owner_limits import scheduler_of
+from rollmuxd.daemon.access.gate import Caller
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.least import Found, kinds, least
 from rollmuxd.daemon.question import Copy
@@ -51,8 +51,7 @@ class PlanQuestion:
     """Everything that a plan is made of."""
 
     copy: Copy
-    owner: str
-    user: str
+    caller: Caller
     jobs: Sequence[JobSpec]
     #: those that registering would refuse before the scheduler sees them, by their places in ``jobs``
     refused: Mapping[int, Rejected]
@@ -61,8 +60,6 @@ class PlanQuestion:
     #: whether to search the least inventory for long
     least: bool
     now: Millis
-    #: of which owners' jobs the caller may know the names
-    may_read_of: Callable[[str], bool]
 
     def answer(self) -> PlanView:
         """The plan."""
@@ -76,7 +73,7 @@ class PlanQuestion:
         spent = time.process_time() - began
         after = _slowdowns(core)
         waiting = [job for _, job in came if isinstance(job, str) and core.state.jobs[job].status is JobStatus.WAITING]
-        visibility = Visibility(core, self.may_read_of)
+        visibility = Visibility(core, self.caller)
         what_ifs = {job: visibility.explainer.what_ifs(job) for job in waiting[:WHAT_IFS_MOST]}
         jobs = [
             _refused(name, job)
@@ -127,7 +124,7 @@ def _inventory(asked: PlanQuestion) -> tuple[tuple[HostSpec, ...], tuple[NodeSpe
 
 def _empty(asked: PlanQuestion, hosts: Sequence[HostSpec], nodes: Sequence[NodeSpec]) -> Scheduler:
     """A scheduler with these nodes, all clean, and no jobs."""
-    core = scheduler_of(asked.copy.config, asked.copy.fresh_policy(), State())
+    core = Scheduler(asked.copy.config, asked.copy.fresh_policy(), State())
     core.handle(i.Start(tuple(hosts), tuple(nodes)), asked.now)
     for host in hosts:
         gpus = tuple(i.GpuObservation(gpu, 0) for node in nodes if node.host == host.id for gpu in node.gpus)
@@ -168,14 +165,16 @@ def _register(
 ) -> JobId | Rejected:
     """Let one job come. A job of the same name that is there keeps running, and this is another."""
     name = spec.name
-    while (known := core.state.job_named(asked.owner, name)) is not None and known.live:
+    while (known := core.state.job_named(asked.caller.owner, name)) is not None and known.live:
         name += "'"
     try:
-        decision = core.handle(i.RegisterJob(asked.owner, asked.user, replace(spec, name=name)), asked.now)
+        decision = core.handle(
+            i.RegisterJob(asked.caller.owner, asked.caller.user, replace(spec, name=name)), asked.now
+        )
     except Rejected as refused:
         return refused
     placed.update({fact.job: fact for fact in decision.facts if isinstance(fact, f.JobPlaced)})
-    return core.state.names[f"{asked.owner}/{name}"]
+    return core.state.names[f"{asked.caller.owner}/{name}"]
 
 
 # ---- how few nodes would do ------------------------------------------------------------------------------------------
@@ -317,7 +316,7 @@ def _planned(
 
 
 def _name(job: Job, asked: PlanQuestion) -> str:
-    return job.spec.name if asked.may_read_of(job.owner) else ""
+    return job.spec.name if asked.caller.may_read(job) else ""
 
 
 def _iteration_ms(core: Scheduler, job: Job) -> Millis | None:

@@ -21,7 +21,6 @@ from rollmuxd.core.config import Config
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.spi import discovery
 
 T_co = TypeVar("T_co", covariant=True)
@@ -72,7 +71,7 @@ class Copy:
 
     def scheduler(self) -> Scheduler:
         """A scheduler in this state."""
-        return scheduler_of(self.config, self.fresh_policy(), self.decoded())
+        return Scheduler(self.config, self.fresh_policy(), self.decoded())
 
 
 def main() -> int:

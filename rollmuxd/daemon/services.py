@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rollmuxd.daemon.access.visibility import OwnersOfJobs
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -42,7 +40,5 @@ class Services:
     today: LiveUsage
     #: residency drivers by name: asked what they say to a job's states before it is registered
     drivers: Mapping[str, Residency] = field(default_factory=dict)
-    #: whose jobs there are
-    owners: OwnersOfJobs = field(default_factory=OwnersOfJobs)
     #: optical switches by name
     switches: Mapping[str, Switch] = field(default_factory=dict)

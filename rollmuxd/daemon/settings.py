@@ -42,7 +42,6 @@ from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits, PlanW
 from rollmuxd.core.ids import GpuId, NodeId
 from rollmuxd.core.inputs import Start
 from rollmuxd.core.model import HostSpec, NodeSpec
-from rollmuxd.daemon.access.owner_limits import ByOwner
 from rollmuxd.spi import HostConfig
 from rollmuxd.wire import VARIABLES
 
@@ -448,7 +447,8 @@ class Settings(BaseSettings):
             moves=Moves(self.moves.enabled),
             move_interval_ms=ms(self.moves.min_interval_h * 3600),
             move_cost_ms=ms(self.moves.move_cost_s),
-            owners=ByOwner({name: self.owner_limits(name) for name in self.owners}, self.owner_limits("")),
+            owners={name: self.owner_limits(name) for name in self.owners},
+            others=self.owner_limits(""),
             drivers=dict(drivers or {}),
             fillers=self.filler.enabled and self.daemon.mode != "observe",
             fillers_max_share=self.filler.max_share,
@@ -590,7 +590,7 @@ def load_settings(config: Path | None = None) -> Settings:
     try:
         settings = Settings(**given)
     except ValidationError as error:
-        raise BadSettings([_line(dict(problem), file) for problem in _distinct(error)]) from None
+        raise BadSettings([_line(dict(problem), file) for problem in error.errors()]) from None
     except SettingsError as error:
         raise BadSettings([f"environment: {error}; lists and tables are given as JSON"]) from None
     settings._file = file  # noqa: SLF001  # private to pydantic: it is no setting
@@ -652,18 +652,6 @@ def _inner(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((inner for arg in get_args(annotation) if (inner := _inner(arg)) is not None), None)
-
-
-def _distinct(error: ValidationError) -> list[Any]:
-    """What is wrong, less what only follows: a tuple whose one item is wrong is also said to have no items."""
-    problems = error.errors()
-    places = [problem["loc"] for problem in problems]
-    return [
-        problem
-        for problem in problems
-        if problem["type"] != "too_short"
-        or not any(place != problem["loc"] and place[: len(problem["loc"])] == problem["loc"] for place in places)
-    ]
 
 
 def _given_by_environment(location: Sequence[str | int]) -> str | None:

@@ -12,6 +12,7 @@ paper leaves open and we had to choose:
 - Pruning (skip a saturated group) is a switch; off, only the promises themselves reject (research 6.5, note b).
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations, islice
 from math import ceil
@@ -114,7 +115,7 @@ class RollMux:
         self.prune, self.max_group, self.whole_pools = prune, max_group, tuple(whole_pools)
         if promise == "measured":
             self.dispatch = Dispatch.CREDIT
-        self.max_nodes: Mapping[str, int] = {}
+        self.max_nodes: Mapping[str, int] = defaultdict(int)
         self._summaries: dict[GroupId, Summary] = {}
 
     # ---- the protocol ----------------------------------------------------------------------------------------------
@@ -281,9 +282,9 @@ class RollMux:
 
     def _owner_is_full(self, state: State, job: Job) -> bool:
         """Whether its owner may not have as many further nodes as it wants."""
-        most, owner = self.max_nodes.get(job.owner), state.owners.get(job.owner)
+        most, owner = self.max_nodes[job.owner], state.owners.get(job.owner)
         wanted = sum(max(want.nodes, len(want.named)) for want in job.spec.wants)
-        return bool(most) and owner is not None and len(owner.nodes) + wanted > (most or 0)
+        return bool(most) and owner is not None and len(owner.nodes) + wanted > most
 
     def _why_too_many_alone(self, state: State, job: Job) -> list[Reason]:
         pins = free_nodes(state, job, [want for want in job.spec.wants if not want.named], {})
@@ -452,7 +453,7 @@ class RollMux:
 
     def _miss_nodes(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
         """How many nodes the job's owner may hold."""
-        most = self.max_nodes.get(job.owner, 0)
+        most = self.max_nodes[job.owner]
         over = over_its_nodes(job.owner, state.owners.get(job.owner), candidate.pins, most) if most else ""
         return Miss(Reason("owner_nodes", over, {"owner": job.owner})) if over else None
 

@@ -11,6 +11,8 @@ from rollmuxd.core.inputs import NodeSpec
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon import plan
+from rollmuxd.daemon.access.gate import Caller
+from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.least import kinds, least
 from rollmuxd.daemon.question import Copy
 from rollmuxd.wire.plan import PlanPool
@@ -112,7 +114,7 @@ def test_there_is_no_search_where_placing_the_jobs_once_takes_too_long_for_sever
     copy = Copy(msgspec.json.encode(State()), Config(), "rollmux", {})
     pools = {pool: PlanPool(nodes=2) for pool in ("rollout", "train")}
 
-    view = plan.PlanQuestion(copy, "o", "u", [job], {}, "empty", pools, long, 0, lambda owner: True).answer()
+    view = plan.PlanQuestion(copy, Caller("o", "u", Role.ADMIN, "o/u"), [job], {}, "empty", pools, long, 0).answer()
 
     assert view.jobs[0].status == "admitted"
     assert "they were not searched: placing these jobs once takes" in view.least.reason

@@ -258,12 +258,12 @@ def test_the_core_gets_what_owners_may_have():
 def test_what_is_not_said_of_an_owner_is_as_the_defaults_say_it(monkeypatch):
     text = "[defaults.owner]\nmax_jobs = 7\nmax_priority = 3\n[owners]\nnlp = {share = 2, max_jobs = 0}\n"
     monkeypatch.setenv("ROLLMUX_DEFAULTS__OWNER__MAX_WAITING", "4")
-    owners = load_settings(write(text)).to_core_config().owners
+    config = load_settings(write(text)).to_core_config()
 
-    assert owners.get("nlp") == OwnerLimits(share=2, max_jobs=0, max_waiting=4, max_priority=3)
-    assert owners.get("anybody") == OwnerLimits(share=1, max_jobs=7, max_waiting=4, max_priority=3)
+    assert config.owners["nlp"] == OwnerLimits(share=2, max_jobs=0, max_waiting=4, max_priority=3)
+    assert config.others == OwnerLimits(share=1, max_jobs=7, max_waiting=4, max_priority=3)
     monkeypatch.delenv("ROLLMUX_DEFAULTS__OWNER__MAX_WAITING")
-    assert Settings().to_core_config().owners.get("anybody") == OwnerLimits(share=1, max_jobs=1_000)
+    assert Settings().to_core_config().others == OwnerLimits(share=1, max_jobs=1_000)
 
 
 def test_the_core_is_told_to_revoke_only_where_that_was_said():

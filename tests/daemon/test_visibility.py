@@ -14,7 +14,9 @@ from rollmuxd.core.model import Job
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access.visibility import OwnersOfJobs, Visibility
+from rollmuxd.daemon.access.gate import Caller
+from rollmuxd.daemon.access.keys import Role
+from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.explain.causes import SENTENCES
 from rollmuxd.policies.observe import Watch
 
@@ -27,7 +29,7 @@ WRITTEN = {"apply/jobs.py": 2, "handlers/slots.py": 2, "steps/move.py": 1}
 
 def told(*jobs):
     state = State(jobs={job.id: job for job in jobs})
-    return Visibility(Scheduler(Config(), Watch(), state), lambda owner: owner == "mine")
+    return Visibility(Scheduler(Config(), Watch(), state), Caller("mine", "ann", Role.USER, "mine/ann"))
 
 
 def a_job(id, owner, name):
@@ -83,36 +85,3 @@ def test_no_further_place_of_the_core_writes_the_name_of_a_job():
         }
     )
     assert +found == WRITTEN
-
-
-def test_whose_jobs_there_are_is_looked_for_only_when_one_has_come_or_gone():
-    walks = []
-
-    class Jobs(dict):
-        def values(self):
-            walks.append(len(self))
-            return super().values()
-
-    jobs = Jobs({f"j{number}": a_job(f"j{number}", "mine", f"n{number}") for number in range(1_000)})
-    core, owners = Scheduler(Config(), Watch(), State(jobs=jobs)), OwnersOfJobs()
-    walks.clear()
-
-    def hides():
-        return Visibility(core, lambda owner: owner == "mine", owners=owners).hides
-
-    assert [hides() for _ in range(10)] == [False] * 10
-    assert walks == [1_000]
-    jobs["j1000"] = a_job("j1000", "theirs", "secret")
-    assert hides()
-    del jobs["j1000"]
-    assert not hides()
-    jobs["j1001"] = a_job("j1001", "theirs", "secret")
-    del jobs["j0"]  # as many as before
-    assert hides()
-    again = {name: a_job(name, "mine", name) for name in jobs}  # as after a failed commit
-    core = Scheduler(Config(), Watch(), State(jobs=again))
-    assert not hides()
-    again["j1002"], again["j1003"] = a_job("j1002", "theirs", "secret"), a_job("j1003", "mine", "own")
-    assert hides()
-    del again["j1002"]
-    assert not hides()

@@ -18,10 +18,10 @@ from rollmuxd.core.causes import said
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform
 from rollmuxd.core.inputs import GpuObservation, HostObserved, HostSpec, NodeSpec, OrderDone, OrderFailed, Start
+from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon import question
 from rollmuxd.daemon.access.gate import PEER_EXTENSION, Peer
 from rollmuxd.daemon.access.keys import Role, new_key
-from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.daemon.app import make_policy
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.hosts.actuator import Seen
@@ -105,6 +105,7 @@ class World:
             observe_after_ms=20,
             launch_hosts=("h1",),
             owners=settings.to_core_config().owners,
+            others=settings.to_core_config().others,
             max_jobs=settings.limits.max_jobs,
         )
         start = Start(
@@ -116,7 +117,7 @@ class World:
         )
         self.today = LiveUsage(self.journal, self.settled)
         self.driver = Driver(
-            lambda state: scheduler_of(config, make_policy(settings), state),
+            lambda state: Scheduler(config, make_policy(settings), state),
             self.journal,
             self.clock,
             self.backends.perform,

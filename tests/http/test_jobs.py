@@ -16,6 +16,8 @@ from rollmuxd.core.model import Job, JobStatus, NodeStatus, SessionStatus
 from rollmuxd.core.policy import Refusal
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.core.state import State
+from rollmuxd.daemon.access.gate import Caller
+from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.hosts.actuator import Seen
 from rollmuxd.daemon.http.wait_reasons import WaitReasons
@@ -207,7 +209,7 @@ async def test_a_thousand_that_wait_cost_a_list_no_more_than_a_few_thoughts(monk
         spec = JobSpec(f"n{number}", (PhaseSpec("rollout", ("rollout",), seconds),), (Want("rollout"),))
         return Job(f"j{number}", "o", "u", spec, number, status=JobStatus.WAITING)
 
-    why, told = WaitReasons(), Visibility(Core(), lambda owner: True)
+    why, told = WaitReasons(), Visibility(Core(), Caller("o", "u", Role.ADMIN, "o/u"))
 
     def of(jobs, seq, now):
         return [why.first(told, each, seq, now, turns=True) for each in jobs]

@@ -216,7 +216,7 @@ async def test_an_owner_of_whom_nothing_is_said_is_planned_for_as_one_with_a_tab
             # On the node that it has, there is room.
             beside = await world.job(eve, "beside", **of("rollout"))
             assert (await eve.get(f"/v1/jobs/{beside.id}")).json()["status"] != "waiting"
-            assert world.driver.scheduler.policy.max_nodes["others"] == 1, "policies go through all of whom they know"
+            assert world.driver.scheduler.policy.max_nodes["others"] == 1
     assert told[0] == told[1]
     no_limit = {"defaults": {"owner": {"max_nodes": 1}}, "owners": {"others": {"max_nodes": 0}}}
     async with running(**no_limit) as world, world.client("stranger") as eve:

@@ -63,7 +63,7 @@ def rank_at(c: Context, now: Millis) -> Callable[[JobId], Rank]:
 
 
 def limits_of(c: Context, owner: str) -> OwnerLimits:
-    return c.config.owners.get(owner, OwnerLimits())
+    return c.config.owners.get(owner, c.config.others)
 
 
 def admit(c: Context) -> None:

@@ -18,6 +18,7 @@ from rollmuxd.core.decision import Reason
 from rollmuxd.core.ids import JobId, Millis, NodeId, SessionId, SlotId
 from rollmuxd.core.model import Job, Node, Session, nodes_in
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.daemon.access.gate import Caller
 from rollmuxd.explain.causes import sentence
 from rollmuxd.explain.explainer import Explainer, Story
 from rollmuxd.wire import answers as wire
@@ -26,42 +27,12 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class OwnersOfJobs:
-    """Whose jobs there are, looked at only when a job has come or gone: each call asks, and there are many jobs."""
-
-    def __init__(self) -> None:
-        self._jobs: Mapping[JobId, Job] = {}
-        self._of: tuple[int, JobId | None] = (0, None)
-        self._found: frozenset[str] = frozenset()
-
-    def of(self, jobs: dict[JobId, Job]) -> frozenset[str]:
-        """The owners of these."""
-        of = (len(jobs), next(reversed(jobs), None))  # no id is given twice: as many, and the same last one, are these
-        if jobs is not self._jobs or of != self._of:
-            self._jobs, self._of = jobs, of
-            self._found = frozenset(job.owner for job in jobs.values())
-        return self._found
-
-
 class Visibility:
     """What one caller may see of the scheduler's state, at this moment."""
 
-    def __init__(
-        self,
-        core: Scheduler,
-        may_read_of: Callable[[str], bool],
-        configured: Container[NodeId] | None = None,
-        owners: OwnersOfJobs | None = None,
-    ) -> None:
-        """``may_read_of``: of which owners' jobs the caller may know; ``configured``: which nodes the configuration
-        has; ``owners``: remembers between calls whose jobs there are.
-        """
-        self.core, self._may_read_of, self._configured = core, may_read_of, configured
-        self._owners = owners or OwnersOfJobs()
-
-    def may_read(self, job: Job) -> bool:
-        """Whether the caller may know of it."""
-        return self._may_read_of(job.owner)
+    def __init__(self, core: Scheduler, caller: Caller, configured: Container[NodeId] | None = None) -> None:
+        """``configured``: which nodes the configuration has."""
+        self.core, self.caller, self._configured = core, caller, configured
 
     # ---- thought of now --------------------------------------------------------------------------------------------
 
@@ -96,11 +67,6 @@ class Visibility:
         )
         return (Reason("node_gone", text, {"nodes": nodes}),)
 
-    @cached_property
-    def hides(self) -> bool:
-        """Whether there is a job that the caller may not know of."""
-        return not all(map(self._may_read_of, self._owners.of(self.core.state.jobs)))
-
     @property
     def figures(self) -> Explainer:
         """What explains by the names of all jobs: for figures, and for what names no other job."""
@@ -109,7 +75,7 @@ class Visibility:
     @cached_property
     def explainer(self) -> Explainer:
         """What explains by the names that the caller may know."""
-        if not self.hides:
+        if self.caller.admin:
             return self.figures
         core, state = self.core, self.core.state
         jobs = cast("dict[JobId, Job]", _Shown(state.jobs, self._shown))
@@ -119,10 +85,10 @@ class Visibility:
         return Explainer(cycle)
 
     def _shown(self, job: Job) -> Job:
-        return job if self.may_read(job) else replace(job, spec=replace(job.spec, name=job.id))
+        return job if self.caller.may_read(job) else replace(job, spec=replace(job.spec, name=job.id))
 
     def _shown_session(self, session: Session) -> Session:
-        mine = self.may_read(self.core.state.jobs[session.job])
+        mine = self.caller.may_read(self.core.state.jobs[session.job])
         return session if mine else replace(session, pid=0, host="", started="")
 
     # ---- written down ----------------------------------------------------------------------------------------------
@@ -133,7 +99,7 @@ class Visibility:
 
     def _name_of(self, job: JobId) -> str:
         known = self.core.state.jobs.get(job)
-        return job if known is None or not self.may_read(known) else known.spec.name
+        return job if known is None or not self.caller.may_read(known) else known.spec.name
 
     def reasons(self, given: Iterable[Reason]) -> list[wire.Reason]:
         """Why something waits."""

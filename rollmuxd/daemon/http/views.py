@@ -1,6 +1,6 @@
 """The core's state as the wire shows it. Pure: each view is made between two inputs, from one consistent state."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -173,7 +173,7 @@ class ExplainQuestion:
     copy: Copy
     job: JobId
     now: Millis
-    may_read_of: Callable[[str], bool]
+    caller: Caller
     configured: frozenset[NodeId]
     #: a copy of the state has no heartbeats
     silent: list[str]
@@ -181,7 +181,7 @@ class ExplainQuestion:
     def answer(self) -> wire.Explanation:
         """The explanation."""
         core = self.copy.scheduler()
-        visibility = Visibility(core, self.may_read_of, self.configured)
+        visibility = Visibility(core, self.caller, self.configured)
         return explanation(visibility, core.state.job(self.job), self.now, self.silent)
 
 
@@ -214,9 +214,7 @@ def _estimate(job: Job, phase: PhaseSpec) -> wire.Estimate:
 # ---- slots -----------------------------------------------------------------------------------------------------------
 
 
-def slot_view(
-    visibility: Visibility, slot: Slot, job: Job, caller: Caller, now: Millis, *, why: bool = True
-) -> wire.SlotView:
+def slot_view(visibility: Visibility, slot: Slot, job: Job, now: Millis, *, why: bool = True) -> wire.SlotView:
     """One slot, as this caller may see it: its fence is for callers that may act on the job.
 
     ``why``: of one that is queued also its position, why it waits, and for how long, which takes some thought.
@@ -231,7 +229,7 @@ def slot_view(
         phase=slot.phase,
         status=str(slot.status),
         request_id=slot.request_id,
-        fence=fence_text(slot.fence) if on and slot.fence is not None and caller.may_act(job) else None,
+        fence=fence_text(slot.fence) if on and slot.fence is not None and visibility.caller.may_act(job) else None,
         gpus=list(slot.gpus),
         lease_s=seconds(lease_left_ms(core, slot.session, now)) if on else None,
         position=visibility.figures.slot_position(slot.id, now) if queued else None,
@@ -259,7 +257,7 @@ def node_view(visibility: Visibility, node: Node, seen: Mapping[GpuId, Seen]) ->
     core = visibility.core
     holders = (core.state.slots[holder].job for holder in node.holders)
     dirty = (gpu.dirty_by for gpu in node.gpus.values() if gpu.dirty_by is not None)
-    names_owners = all(visibility.may_read(core.state.jobs[job]) for job in {*node.pinned, *holders, *dirty})
+    names_owners = all(visibility.caller.may_read(core.state.jobs[job]) for job in {*node.pinned, *holders, *dirty})
     return wire.NodeView(
         node=node.id,
         host=node.host,
@@ -301,7 +299,7 @@ def _pinned(visibility: Visibility, nodes: Iterable[Node]) -> list[wire.PinnedJo
 def _name_of(visibility: Visibility, job_id: JobId) -> str:
     """A job's name, for callers that may see it."""
     job = visibility.core.state.jobs.get(job_id)
-    return job.spec.name if job is not None and visibility.may_read(job) else ""
+    return job.spec.name if job is not None and visibility.caller.may_read(job) else ""
 
 
 def host_view(visibility: Visibility, host: Host) -> wire.HostView:

@@ -32,7 +32,7 @@ class WaitReasons:
         if self._as_of != (seq, visibility.core.state.at):
             self._as_of = (seq, visibility.core.state.at)
             self._known.clear()
-        kind = (visibility.hides and job.owner, turn or _shape_of(job))  # others may not read the names in it
+        kind = (visibility.caller.admin or job.owner, turn or _shape_of(job))  # others may not read the names in it
         if kind in self._known or not may_think:
             return self._known.get(kind, ""), False
         explain = visibility.explainer.why_job_waits

@@ -199,7 +199,7 @@ class Thrift(RollMux):
     def _join(self, state: State, planner: Planner, job: Job, need: JobDemand) -> tuple[float, Placed] | None:
         """The group whose value grows by least, by how much, and where the job would go there."""
         best: tuple[float, Placed] | None = None
-        free, most, owner = free_by_pool(state), self.max_nodes.get(job.owner), state.owners.get(job.owner)
+        free, most, owner = free_by_pool(state), self.max_nodes[job.owner], state.owners.get(job.owner)
         left = len(state.nodes) if not most else max(0, most - len(owner.nodes if owner is not None else ()))
         spare = {pool: min(left, len(nodes)) for pool, nodes in free.items()}
         for group, sitting in islice(self._likely(state, planner, job, need), GROUPS_TRIED):

@@ -146,7 +146,7 @@ async def explain_job(call: Call, job: str) -> Explanation:
     def question(core: Scheduler, now: Millis) -> views.ExplainQuestion:
         known, configured = find_job(core.state, call.caller, job), call.services.driver.configured
         silent = views.silence(core, known, now)
-        return views.ExplainQuestion(copy_of(call, core), known.id, now, call.caller.may_read_of, configured, silent)
+        return views.ExplainQuestion(copy_of(call, core), known.id, now, call.caller, configured, silent)
 
     found = await call.read(look)
     return await ask(call, question) if found is None else found

@@ -42,15 +42,13 @@ async def make_plan(call: Call, body: PlanBody) -> PlanView:
     def look(core: Scheduler, now: Millis) -> plan.PlanQuestion:
         return plan.PlanQuestion(
             copy=copy_of(call, core),
-            owner=caller.owner,
-            user=caller.user,
+            caller=caller,
             jobs=specs,
             refused=refused,
             on=body.on,
             pools=body.pools,
             least=body.least,
             now=now,
-            may_read_of=caller.may_read_of,
         )
 
     return await ask(call, look)

@@ -152,7 +152,7 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
         return ReleaseView(
             slot=slot,
             status=str(SlotStatus.OVER if ended is None else ended.status),
-            next=None if coming is None else views.slot_view(visibility, coming, job, call.caller, now),
+            next=None if coming is None else views.slot_view(visibility, coming, job, now),
             next_refused=visibility.sentence(answer.next_refused) or None,
         )
 
@@ -314,7 +314,7 @@ async def list_slots(call: Call, query: SlotsQuery) -> Page[SlotView]:
 
     def view(visibility: Visibility, slot: Slot, now: Millis) -> SlotView:
         job = visibility.core.state.jobs[slot.job]
-        return views.slot_view(visibility, slot, job, call.caller, now, why=query.why)
+        return views.slot_view(visibility, slot, job, now, why=query.why)
 
     return await call.page(query.limit, query.after, lambda state: state.slots, view, wanted)
 
@@ -328,7 +328,7 @@ async def get_slot(call: Call, slot: str) -> SlotView:
 async def _show(call: Call, slot: SlotId) -> SlotView:
     def look(core: Scheduler, now: Millis) -> SlotView:
         found, job = find_slot(core.state, call.caller, slot)
-        return views.slot_view(call.visibility(core), found, job, call.caller, now)
+        return views.slot_view(call.visibility(core), found, job, now)
 
     return await call.read(look)
 
