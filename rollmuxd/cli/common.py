@@ -20,10 +20,13 @@ from urllib.parse import quote
 
 import click
 
+from rollmuxd.client import calls, errors
+from rollmuxd.client.retry import persist
+from rollmuxd.client.sync import Daemon
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rollmuxd.client.sync import Daemon
     from rollmuxd.daemon.settings import Settings
 
 NO_DAEMON = 3
@@ -49,19 +52,16 @@ class Failed(click.ClickException):
 
 
 def connect(url: str | None, api_key: str | None) -> Daemon:
-    """The client. Its import costs as much as all of click, so it is made here and not above.
+    """The client.
 
     Where no URL is given and there is no usual socket, the daemon is the one that ``rollmuxd daemon status`` speaks of.
     """
-    from rollmuxd.client.errors import NoDaemon
-    from rollmuxd.client.sync import Daemon as Client
-
     try:
-        return Client(url=url, api_key=api_key)
-    except NoDaemon:
+        return Daemon(url=url, api_key=api_key)
+    except errors.NoDaemon:
         if url or (configured := _configured_socket()) is None:
             raise
-        return Client(url=f"unix://{quote(str(configured))}", api_key=api_key)
+        return Daemon(url=f"unix://{quote(str(configured))}", api_key=api_key)
 
 
 def _configured_socket() -> Path | None:
@@ -96,12 +96,9 @@ class Call:
 
         ``until``: a moment of ``time.monotonic`` at which it gives up.
         """
-        from rollmuxd.client.calls import GRACE_S
-        from rollmuxd.client.calls import Call as Sent
-        from rollmuxd.client.retry import persist
-
         given = {name: value for name, value in params.items() if value is not None}
-        sent: Sent[Any] = Sent("GET", path, Any, params=given, timeout_s=GRACE_S + params.get("wait_ms", 0) / 1000)
+        limit_s = calls.GRACE_S + params.get("wait_ms", 0) / 1000
+        sent: calls.Call[Any] = calls.Call("GET", path, Any, params=given, timeout_s=limit_s)
         return self.daemon.run(persist(sent, until=until, clock=time.monotonic))
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -177,8 +174,6 @@ def talks(command: F) -> Callable[..., Any]:
 
 def fail(error: Exception) -> NoReturn:
     """Turn what the client raises into one line and an exit status; anything else is a bug and keeps its traceback."""
-    from rollmuxd.client import errors
-
     if isinstance(error, errors.Unreachable):
         more = "" if error.remedy else "; is it running? rollmuxd daemon status"
         raise Failed(f"{error}{more}", NO_DAEMON) from error

@@ -19,6 +19,8 @@ import msgspec
 from rollmuxd.cli.common import NO_DAEMON, Failed, config_option, fields, load_settings, print_json
 from rollmuxd.cli.processes import start_apart, started
 from rollmuxd.client.discovery import default_sockets
+from rollmuxd.client.errors import RollmuxError
+from rollmuxd.client.sync import Daemon
 from rollmuxd.daemon.files import Ready
 
 #: after so long a start says that it still waits
@@ -204,9 +206,6 @@ def find(state_dir: Path) -> Ready | None:
 
 def readiness(path: str) -> str | None:
     """What the daemon on this Unix socket says of its journal ("": all is well), if it is ready; else None."""
-    from rollmuxd.client.errors import RollmuxError
-    from rollmuxd.client.sync import Daemon
-
     try:
         with Daemon(url=f"unix://{quote(path)}") as there:
             return str(there.get("/readyz", timeout_s=5.0).get("reason", ""))

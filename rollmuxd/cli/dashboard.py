@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rollmuxd.cli.common import NO_DAEMON, Call, Failed, config_option, print_json, talks
+from rollmuxd.cli.common import NO_DAEMON, Call, Failed, config_option, load_settings, print_json, talks
 from rollmuxd.cli.daemon import find
 from rollmuxd.cli.feed import Span
 
@@ -22,8 +22,6 @@ def dashboard(call: Call, config: Path | None, expires: int) -> None:
     key stands behind the # of the link, which browsers send to no server. Without the role admin it prints the address,
     where you log in with your key.
     """
-    from rollmuxd.cli.common import load_settings
-
     running = find(load_settings(config).daemon.state_dir.absolute())
     if running is None:
         raise Failed("no daemon runs here; start one: rollmuxd daemon start", NO_DAEMON)

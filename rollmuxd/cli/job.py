@@ -10,6 +10,7 @@ import click
 
 from rollmuxd.cli.common import Call, Columns, Failed, cell, fields, listing, part, printable, talks
 from rollmuxd.cli.logs import logs
+from rollmuxd.client.calls import QUESTION_S
 
 OVER = ("ended", "lost")
 PLACED = ("probing", "admitted")
@@ -142,8 +143,6 @@ def explained(call: Call, job: str) -> list[str]:
 
 
 def _explanation(call: Call, job: str) -> dict[str, Any]:
-    from rollmuxd.client.calls import QUESTION_S
-
     found: dict[str, Any] = call.get(f"/v1/jobs/{part(job)}/explain", timeout_s=QUESTION_S)
     return found
 

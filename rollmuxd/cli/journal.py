@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from rollmuxd.cli.common import Failed, config_option, load_settings, print_json
 
@@ -62,8 +63,6 @@ def _refusals(doing: str) -> Iterator[None]:
 
 
 def _as_json(value: Any) -> None:
-    import msgspec
-
     print_json(msgspec.to_builtins(value))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from rollmuxd.cli.common import Call, Columns, Failed, cell, listing, table, talks
@@ -107,8 +108,6 @@ def read(path: Path) -> dict[str, Any]:
 
 def _bodies(path: Path, number: int, job: Mapping[str, Any]) -> list[Any]:
     """The registrations that one table stands for."""
-    import msgspec
-
     name, count = job.get("name"), job.get("count", 1)
     if not isinstance(name, str):
         raise Failed(f"{path}: job {number} has no name")

@@ -15,9 +15,11 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import IO, Any, Final, Self, TypeVar
 
 import click
+import msgspec
+from msgspec import structs
 
 from rollmuxd.cli.common import Call, Failed, part, print_json, talks
 from rollmuxd.cli.logs import begin, folder_of, watched_by
@@ -25,11 +27,12 @@ from rollmuxd.cli.processes import ProcessGroup, start_apart
 from rollmuxd.cli.run import job_file
 from rollmuxd.cli.run.job_file import JobFile, Role
 from rollmuxd.cli.run.private_ray import OwnRay
+from rollmuxd.client import calls
+from rollmuxd.client.errors import Conflict, NotFound, RollmuxError, TooManyRequests, Unavailable, Unreachable
+from rollmuxd.client.retry import persist
+from rollmuxd.client.session import CLEAN_UP_CALL_S, CLEAN_UP_S, LAST_CALL_S, Session, new_id
+from rollmuxd.client.sync import Daemon
 from rollmuxd.daemon.hosts.cuda_env import visible
-
-if TYPE_CHECKING:
-    from rollmuxd.client.session import Session
-    from rollmuxd.client.sync import Daemon
 
 T = TypeVar("T")
 
@@ -88,8 +91,6 @@ def run(
     Each command sees the GPUs of its pools (CUDA_VISIBLE_DEVICES), and which they are (ROLLMUX_GPUS). One of them
     talks to the daemon: the loop that uses rollmuxd.job with the same name. Signals are passed on.
     """  # noqa: D301  # click's sign for lines that are not to be filled
-    from rollmuxd.client.session import new_id
-
     job = job_file.read(path, command)
     key = key or new_id()
     if detach:
@@ -103,9 +104,6 @@ class _Run:
     """One run of a job, from its registration to its end."""
 
     def __init__(self, call: Call, job: JobFile, key: str, *, replace: bool) -> None:
-        from rollmuxd.client.session import Session
-        from rollmuxd.client.sync import Daemon
-
         self._daemon: Daemon = Daemon(url=call.url, api_key=call.api_key)
         self._call, self._job, self._key = call, job, key
         self._talk: Session = Session(job.registration(key, replace=replace), tell=_say)
@@ -127,8 +125,6 @@ class _Run:
 
     def to_its_end(self, host: str | None, grace_s: float, logs: Path | None) -> int:
         """The exit status of the first command that ended."""
-        from rollmuxd.client.errors import RollmuxError
-
         why, finished = "rollmuxd run was interrupted", False
         try:
             with contextlib.ExitStack() as files, ProcessGroup(grace_s) as processes:
@@ -184,9 +180,6 @@ class _Run:
 
     def _look(self, path: str, timeout_s: float = LOOK_S) -> dict[str, Any] | None:
         """What the daemon says of it; None: the daemon is away, which stops nothing."""
-        from rollmuxd.client import calls
-        from rollmuxd.client.errors import TooManyRequests, Unavailable, Unreachable
-
         try:
             view: dict[str, Any] = self._daemon.call(calls.Call("GET", path, Any, timeout_s=timeout_s))
         except (Unreachable, Unavailable, TooManyRequests):
@@ -195,8 +188,6 @@ class _Run:
 
     def _beat(self) -> None:
         """Keep the session of this process, until the training loop opens its own."""
-        from rollmuxd.client.errors import Conflict, NotFound, RollmuxError
-
         if not self._session or time.monotonic() < self._beat_at:
             return
         self._beat_at = time.monotonic() + self._beat_every_s
@@ -296,8 +287,6 @@ class _Run:
 
         One more where that is interrupted: a second Ctrl-C.
         """
-        from rollmuxd.client.session import CLEAN_UP_S, LAST_CALL_S
-
         try:
             self._tell_end(why, CLEAN_UP_S, finished=finished)
         except KeyboardInterrupt:
@@ -305,24 +294,17 @@ class _Run:
                 self._tell_end(why, LAST_CALL_S, finished=finished)
 
     def _tell_end(self, why: str, limit_s: float, *, finished: bool) -> None:
-        from msgspec.structs import replace
-
-        from rollmuxd.client import calls
-        from rollmuxd.client.errors import Conflict, NotFound, RollmuxError
-        from rollmuxd.client.retry import persist
-        from rollmuxd.client.session import CLEAN_UP_CALL_S
-
         until = time.monotonic() + limit_s
 
         def ask(call: calls.Call[T]) -> T:
-            call = replace(call, timeout_s=CLEAN_UP_CALL_S)
+            call = structs.replace(call, timeout_s=CLEAN_UP_CALL_S)
             return self._daemon.run(persist(call, until=until, clock=time.monotonic, tell=_say))
 
         try:
             if not self._talk.job:
                 # Interrupted before it was answered: asked again under the same key it is that run, and takes no
                 # other's place.
-                view = ask(calls.register(replace(self._talk.body, replace=False)))
+                view = ask(calls.register(structs.replace(self._talk.body, replace=False)))
                 self._talk.job, self._talk.run = view.job, view.run
             # A newer run may have taken its place at any time; of one that has ended already, nothing changes.
             ask(calls.end_job(self._talk.job, why, run=self._talk.run, finished=finished))
@@ -336,8 +318,6 @@ def _detach(
     call: Call, job: JobFile, command: tuple[str, ...], key: str, *, host: str | None, grace_s: float, replace: bool
 ) -> None:
     """Register here, so that a refusal is seen here; the rest is done by a process without a terminal."""
-    import msgspec
-
     view = call.post("/v1/jobs", msgspec.to_builtins(job.registration(key, replace=replace)))
     logs = folder_of(view["name"], key)
     begin(logs, (*(role.name for role in job.roles), *(["ray"] if job.ray else [])))

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from rollmuxd.cli.common import Failed
 from rollmuxd.cli.run.private_ray import RayTable
+from rollmuxd.client.registration import registration
 
 T = TypeVar("T", bound=Struct)
 
@@ -68,8 +69,6 @@ class JobFile:
 
 def registration_of(where: str, table: Mapping[str, Any], name: str, **more: Any) -> Any:
     """What a job's table registers: its keys are those of :func:`rollmuxd.job`. Raises Failed, saying where."""
-    from rollmuxd.client.registration import registration
-
     pools = {key: value for key, value in table.items() if key not in KEYS and key != "name"}
     rest = {key: value for key, value in table.items() if key in KEYS}
     for key, value in pools.items():

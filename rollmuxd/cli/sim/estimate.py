@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from rollmuxd.cli.common import Call, Failed, print_json, table, talks
 from rollmuxd.cli.feed import Time, last_facts
@@ -56,8 +57,6 @@ def estimate(
     The log is verl's, EasyR1's, NeMo-RL's, OpenRLHF's or TRL's, or a CSV with gen_s and train_s. The simulator plays
     its steps with the daemon's own scheduler. Only --observed needs a daemon.
     """  # noqa: D301  # click's sign for lines that are not to be filled
-    import msgspec
-
     from rollmuxd.sim.estimate import Gpus
     from rollmuxd.sim.estimate import estimate as estimated
     from rollmuxd.sim.training_logs import Asynchronous, NoSteps, read
@@ -99,8 +98,6 @@ def sharing(call: Call, since: str | None) -> dict[str, Any]:
 
     A job that ran both phases on one node's GPUs is set against pools that have half of these each.
     """
-    import msgspec
-
     from rollmuxd.sim.estimate import Gpus
     from rollmuxd.sim.estimate import estimate as estimated
 
@@ -129,8 +126,6 @@ def sharing(call: Call, since: str | None) -> dict[str, Any]:
 
 def show_sharing(told: Mapping[str, Any]) -> None:
     """For people."""
-    import msgspec
-
     from rollmuxd.sim.estimate import Estimate
 
     if told["estimate"] is None:

@@ -16,6 +16,7 @@ import click
 from rollmuxd.cli.common import Call, console, part, print_plainly, talks
 from rollmuxd.cli.job import explained
 from rollmuxd.cli.top.screen import Action, Screen
+from rollmuxd.client.errors import RollmuxError
 
 LISTS: Final = ("pools", "nodes", "hosts", "groups", "jobs", "slots")
 
@@ -100,7 +101,6 @@ def _live(watch: Watch, interval: float) -> None:
     from rich.live import Live
 
     from rollmuxd.cli.top import view
-    from rollmuxd.client.errors import RollmuxError
 
     out = console()
     screen, trouble = Screen(), ""
