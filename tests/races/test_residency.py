@@ -15,6 +15,7 @@ from bad_plugins import (
     WrappedResidency,
 )
 from faulty_mock import FaultyResidency as MockResidency
+from faulty_mock import give_back, reboot
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -65,8 +66,8 @@ async def test_sglang_a_release_that_answers_200_and_frees_nothing_lets_nobody_i
         await world.wait_for(lambda: world.node("r").status == "quarantined")
         assert world.state.slots[b].status == "queued"
         assert "not verified clean" in sentence(world.node("r").reason)
-        world.backend.give_back("a", "r/gpu0")
-        world.backend.give_back("a", "r/gpu1")
+        give_back(world.backend.host("r").machine, "a", "r/gpu0")
+        give_back(world.backend.host("r").machine, "a", "r/gpu1")
         await world.until(b, "running")
 
 
@@ -85,7 +86,7 @@ async def test_slime_579_a_release_that_returns_before_the_memory_is_free_is_wai
         await world.stays(lambda: world.state.slots[b].status == "queued", 5.0)
 
         for gpu in ("r/gpu0", "r/gpu1"):
-            world.backend.give_back("a", gpu)
+            give_back(world.backend.host("r").machine, "a", gpu)
 
         assert await world.until(b, "running") < 35.0, "a look at the host is never further away than that"
 
@@ -231,7 +232,7 @@ async def test_vllm_level_2_nobody_wakes_without_weights(stage):
         await world.release(await world.hold("a"))
         assert [order.warm for verb, order in told(world) if verb == "load" and order.name == "a"][2:] == [False]
 
-        world.backend.reboot("r")
+        reboot(world.backend.host("r").machine)
         world.away("r")
         await world.wait_for(lambda: world.node("r").status == "up" and states(world, "a") == ["gone"])
         await world.hold("b")
@@ -421,7 +422,7 @@ async def test_a_process_that_dies_under_a_park_does_not_take_its_successor_into
 
         await world.driver.submit(i.OpenSession(world.job("a").id, "a", 4711, "box", "anew"))
         for gpu in ("r/gpu0", "r/gpu1"):
-            world.backend.give_back("a", gpu)
+            give_back(world.backend.host("r").machine, "a", gpu)
         driver.dies.set()
 
         await world.until(b, "running")

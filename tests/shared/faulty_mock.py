@@ -12,6 +12,7 @@ does). No file: no faults. A file that cannot be understood makes every call fai
 
 import itertools
 import os
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -196,6 +197,25 @@ def choose(
     return None, tuple(raised)
 
 
+def reboot(machine) -> None:
+    """The machine was restarted: GPUs and RAM are empty, and its boot id is another one."""
+    machine.hardware.states.clear()
+    machine.hardware.done.clear()
+    machine.hardware.boot_id = uuid.uuid4().hex
+    machine.witness.write("boot", machine.id, boot_id=machine.hardware.boot_id)
+    machine._changed()
+
+
+def give_back(machine, job: str, gpu: str) -> None:
+    """The job (name or id) frees its bytes on one GPU by itself, as a shrunk tail does."""
+    for state in machine.hardware.states.values():
+        if job in (state.job, state.name) and state.gpus.get(gpu):
+            del state.gpus[gpu]
+            machine._tell("given_back", state, (gpu,))
+            machine._report_clean((gpu,))
+            machine._changed()
+
+
 class FaultyMock(MockBackend):
     """The mock backend, each call of which may meet a fault."""
 
@@ -232,7 +252,7 @@ class FaultyMock(MockBackend):
         """The fault that a call meets, if any; counts it. Raises ContactLost for a file that cannot be understood."""
         script = read(self._files[mock.machine.id])
         for freed in script.given_back:
-            mock.machine.give_back(freed.job, freed.gpu)
+            give_back(mock.machine, freed.job, freed.gpu)
         fault, counted = choose(
             (*self.faults.script.faults, *script.faults), method, mock.machine.id, order, self._fired
         )

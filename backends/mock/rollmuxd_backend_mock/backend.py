@@ -118,15 +118,6 @@ class MockBackend(OnThisMachine[HostOptions]):
             raise ContactLost(f"host {host!r} is none of this backend's ({', '.join(self.hosts) or 'it has none'})")
         return self.hosts[host]
 
-    def reboot(self, host: str) -> None:
-        """The machine restarts: everything on it is gone, its boot id is another."""
-        self.host(host).machine.reboot(uuid.uuid4().hex)
-
-    def give_back(self, job: str, gpu: str) -> None:
-        """The job (name or id) frees its bytes on one GPU by itself, as a shrunk tail does."""
-        for mock in self.hosts.values():
-            mock.machine.give_back(job, gpu)
-
     def strangers(self, mock: MockHost) -> Sequence[tuple[str, int, str]]:
         """Processes of no job on a host: GPU, MB, process. There are none; the project's own tests add some."""
         return ()

@@ -238,15 +238,6 @@ class Machine:
             self._freed("discard", state)
         self._done(order)
 
-    def give_back(self, job: str, gpu: str) -> None:
-        """The job (name or id) freed its bytes on one GPU by itself."""
-        for state in self.hardware.states.values():
-            if job in (state.job, state.name) and state.gpus.get(gpu):
-                del state.gpus[gpu]
-                self._tell("given_back", state, (gpu,))
-                self._report_clean((gpu,))
-                self._changed()
-
     def bury(self) -> None:
         """Free what belongs to processes that have died."""
         gone = [
@@ -258,14 +249,6 @@ class Machine:
             self._freed("dead", self.hardware.states.pop(key))
         if gone:
             self._changed()
-
-    def reboot(self, boot_id: str) -> None:
-        """The machine was restarted: GPUs and RAM are empty."""
-        self.hardware.states.clear()
-        self.hardware.done.clear()
-        self.hardware.boot_id = boot_id
-        self.witness.write("boot", self.id, boot_id=boot_id)
-        self._changed()
 
     def is_done(self, order: StateOrder) -> bool:
         """Whether this very order is known to have been done."""

@@ -7,10 +7,8 @@ from now on) and ``order``:
     load       the bytes are on the GPU from here on       loaded     the load is done
     park       but for ``mb`` they have left it            discard    all of them have
     dead       their process has died, the driver freed them
-    given_back the job freed them itself (a shrunk tail)
     clean      nothing is on the GPU but agreed residual memory
     violation  what must never happen, with ``why``
-    boot       the machine was restarted, everything is empty
 """
 
 import json

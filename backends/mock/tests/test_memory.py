@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from faulty_mock import reboot
 
 from rollmuxd.cli.processes import started as start_time
 from rollmuxd.spi import HostConfig, NotDone, OrderKind, Probed, StateOrder, StateSpec
@@ -159,7 +160,7 @@ async def test_a_restart_in_mid_load_is_not_done():
         async with anyio.create_task_group() as group:
             group.start_soon(MockResidency().load, order(backend, LOAD))
             await anyio.sleep(29)
-            backend.reboot("h")
+            reboot(backend.host("h").machine)
     assert "machine restarted" in str(failed.value.exceptions[0])
     assert await used(backend) == [0, 0]
 

@@ -12,6 +12,7 @@ import anyio
 import pytest
 from faulty_mock import FaultyMock as MockBackend
 from faulty_mock import FaultyResidency as MockResidency
+from faulty_mock import give_back
 
 from rollmuxd.spi import HostConfig, NotDone, OrderKind, StateOrder, StateSpec
 from rollmuxd_backend_mock import DoubleHold, RamOverfull
@@ -243,7 +244,7 @@ async def test_a_second_daemon_appends_to_the_record(tmp_path):
 async def test_a_shrunk_tails_bytes_go_gpu_by_gpu():
     world = await World.open(copy_gbps=1e6)
     await world.load("a")
-    world.backend.give_back("a", "h/gpu1")
+    give_back(world.backend.host("h").machine, "a", "h/gpu1")
     assert await world.used() == (40_000, 0)
     assert [event for event, _, _ in world.story("h/gpu1")] == ["load", "loaded", "given_back", "clean"]
     await world.load("b", gpus=GPUS[1:], node="h/n1")
