@@ -28,7 +28,7 @@ import sys
 from rollmuxd.cli.main import main
 from rollmuxd_demo import run
 sys.executable = sys.argv.pop(1)
-run.measure_core_gain = lambda children: None
+run.measure_core_gain = lambda: None
 {more}
 main()
 """

@@ -65,7 +65,7 @@ def demo(
             host = reached.reach(backend, folder, children)
             if host.where:
                 say(host.where)
-            gain = run.measure_core_gain(children)
+            gain = run.measure_core_gain()
             if scale is None:
                 say("measuring how fast this machine is ...")
                 shapes = run.measure_shapes(planned, folder, children)

@@ -190,18 +190,13 @@ def choose_scale(phases_at_one: Sequence[Mapping[str, float]], *, iterations: in
     return ceil(wanted * 100) / 100 if wanted <= allowed else round(allowed, 3)
 
 
-def core_gain(one: Sequence[float], other: Sequence[float]) -> float | None:
+def core_gain(rounds: Iterable[Sequence[float]]) -> float | None:
     """By how much two cores at once do more than one alone: the median over the rounds that were measured.
 
-    Each core's rates come in pairs, alone and at once with the other. A round in which either missed its window (rate
-    0), as the machine was doing something else, says nothing; None if all were.
+    A round has four rates: of each core alone, and of each at once with the other. One in which a core missed its
+    window (rate 0), as the machine was doing something else, says nothing; None if all did.
     """
-    rounds = zip(one[::2], one[1::2], other[::2], other[1::2], strict=True)
-    measured = [
-        2 * (both_one + both_other) / (alone_one + alone_other)
-        for alone_one, both_one, alone_other, both_other in rounds
-        if min(alone_one, both_one, alone_other, both_other) > 0
-    ]
+    measured = [2 * (one + other) / (alone + second) for alone, second, one, other in filter(all, rounds)]
     return median(measured) if measured else None
 
 

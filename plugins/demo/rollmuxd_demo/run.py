@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from rollmuxd.cli.common import Failed, connect
+from rollmuxd_demo import spin
 from rollmuxd_demo.children import Children, environment, tail
 from rollmuxd_demo.measure import JobRecord, RunRecord, core_gain
 from rollmuxd_demo.reached import Host
@@ -114,35 +115,13 @@ def measure_shapes(plan: Sequence[JobPlan], folder: Path, children: Children) ->
     return measured
 
 
-def measure_core_gain(children: Children, rounds: int = 3, seconds: float = 0.12) -> float | None:
+def measure_core_gain(rounds: int = 3, seconds: float = 0.12) -> float | None:
     """By how much both pools' cores at once do more than one of them alone; None if there is one core only.
 
     None, too, where the machine was too busy for every round of the measurement.
     """
     pair = cores()[:2]
-    if len(pair) < 2:
-        return None
-    # In each round the first alone, the second alone, both: what else the machine does meets all three alike.
-    started = [
-        children.start(
-            [sys.executable, "-S", Path(__file__).with_name("spin.py"), str(core), str(seconds), windows],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        for core, windows in zip(pair, ("101" * rounds, "011" * rounds), strict=True)
-    ]
-    for child in started:
-        assert child.stdout is not None
-        child.stdout.readline()  # both are up
-    begin = f"{time.monotonic() + 0.02}\n"
-    for child in started:
-        assert child.stdin is not None
-        child.stdin.write(begin)
-        child.stdin.flush()
-    rates = [[float(rate) for rate in child.communicate(timeout=SILENCE_S)[0].split()] for child in started]
-    return core_gain(*rates)
+    return core_gain(spin.rates(pair, rounds, seconds)) if len(pair) == 2 else None
 
 
 # ---- the daemon ------------------------------------------------------------------------------------------------------

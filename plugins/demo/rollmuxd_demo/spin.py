@@ -1,34 +1,32 @@
-"""Counts on one core in agreed windows of time, and prints its rate in each: ``python spin.py CORE SECONDS 101``.
+"""How fast two cores count, each alone and both at once."""
 
-Run by the demo, by its path, as a process of its own. It says ``ready``, and reads when to begin: a monotonic time,
-which all processes of a machine share. The windows of ``SECONDS`` follow one another from then on; it counts in those
-with a 1, sleeps in the others. The rate of a window that was over before it came to it is 0.
-"""
+from __future__ import annotations
 
 import os
-import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 
-def main(core: int, seconds: float, windows: str) -> None:
+def rates(pair: Sequence[int], rounds: int, seconds: float) -> list[tuple[float, ...]]:
+    """In each round the first alone, the second alone, and both: what else the machine does meets all three alike."""
+    with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
+
+        def counted(*on: int) -> list[float]:
+            begin = time.monotonic() + 0.02
+            return [one.result() for one in [pool.submit(rate, core, begin, seconds) for core in on]]
+
+        return [(*counted(pair[0]), *counted(pair[1]), *counted(*pair)) for _ in range(rounds)]
+
+
+def rate(core: int, begin: float, seconds: float) -> float:
+    """The rate on a core in a window of (monotonic) time; 0 where this comes when the window is over."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
-    print("ready", flush=True)
-    at = float(sys.stdin.readline())
-    for number, active in enumerate(windows):
-        begins = at + number * seconds
-        time.sleep(max(0.0, begins - time.monotonic()))
-        if active == "1":
-            print(_rate(begins + seconds))
-
-
-def _rate(until: float) -> float:
-    began, rounds = time.monotonic(), 0
-    while time.monotonic() < until:
+    time.sleep(max(0.0, begin - time.monotonic()))
+    began, counts = time.monotonic(), 0
+    while time.monotonic() < begin + seconds:
         sum(range(1000))
-        rounds += 1
-    return rounds / (time.monotonic() - began)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
+        counts += 1
+    return counts / (time.monotonic() - began)

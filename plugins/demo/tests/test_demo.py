@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from command_line import typed
-from patience import PATIENCE_S
 from rich.console import Console
 
 from rollmuxd.cli.common import Failed
 from rollmuxd.client.errors import NoDaemon
-from rollmuxd_demo import command, live, reached, run, show
+from rollmuxd_demo import command, live, reached, run, show, spin
 from rollmuxd_demo.children import Children, environment
 from rollmuxd_demo.measure import JobRecord, Phase, RunRecord, result
 
@@ -276,27 +275,19 @@ def test_where_the_cores_could_not_be_measured_the_report_says_so(capsys):
     assert "one core only" not in out
 
 
-def test_a_core_says_that_it_is_up_and_the_rate_of_a_window_that_is_over_is_0():
-    script = Path(show.__file__).with_name("spin.py")
-    with subprocess.Popen(
-        [sys.executable, "-S", script, str(run.cores()[0]), "1", "101"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as core:
-        assert core.stdout.readline() == "ready\n"
-        out, _ = core.communicate(f"{time.monotonic() - 60}\n", timeout=PATIENCE_S)
-
-    assert out.split() == ["0.0", "0.0"]
+def test_the_rate_of_a_window_that_is_over_is_0():
+    before = os.sched_getaffinity(0)
+    try:
+        assert spin.rate(run.cores()[0], time.monotonic() - 60, 1.0) == 0
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def test_the_gain_of_two_cores_is_measured_by_processes_that_begin_together():
     if len(run.cores()) < 2:
         pytest.skip("one core only")
-    with Children() as children:
-        gain = run.measure_core_gain(children, rounds=2, seconds=0.1)
 
-    assert gain > 0
+    assert run.measure_core_gain(rounds=2, seconds=0.1) > 0
 
 
 def test_without_the_second_run_the_report_compares_nothing(capsys):
@@ -314,7 +305,7 @@ def test_without_the_second_run_the_report_compares_nothing(capsys):
 def played(monkeypatch):
     """The demo without processes: what each run is to bring, to be changed by the test."""
     runs = {"at-once": a_run(a_record("sort")), "in-turn": a_run(a_record("sort")), "violations": []}
-    monkeypatch.setattr(run, "measure_core_gain", lambda children: 1.9)
+    monkeypatch.setattr(run, "measure_core_gain", lambda: 1.9)
     monkeypatch.setattr(run.Run, "at_once", lambda self: bring(runs["at-once"]))
     monkeypatch.setattr(run.Run, "in_turn", lambda self: bring(runs["in-turn"]))
     monkeypatch.setattr(run, "violations", lambda path: runs["violations"] if "at-once" in str(path) else [])

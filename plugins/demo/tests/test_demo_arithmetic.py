@@ -115,22 +115,22 @@ def test_the_scale_is_cut_where_the_jobs_in_turn_would_take_too_long():
 
 def test_the_gain_of_cores_is_against_the_mean_of_each_alone():
     # alone 100 and 120 a second; at once 90 and 108
-    assert measure.core_gain([100, 90], [120, 108]) == pytest.approx(1.8)
+    assert measure.core_gain([(100, 120, 90, 108)]) == pytest.approx(1.8)
 
 
 def test_a_disturbed_round_does_not_spoil_the_gain_of_cores():
-    undisturbed, disturbed = [100, 90], [10, 90]
+    undisturbed, disturbed = (100, 100, 90, 90), (10, 100, 90, 90)
 
-    assert measure.core_gain(undisturbed + disturbed + undisturbed, [100, 90] * 3) == pytest.approx(1.8)
+    assert measure.core_gain([undisturbed, disturbed, undisturbed]) == pytest.approx(1.8)
 
 
 def test_a_round_whose_window_was_missed_does_not_count_in_the_gain_of_cores():
-    assert measure.core_gain([0, 90, 100, 90], [0, 108, 120, 108]) == pytest.approx(1.8)
-    assert measure.core_gain([100, 0, 100, 90], [120, 500, 120, 108]) == pytest.approx(1.8)
+    assert measure.core_gain([(0, 0, 90, 108), (100, 120, 90, 108)]) == pytest.approx(1.8)
+    assert measure.core_gain([(100, 120, 0, 500), (100, 120, 90, 108)]) == pytest.approx(1.8)
 
 
 def test_where_every_window_was_missed_the_gain_of_cores_is_not_known():
-    assert measure.core_gain([0, 90], [0, 108]) is None
+    assert measure.core_gain([(0, 0, 90, 108)]) is None
 
 
 def test_the_picture_shows_who_had_the_larger_part_of_each_cell():
