@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rollmuxd.cli.common import Failed, config_option, load_settings, print_json
-
-if TYPE_CHECKING:
-    from rollmuxd.daemon.settings import Settings
 
 
 @click.command()
@@ -22,27 +19,23 @@ def doctor(hosts: tuple[str, ...], config: Path | None, as_json: bool) -> None:
 
     Connection, driver, GPUs, RAM, limits, clock and Python. Nothing is changed, and the daemon may run.
     """
-    from rollmuxd.daemon import logs
-
-    logs.set_up("warning")
-    _look(load_settings(config), hosts, as_json=as_json)
-
-
-def _look(settings: Settings, only: tuple[str, ...], *, as_json: bool) -> None:
     import anyio
 
     from rollmuxd.daemon import doctor as looking
+    from rollmuxd.daemon import logs
     from rollmuxd.daemon.settings import without_hosts
 
+    logs.set_up("warning")
+    settings = load_settings(config)
     there = [host.id for host in settings.hosts]
     if not there:
         raise Failed(
             f"{without_hosts(settings)}; `rollmuxd init` writes a file with the GPUs of this machine, and "
             "`rollmuxd init --mock` one with pretended GPUs"
         )
-    if unknown := [host for host in only if host not in there]:
+    if unknown := [host for host in hosts if host not in there]:
         raise Failed(f"there is no host {unknown[0]!r} in {settings.source}; there are {', '.join(there)}")
-    examined = looking.as_data(anyio.run(looking.examine, settings, only))
+    examined = looking.as_data(anyio.run(looking.examine, settings, hosts))
     if as_json:
         print_json({"hosts": examined, "good": all(host["good"] for host in examined)})
     else:

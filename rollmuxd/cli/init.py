@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from rollmuxd.cli.common import Failed, print_json
 
@@ -56,7 +57,7 @@ def init(  # one argument for each option
         found = init_config.made_up() if mock else anyio.run(init_config.look, hosts, slurm)
     except init_config.CannotLook as error:
         raise Failed(str(error)) from error
-    if slurm is not None and not any(one.inventory is not None and one.inventory.gpus for one in found):
+    if slurm is not None and not any(one.gpus for one in found):
         # a batch script would hold the allocation with a daemon that has no hosts
         why = "; ".join(f"{one.host}: {' '.join(one.why.split()) or 'there is none'}" for one in found)
         raise Failed(f"no GPU was seen on the nodes of the allocation ({why}); ask Slurm for some: --gres=gpu:8")
@@ -66,30 +67,17 @@ def init(  # one argument for each option
     except OSError as error:
         raise Failed(f"{output} cannot be written: {error.strerror}; name another file with --output") from error
     if as_json:
-        print_json({"file": str(output), "hosts": [_data(one) for one in found]})
+        print_json({"file": str(output), "hosts": msgspec.to_builtins(found)})
     else:
         _tell(output, found)
 
 
-def _data(one: Found) -> dict[str, object]:
-    gpus = () if one.inventory is None else one.inventory.gpus
-    return {
-        "host": one.host,
-        "backend": one.backend,
-        "gpus": [{"gpu": gpu.gpu, "type": gpu.type, "memory_mb": gpu.memory_mb, "uuid": gpu.uuid} for gpu in gpus],
-        "ram_mb": 0 if one.inventory is None else one.inventory.ram_mb,
-        "why": one.why,
-    }
-
-
 def _tell(output: Path, found: Sequence[Found]) -> None:
-    without = [one for one in found if one.inventory is None or not one.inventory.gpus]
+    without = [one for one in found if not one.gpus]
     for one in found:
-        if one.inventory is not None and one.inventory.gpus:
-            kinds = ", ".join(dict.fromkeys(gpu.type for gpu in one.inventory.gpus))
-            click.echo(
-                f"{one.host}: {len(one.inventory.gpus)} GPUs ({kinds}), {one.inventory.ram_mb / 1000:.0f} GB RAM"
-            )
+        if one.gpus:
+            kinds = ", ".join(dict.fromkeys(gpu.type for gpu in one.gpus))
+            click.echo(f"{one.host}: {len(one.gpus)} GPUs ({kinds}), {one.ram_mb / 1000:.0f} GB RAM")
     for one in without:
         click.echo(f"{one.host}: no GPU was seen: {' '.join(one.why.split()) or 'there is none'}", err=True)
     if len(without) == len(found):

@@ -19,11 +19,12 @@ _ID: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
 class Found(Struct, frozen=True):
-    """A host, and what it has; or why that cannot be told."""
+    """A host, and what it has; nothing where that cannot be told, and why."""
 
     host: HostId
     backend: str
-    inventory: Inventory | None
+    gpus: tuple[GpuInfo, ...] = ()
+    ram_mb: int = 0
     why: str = ""
     options: dict[str, Any] = {}
     #: of hosts that the backend has found: which are alike
@@ -74,7 +75,7 @@ async def look(ssh: Sequence[str], slurm: str | None = None) -> tuple[Found, ...
 def made_up() -> tuple[Found, ...]:
     """Eight GPUs of the mock backend, to try rollmuxd where there are none."""
     gpus = [GpuInfo(f"mock/gpu{number}", type="mock", memory_mb=80_000) for number in range(8)]
-    return (Found(HostId("mock"), "mock", Inventory(gpus=tuple(gpus), ram_mb=256_000)),)
+    return (Found(HostId("mock"), "mock", tuple(gpus), ram_mb=256_000),)
 
 
 def this_host() -> HostId:
@@ -85,7 +86,7 @@ def this_host() -> HostId:
 
 async def _look(kind: type[Backend], name: str, host: FoundHost) -> Found:
     backend: Backend | None = None
-    there, why = None, ""
+    there, why = Inventory((), 0), ""
     try:
         backend = await kind.open([HostConfig(id=host.id, options=host.options)], {})
         with anyio.fail_after(LOOK_S):
@@ -97,7 +98,7 @@ async def _look(kind: type[Backend], name: str, host: FoundHost) -> Found:
     finally:
         if backend is not None:
             await backend.close()
-    return Found(host.id, name, there, why, host.options, host.kind)
+    return Found(host.id, name, there.gpus, there.ram_mb, why, host.options, host.kind)
 
 
 def nodes(found: Sequence[Found], *, shared: bool) -> dict[HostId, tuple[Node, ...]]:
@@ -106,13 +107,12 @@ def nodes(found: Sequence[Found], *, shared: bool) -> dict[HostId, tuple[Node, .
     Of several kinds of hosts the first is for rollouts. Of several hosts of one kind it is the first half. Of several
     types of GPUs on one host it is the first. Where there is one GPU, it is in both.
     """
-    usable = [one for one in found if one.inventory is not None and one.inventory.gpus]
+    usable = [one for one in found if one.gpus]
     several_kinds = len({one.kind for one in usable}) > 1
     made: dict[HostId, tuple[Node, ...]] = {}
     for place, one in enumerate(usable):
-        assert one.inventory is not None
-        alike = _alike(one.inventory.gpus)
-        if shared or (len(usable) == 1 and len(one.inventory.gpus) == 1):
+        alike = _alike(one.gpus)
+        if shared or (len(usable) == 1 and len(one.gpus) == 1):
             split = [Node(gpus, ("rollout", "train")) for gpus in alike]
         elif len(usable) > 1:
             first = one.kind == usable[0].kind if several_kinds else place < (len(usable) + 1) // 2
@@ -156,7 +156,7 @@ def _hosts(found: Sequence[Found], *, shared: bool) -> Iterator[str]:
     made = nodes(found, shared=shared)
     for one in found:
         yield ""
-        if one.host not in made or one.inventory is None:
+        if one.host not in made:
             yield f"# {one.host}: no GPUs were seen here."
             if one.why:
                 yield f"# {' '.join(one.why.split())}"
@@ -167,7 +167,7 @@ def _hosts(found: Sequence[Found], *, shared: bool) -> Iterator[str]:
                 blank = [("0-7", "", ("rollout" if one.kind == found[0].kind else "train",))]
             yield from (f"# {line}".rstrip() for line in _host(one, blank))
             continue
-        ram_gb = one.inventory.ram_mb / 1000
+        ram_gb = one.ram_mb / 1000
         yield from _host(
             one,
             [

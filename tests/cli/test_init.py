@@ -7,7 +7,7 @@ import pytest
 
 from rollmuxd.daemon import init_config
 from rollmuxd.daemon.settings import load_settings
-from rollmuxd.spi import FoundHost, GpuInfo, Inventory, discovery
+from rollmuxd.spi import FoundHost, GpuInfo, discovery
 from rollmuxd_backend_local import LocalBackend
 
 H20 = {"name": "NVIDIA H20", "total_mb": 97_871}
@@ -111,7 +111,7 @@ def test_hosts_are_asked_by_ssh_and_those_that_are_away_are_named(rollmuxd, here
     async def asked(kind, name, host):
         assert name == "ssh"
         if host.id == "gone":
-            return init_config.Found(host.id, name, None, "gone cannot be reached by ssh: no route to host")
+            return init_config.Found(host.id, name, why="gone cannot be reached by ssh: no route to host")
         return await look(kind, name, host)
 
     monkeypatch.setattr(init_config, "_look", asked)
@@ -139,7 +139,7 @@ def test_of_a_heterogeneous_allocation_each_component_is_a_pool_and_the_file_say
 
     async def looked(kind, name, host):
         gpus = (GpuInfo(f"{host.id}/gpu0", "H20", 96_000),)
-        return init_config.Found(host.id, name, Inventory(gpus, 1_000_000), "", host.options, host.kind)
+        return init_config.Found(host.id, name, gpus, 1_000_000, "", host.options, host.kind)
 
     monkeypatch.setattr(discovery, "find_backend", lambda name: Found)
     monkeypatch.setattr(init_config, "_look", looked)
@@ -159,7 +159,7 @@ def test_of_a_heterogeneous_allocation_each_component_is_a_pool_and_the_file_say
         return await looked(kind, name, host) if host.id == "rx2" else await saw_none(kind, name, host)
 
     async def saw_none(kind, name, host):
-        return init_config.Found(host.id, name, None, "no driver", host.options, host.kind)
+        return init_config.Found(host.id, name, why="no driver", options=host.options, kind=host.kind)
 
     monkeypatch.setattr(init_config, "_look", saw_none)
     ran = rollmuxd("init --output other.toml --slurm 4711")
