@@ -6,7 +6,7 @@ import pytest
 
 from rollmuxd.cli.common import Failed
 from rollmuxd.cli.run import job_file
-from rollmuxd.cli.run.private_ray import OwnRay, RayTable
+from rollmuxd.cli.run.private_ray import RayTable, own_ray
 
 #: says how it was called; what it is told to do besides comes before
 RAY = """#!/bin/sh
@@ -31,9 +31,9 @@ class Ray:
         return RayTable(str(self.path), **more)
 
     def start(self, table, gpus=("box/gpu2", "box/gpu3"), out=None):
-        with OwnRay(table) as own:
-            env = {"PATH": "/usr/bin:/bin", "RAY_ADDRESS": "the-users:1", "ROLLMUX_API_KEY": "rmx_secret"}
-            return own.start(gpus, env, out, self._beat)
+        env = {"PATH": "/usr/bin:/bin", "RAY_ADDRESS": "the-users:1", "ROLLMUX_API_KEY": "rmx_secret"}
+        with own_ray(table, gpus, env, out, self._beat) as told:
+            return told
 
     def _beat(self):
         self.beats += 1

@@ -44,10 +44,9 @@ def starting(tmp_path, monkeypatch):
 
     def make(*errors):
         class Call:
-            url, api_key = "unix:///nowhere", None
+            daemon, api_key = Daemon(*errors), None
 
         made = run_command._Run(Call(), job_file.read(path, ("true",)), "key", replace=False)
-        made._daemon = Daemon(*errors)
         return made, slept
 
     return make

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Final, Self, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 import click
 import msgspec
@@ -26,12 +26,11 @@ from rollmuxd.cli.logs import begin, folder_of, watched_by
 from rollmuxd.cli.processes import ProcessGroup, start_apart
 from rollmuxd.cli.run import job_file
 from rollmuxd.cli.run.job_file import JobFile, Role
-from rollmuxd.cli.run.private_ray import OwnRay
+from rollmuxd.cli.run.private_ray import own_ray
 from rollmuxd.client import calls
 from rollmuxd.client.errors import Conflict, NotFound, RollmuxError, TooManyRequests, Unavailable, Unreachable
 from rollmuxd.client.retry import persist
 from rollmuxd.client.session import CLEAN_UP_CALL_S, CLEAN_UP_S, LAST_CALL_S, Session, new_id
-from rollmuxd.client.sync import Daemon
 from rollmuxd.daemon.hosts.cuda_env import visible
 
 T = TypeVar("T")
@@ -96,27 +95,19 @@ def run(
     if detach:
         _detach(call, job, command, key, host=host, grace_s=grace_s, replace=replace)
         return
-    with _Run(call, job, key, replace=replace) as running:
-        sys.exit(running.to_its_end(host, grace_s, logs))
+    sys.exit(_Run(call, job, key, replace=replace).to_its_end(host, grace_s, logs))
 
 
 class _Run:
     """One run of a job, from its registration to its end."""
 
     def __init__(self, call: Call, job: JobFile, key: str, *, replace: bool) -> None:
-        self._daemon: Daemon = Daemon(url=call.url, api_key=call.api_key)
-        self._call, self._job, self._key = call, job, key
-        self._talk: Session = Session(job.registration(key, replace=replace), tell=_say)
+        self._call, self._daemon, self._job, self._key = call, call.daemon, job, key
+        self._talk = Session(job.registration(key, replace=replace), tell=_say)
+        self._talk.on_session = self._heard
         self._session = ""
         self._beat_every_s = self._beat_at = 0.0
         self._step_s = ASK_S
-
-    def __enter__(self) -> Self:
-        self._talk.on_session = self._heard
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._daemon.close()
 
     def _heard(self, view: Any) -> None:
         self._session, self._beat_every_s = view.session, view.heartbeat_s
@@ -242,8 +233,8 @@ class _Run:
         mine = list(dict.fromkeys(gpu for some in gpus.values() for gpu in some))
         # Ray's workers have the environment that Ray was started with, and a loop may be in one of them.
         env = self._environment(mine if gpus else None)
-        ray = files.enter_context(OwnRay(self._job.ray))
-        told = ray.start(mine if gpus else None, env, files.enter_context(_output(logs, "ray")), self._beat)
+        out = files.enter_context(_output(logs, "ray"))
+        told = files.enter_context(own_ray(self._job.ray, mine if gpus else None, env, out, self._beat))
         _say(f"a Ray of its own at {told['RAY_ADDRESS']}, on {', '.join(mine) or 'the GPUs that it finds'}")
         return told
 

@@ -7,15 +7,14 @@ a Ray of its own, each reserves any GPUs of its place, and the daemon decides wh
 from __future__ import annotations
 
 import secrets
-import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Final, Self
+from typing import IO, Annotated, Final
 
 from msgspec import Meta, Struct
 
@@ -27,7 +26,7 @@ _LOOK_S: Final = 0.05
 #: the file with what Ray says meanwhile
 _SAID: Final = "said"
 #: Ray's sockets need seventy bytes of the 107 that a path may have
-_SHORT: Final = "/tmp"  # noqa: S108  # mkdtemp makes a folder of one's own there
+_SHORT: Final = "/tmp"  # noqa: S108  # tempfile makes a folder of one's own there
 
 
 class RayTable(Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,30 +38,19 @@ class RayTable(Struct, frozen=True, forbid_unknown_fields=True):
     arguments: tuple[str, ...] = ()
 
 
-class OwnRay:
-    """Ray's processes for a job, which are ours from then on: ending our descendants ends them."""
+@contextmanager
+def own_ray(
+    table: RayTable, gpus: Sequence[str] | None, env: dict[str, str], out: IO[bytes] | None, beat: Callable[[], None]
+) -> Iterator[dict[str, str]]:
+    """Start a Ray with these GPUs (None: as many as it finds); what the job's commands need to know of it.
 
-    def __init__(self, table: RayTable) -> None:
-        self._table = table
-        self._left = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._left.close()
-
-    def start(
-        self, gpus: Sequence[str] | None, env: dict[str, str], out: IO[bytes] | None, beat: Callable[[], None]
-    ) -> dict[str, str]:
-        """Start it with these GPUs (None: as many as it finds); what the job's commands need to know of it.
-
-        ``beat`` is called again and again meanwhile. Raises Failed, with what Ray says.
-        """
-        folder = Path(tempfile.mkdtemp(prefix="rx-", dir=_SHORT))
-        self._left.callback(shutil.rmtree, folder, ignore_errors=True)
+    Its processes are ours from then on: ending our descendants ends them. ``beat`` is called again and again meanwhile.
+    Raises Failed, with what Ray says.
+    """
+    with tempfile.TemporaryDirectory(prefix="rx-", dir=_SHORT, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
         # Each port that Ray would have a habit of is a free one, or Ray's to find: a second Ray has the same habits.
-        argv = [self._table.program, "start", "--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0"]
+        argv = [table.program, "start", "--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0"]
         argv.append(f"--dashboard-agent-listen-port={_free_port()}")
         dashboard = _free_port()
         argv += ["--head", "--port=0", f"--temp-dir={folder}", f"--dashboard-port={dashboard}"]
@@ -73,12 +61,12 @@ class OwnRay:
         # it).
         only_us = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         try:
-            self._run([*argv, *self._table.arguments], plain | only_us, folder / _SAID, beat)
+            _run([*argv, *table.arguments], plain | only_us, folder / _SAID, beat)
         finally:
             if out is not None and (folder / _SAID).exists():
                 out.write((folder / _SAID).read_bytes())
                 out.flush()
-        return {
+        yield {
             **only_us,
             "RAY_ADDRESS": (folder / "ray_current_cluster").read_text(encoding="ascii").strip(),
             "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
@@ -86,29 +74,27 @@ class OwnRay:
             "RAY_TMPDIR": str(folder),
         }
 
-    def _run(self, argv: list[str], env: Mapping[str, str], said: Path, beat: Callable[[], None]) -> None:
-        if (status := self._status(argv, env, said, beat)) != 0:
-            lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
-            raise Failed(f"[ray]: {' '.join(argv[:2])} ended with exit status {status}: {' / '.join(lines[-3:])}")
 
-    def _status(self, argv: list[str], env: Mapping[str, str], said: Path, beat: Callable[[], None]) -> int:
-        give_up = time.monotonic() + _STARTS_S
-        with said.open("wb") as both:
-            try:
-                starting = subprocess.Popen(
-                    argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=both, stderr=both, start_new_session=True
-                )
-            except OSError as error:
-                raise Failed(
-                    f"[ray]: {argv[0]} could not be started: {error}; install Ray where the job is, or name it: "
-                    'program = "/path/to/ray"'
-                ) from error
-        while (status := starting.poll()) is None:
-            if time.monotonic() > give_up:
-                raise Failed(f"[ray]: {argv[0]} start has not come to its end in {_STARTS_S:g} s")
-            beat()
-            time.sleep(_LOOK_S)
-        return status
+def _run(argv: list[str], env: Mapping[str, str], said: Path, beat: Callable[[], None]) -> None:
+    give_up = time.monotonic() + _STARTS_S
+    with said.open("wb") as both:
+        try:
+            starting = subprocess.Popen(
+                argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=both, stderr=both, start_new_session=True
+            )
+        except OSError as error:
+            raise Failed(
+                f"[ray]: {argv[0]} could not be started: {error}; install Ray where the job is, or name it: "
+                'program = "/path/to/ray"'
+            ) from error
+    while (status := starting.poll()) is None:
+        if time.monotonic() > give_up:
+            raise Failed(f"[ray]: {argv[0]} start has not come to its end in {_STARTS_S:g} s")
+        beat()
+        time.sleep(_LOOK_S)
+    if status != 0:
+        lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
+        raise Failed(f"[ray]: {' '.join(argv[:2])} ended with exit status {status}: {' / '.join(lines[-3:])}")
 
 
 def _free_port() -> int:
