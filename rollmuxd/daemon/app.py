@@ -320,10 +320,11 @@ def check_clock(last_at: Millis) -> None:
 async def open_drivers(settings: Settings, hub: ChannelHub, stack: AsyncExitStack) -> Mapping[str, Residency]:
     """All residency drivers that are installed: any job may name any of them. One that is broken hides none."""
     drivers: dict[str, Residency] = {}
-    for name, plugin in discovery.installed("residency").items():
+    for name in discovery.names("residency"):
         try:
             with refused(f"{settings.source}: residency.{name}: ", ValueError):
-                driver: Residency = await plugin.use().open(hub, settings.residency.get(name, {}))
+                kind: type[Residency] = discovery.find("residency", name)
+                driver = await kind.open(hub, settings.residency.get(name, {}))
         except PluginError as error:
             log.warning("driver_left_out", driver=name, reason=str(error))
             continue
@@ -344,7 +345,7 @@ async def open_backends(settings: Settings, stack: AsyncExitStack) -> Mapping[st
         options = settings.backends.get(name, {})
         where = f"{settings.source}: [backends.{name}] or [hosts.options]: "
         with refused(f"{settings.source}: hosts: ", PluginError), refused(where, ValueError):
-            kind = discovery.find_backend(name)
+            kind: type[Backend] = discovery.find("backend", name)
             if getattr(kind, "keeps_files", False):
                 options = {"state_dir": str(_folder_of_backend(settings, name)), **options}
             backend = await kind.open(settings.host_configs(name), options)
@@ -361,7 +362,8 @@ async def open_fabrics(settings: Settings, stack: AsyncExitStack) -> dict[str, t
     found: dict[str, tuple[str, FabricController, Wired]] = {}
     for number, switch in enumerate(settings.fabric):
         with refused(f"{settings.source}: fabric[{number}] ({switch.name}): ", PluginError, ValueError):
-            controller = await discovery.find_fabric(switch.driver).open(switch.options)
+            kind: type[FabricController] = discovery.find("fabric", switch.driver)
+            controller = await kind.open(switch.options)
         stack.push_async_callback(_shielded, controller.close)
         try:
             await ports_of(f"fabric[{number}]", controller, switch.ports, PORTS_S)
@@ -397,7 +399,7 @@ def make_policy(settings: Settings) -> Any:
     name = settings.daemon.policy
     where = f"{settings.source}: policy.{name}: "
     with refused(f"{settings.source}: daemon.policy: ", PluginError), refused(where, TypeError, ValueError):
-        return discovery.find_policy(name)(**settings.policy_options())
+        return discovery.find("policy", name)(**settings.policy_options())
 
 
 def touching_no_process(perform: Callable[[Sequence[Effect]], None], effects: Sequence[Effect]) -> None:

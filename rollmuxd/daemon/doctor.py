@@ -18,7 +18,7 @@ from rollmuxd.core.ids import HostId
 from rollmuxd.daemon.hosts.circuits import Misconfigured, ports_of
 from rollmuxd.daemon.hosts.plugin_calls import ask, said
 from rollmuxd.daemon.settings import FabricTable, HostTable, Settings, gpu_id
-from rollmuxd.spi import Backend, ChecksHosts, Finding, Inventory, Observation, PluginError, discovery
+from rollmuxd.spi import Backend, ChecksHosts, FabricController, Finding, Inventory, Observation, PluginError, discovery
 
 #: a host takes no longer
 HOST_S: Final = 20.0
@@ -88,7 +88,7 @@ def as_data(examined: Sequence[Examined]) -> list[dict[str, Any]]:
 
 async def _opened(settings: Settings, name: str, folder: str) -> Backend | Finding:
     try:
-        kind = discovery.find_backend(name)
+        kind: type[Backend] = discovery.find("backend", name)
         options = dict(settings.backends.get(name, {}))
         if getattr(kind, "keeps_files", False):
             options.setdefault("state_dir", folder)
@@ -128,7 +128,8 @@ async def _switch(settings: Settings, number: int, table: FabricTable) -> Examin
     async def look() -> Finding:
         mend = f"mend it in {settings.source}"
         try:
-            controller = await discovery.find_fabric(table.driver).open(table.options)
+            kind: type[FabricController] = discovery.find("fabric", table.driver)
+            controller = await kind.open(table.options)
         except (PluginError, ValueError) as error:
             return Finding("configuration", "bad", f"fabric[{number}]: {error}", mend)
         try:

@@ -55,7 +55,7 @@ async def look(ssh: Sequence[str], slurm: str | None = None) -> tuple[Found, ...
             raise CannotLook(f"{host!r} cannot be a host's id; name it, with its user and port, in ~/.ssh/config")
     name = "ssh" if ssh else "local" if slurm is None else "slurm"
     try:
-        kind = discovery.find_backend(name)
+        kind: type[Backend] = discovery.find("backend", name)
         wanted = [FoundHost(id=host) for host in dict.fromkeys(ssh)] or [FoundHost(id=this_host())]
         if slurm is not None and issubclass(kind, FindsHosts):
             wanted = list(await kind.find(slurm))

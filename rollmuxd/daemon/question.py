@@ -62,7 +62,7 @@ class Copy:
 
     def fresh_policy(self) -> Policy:
         """The policy, which has derived nothing yet."""
-        policy: Policy = discovery.find_policy(self.policy)(**self.options)
+        policy: Policy = discovery.find("policy", self.policy)(**self.options)
         return policy
 
     def decoded(self) -> State:

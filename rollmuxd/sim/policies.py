@@ -219,7 +219,7 @@ class Plugged(PolicyUnderTest):
 
     def make(self, seed: int) -> Policy:
         """Imported only now. Raises :class:`~rollmuxd.spi.errors.PluginError` where it cannot be used."""
-        made: Policy = discovery.find_policy(self.name)()
+        made: Policy = discovery.find("policy", self.name)()
         return made
 
 

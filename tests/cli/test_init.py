@@ -26,7 +26,7 @@ def here(tmp_path, monkeypatch):
         async def open(cls, hosts, options):
             return await super().open(hosts, {**options, "made_up_gpus": str(path)})
 
-    monkeypatch.setattr(discovery, "find_backend", lambda name: Made)
+    monkeypatch.setattr(discovery, "find", lambda kind, name: Made)
 
     def has(*gpus, **more):
         named = [{**gpu, "uuid": f"GPU-{number}"} for number, gpu in enumerate(gpus)]
@@ -129,7 +129,7 @@ def test_of_a_heterogeneous_allocation_each_component_is_a_pool_and_the_file_say
 ):
     here(*[H20] * 2)
 
-    class Found(discovery.find_backend("any")):
+    class Found(discovery.find("backend", "any")):
         @classmethod
         async def find(cls, where):
             if not where:
@@ -141,7 +141,7 @@ def test_of_a_heterogeneous_allocation_each_component_is_a_pool_and_the_file_say
         gpus = (GpuInfo(f"{host.id}/gpu0", "H20", 96_000),)
         return init_config.Found(host.id, name, gpus, 1_000_000, "", host.options, host.kind)
 
-    monkeypatch.setattr(discovery, "find_backend", lambda name: Found)
+    monkeypatch.setattr(discovery, "find", lambda kind, name: Found)
     monkeypatch.setattr(init_config, "_look", looked)
     assert rollmuxd("init --slurm 4711").code == 0
     assert written(tmp_path) == [

@@ -583,8 +583,10 @@ async def test_only_a_backend_that_asks_for_it_is_given_a_folder(monkeypatch, tm
 
     hosts = [{"id": "h", "backend": "mine", "nodes": [{"gpus": [0], "pools": ["p"]}]}]
     daemon = {"state_dir": tmp_path / "state", "listen": ""}
+    find = app.discovery.find
     for kind in (Plain, Keeping):
-        monkeypatch.setattr(app.discovery, "find_backend", lambda name, kind=kind: kind)
+        mine = {("backend", "mine"): kind}
+        monkeypatch.setattr(app.discovery, "find", lambda *what, mine=mine: mine.get(what) or find(*what))
         with pytest.raises(CannotStart, match="enough"):
             await serve(Settings(daemon=daemon, hosts=hosts, backends={"mine": {"x": 1}}))
     folder = tmp_path / "state" / "backends" / "mine"

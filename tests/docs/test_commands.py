@@ -17,7 +17,7 @@ from patience import until
 from rollmuxd.cli.main import cli
 from rollmuxd.daemon.hosts.circuits import ports_of
 from rollmuxd.daemon.settings import FabricTable
-from rollmuxd.spi.discovery import find_fabric
+from rollmuxd.spi.discovery import find
 
 spec = importlib.util.spec_from_file_location("console", Path(__file__).with_name("console.py"))
 console = importlib.util.module_from_spec(spec)
@@ -164,7 +164,7 @@ async def test_the_switches_that_the_page_shows_can_be_opened_and_have_the_ports
     if "password_file" in options:
         options["password_file"] = str(tmp_path / "password")
         (tmp_path / "password").write_text("secret")
-    controller = await find_fabric(driver).open(options)
+    controller = await find("fabric", driver).open(options)
     await ports_of("fabric[0]", controller, table.ports, 1.0)
     await controller.close()
 

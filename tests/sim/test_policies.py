@@ -39,7 +39,7 @@ def test_a_policy_that_a_daemon_could_run_is_listed_too_and_hides_none_of_ours(m
         name = "theirs"
 
     monkeypatch.setattr(policies.discovery, "names", lambda kind: ("rollmux", "theirs"))
-    monkeypatch.setattr(policies.discovery, "find_policy", lambda name: {"theirs": Theirs}[name])
+    monkeypatch.setattr(policies.discovery, "find", lambda kind, name: {"theirs": Theirs}[name])
     assert tuple(known_policies()) == (*OURS, *PAPERS, "theirs")
     assert known_policies()["rollmux"] is policy_under_test("rollmux")
     assert isinstance(policy_under_test("theirs").policy(0), Theirs)

@@ -353,7 +353,7 @@ def test_a_sync_over_both_pools_leaves_nearly_all_that_sharing_gains(policy: str
 
 def test_default_is_the_policy_of_a_daemon_whose_configuration_names_none() -> None:
     settings = Settings()
-    named = discovery.find_policy(settings.daemon.policy)(**settings.policy_options())
+    named = discovery.find("policy", settings.daemon.policy)(**settings.policy_options())
     simulated = policy_under_test("default").policy(0)
     for policy in (named, simulated):
         assert isinstance(policy, Thrift)
