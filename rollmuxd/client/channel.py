@@ -142,31 +142,25 @@ class Channel:
                 yield Pause(1.0)
                 continue
             asked = time.monotonic()
+            asks = {"rank": self._rank, "session": session, "wait_s": WAIT_S}
             try:
-                asks = {"rank": self._rank, "session": session, "wait_s": WAIT_S}
                 view = yield from self._persist(calls.orders(self._job, params=asks))
-            except Refused as error:
-                if error.status not in {404, 409, 410}:
-                    raise
-                # An older session: the heartbeat gets us a new one.
-                session = ""
-                yield Pause(1.0)
-                continue
-            if view.order is not None:
-                early = 0
-                result = self._results.get(view.order.order) or self._obey(view.order)
-                # By whatever session is the present one: the order may have taken longer than the last.
-                body = msgspec.structs.replace(result, session=self._session() or session)
-                try:
+                if view.order is not None:
+                    early = 0
+                    result = self._results.get(view.order.order) or self._obey(view.order)
+                    # By whatever session is the present one: the order may have taken longer than the last.
+                    body = msgspec.structs.replace(result, session=self._session() or session)
                     yield from self._persist(calls.result(self._job, body))
                     if view.order.kind == "discard":  # not before the daemon knows: then we may be stopped
                         self._kept.pop((view.order.pool, view.order.node), None)
-                except Refused as error:
-                    if error.status not in {404, 409, 410}:
-                        raise
-                    session = ""  # it will tell the order again, and get the result then
-                    yield Pause(1.0)
-            elif time.monotonic() - asked < WAIT_S / 2:
+            except Refused as error:
+                if error.status not in {404, 409, 410}:
+                    raise
+                # An older session: the heartbeat gets us a new one. It will tell the order again, and get the result.
+                session = ""
+                yield Pause(1.0)
+                continue
+            if view.order is None and time.monotonic() - asked < WAIT_S / 2:
                 yield Pause(min(1.0, 0.05 * 2.0 ** min(early, 8)))  # it did not block: do not spin
                 early += 1
 
