@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -17,13 +17,6 @@ _SIDE = {*_TIMES, "every"}
 _STATE = {"gpu_gb", "residual_gb", "ram_gb", "driver", "load_s", "park_s", "engine_gpus", "options"}
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-#: what there is of each choice
-_CHOICES = {
-    "park": ("lazy", "at_release"),
-    "on_loss": ("hold", "kill", "relaunch"),
-    "movable": ("no", "warm", "relaunch"),
-    "if_unmet": ("best_effort", "wait", "end"),
-}
 
 
 def registration(
@@ -54,8 +47,6 @@ def registration(
                 f"{pool}={given!r}: what is wanted of a pool is a dict{hint or f', as {pool}=dict(nodes=1)'}"
             )
         _known(f"{pool}=", given, _WANT | _TIMES | _STATE)
-    for key, allowed in _CHOICES.items():
-        _chosen(key, rest.get(key), allowed)
     works_in_idle_time = _kind(
         "filler", filler, FillerBody, "how fast it gives way, filler=dict(yield_s=2), or filler=True"
     )
@@ -103,7 +94,7 @@ def registration(
         what, _, path = str(error).partition(" - at `$.")
         key = path.rstrip("`")
         if key in rest:
-            raise ValueError(f"job {name!r}: {key}={rest[key]!r}: {_lower(what)}") from error
+            raise ValueError(f"job {name!r}: {key}={rest[key]!r}: {_choices(key) or _lower(what)}") from error
         raise ValueError(f"job {name!r}: {error}") from error
 
 
@@ -113,18 +104,16 @@ def _cycle(pools: Mapping[str, Mapping[str, Any]], phases: Mapping[str, Any] | I
         stray = sorted(_TIMES & options.keys())
         if stray and pool not in given:
             raise ValueError(f"{pool}=dict({stray[0]}=...): no phase is called {pool!r}; put it into phases=")
-    cycle = []
-    for phase, options in given.items():
+    for phase in given:
         _named("a phase's name", phase)
-        made = _phase(phase, options, pools, "phases=")
-        # Said at the pool of the same name, as in rollout=dict(nodes=1, seconds=90): means the phase.
-        here = options.keys() if isinstance(options, Mapping) else set()
-        said = _only(pools.get(phase, {}), _TIMES - here)
-        cycle.append(_made(PhaseBody, f"{phase}=", {**msgspec.structs.asdict(made), **said}))
-    return cycle
+    # Said at the pool of the same name, as in rollout=dict(nodes=1, seconds=90): means the phase.
+    return [_phase(it, how, pools, "phases=", _only(pools.get(it, {}), _TIMES)) for it, how in given.items()]
 
 
-def _phase(phase: str, given: Any, pools: Mapping[str, Any], where: str) -> PhaseBody:
+def _phase(
+    phase: str, given: Any, pools: Mapping[str, Any], where: str, times: Mapping[str, Any] | None = None
+) -> PhaseBody:
+    """A phase as it is given: its pools, or a dict. ``times`` count where that says nothing else."""
     options: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"pools": given}
     _known(f"{where}{phase}", options, {"pools"} | (_SIDE if where == "side=" else _TIMES))
     needs = options.pop("pools", None) or list(pools)
@@ -132,7 +121,8 @@ def _phase(phase: str, given: Any, pools: Mapping[str, Any], where: str) -> Phas
     for pool in needs:
         if pool not in pools:
             raise ValueError(f"{where}: phase {phase!r} needs pool {pool!r}, and the job has {', '.join(pools)}")
-    return _made(PhaseBody, f"{where}{phase}", {"name": phase, "pools": needs, **options})
+    called = f"{where}{phase}" if options else phase
+    return _made(PhaseBody, called, {"name": phase, "pools": needs, **(times or {}), **options})
 
 
 def _kind(key: str, given: Any, made: type[T], say: str) -> T | None:
@@ -167,13 +157,11 @@ def _named(what: str, name: Any) -> None:
         )
 
 
-def _chosen(key: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value is None or value in allowed:
-        return
-    there = " or ".join(map(repr, allowed))
-    near = difflib.get_close_matches(str(value), allowed, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{key}={value!r}: it is {there}{hint}")
+def _choices(key: str) -> str:
+    """What the body may say there, where that is one of a few words."""
+    kind = RegisterBody.__annotations__[key]
+    words = next((get_args(it) for it in (kind, *get_args(kind)) if get_origin(it) is Literal), ())
+    return f"it is {' or '.join(map(repr, words))}" if words else ""
 
 
 def _made(kind: type[T], where: str, given: Mapping[str, Any]) -> T:
