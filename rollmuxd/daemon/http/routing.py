@@ -401,6 +401,7 @@ class Endpoint:
     status: int = 200
     #: other statuses of success that the handler may set
     also: tuple[int, ...] = ()
+    #: statuses of refusals; those of bodies, and of things that there are not, are added
     problems: tuple[int, ...] = ()
     #: media types of answers that are not JSON
     produces: tuple[str, ...] = ()
@@ -420,6 +421,8 @@ class Endpoint:
         self.path_names = tuple(name for name in takes if name != "call")
         self.body_optional = self.body is not None and not any(f.required for f in msgspec.structs.fields(self.body))
         self.decoder = None if self.body is None else msgspec.json.Decoder(self.body)
+        of_body = () if self.body is None else (400, 413, 415, 422)
+        self.problems = (*of_body, *((404,) if self.path_names else ()), *self.problems)
 
     @property
     def format_path(self) -> str:

@@ -9,9 +9,6 @@ from rollmuxd.daemon.http.routing import Query
 Limit: TypeAlias = Annotated[int, Meta(ge=1, le=1000, description="items in a page")]
 Id: TypeAlias = Annotated[str, Meta(max_length=200)]
 
-#: what every call with a body may be answered, besides what the route itself says
-BODY: tuple[int, ...] = (400, 413, 415, 422)
-
 
 class PageQuery(Query, frozen=True):
     """Which part of a list."""

@@ -8,7 +8,6 @@ from rollmuxd.core.errors import Conflict, UnknownThing
 from rollmuxd.core.model import Job, SessionStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import Caller, find_job
-from rollmuxd.daemon.http.routes._query import BODY
 from rollmuxd.daemon.http.routing import Call, Query, Routes
 from rollmuxd.spi.residency import RankResult
 from rollmuxd.wire.answers import ChannelOrder, ChannelView
@@ -27,7 +26,7 @@ class OrdersQuery(Query, frozen=True):
     wait_s: Annotated[float, Meta(ge=0, le=300)] = 0
 
 
-@routes.get("/v1/channel/{job}/orders", problems=(404, 409))
+@routes.get("/v1/channel/{job}/orders", problems=(409,))
 async def next_order(call: Call, job: str, query: OrdersQuery) -> ChannelView:
     """The next thing for a rank to do, if one comes in time. Asked again until its result was acknowledged.
 
@@ -52,7 +51,7 @@ async def next_order(call: Call, job: str, query: OrdersQuery) -> ChannelView:
     return ChannelView(order=order)
 
 
-@routes.post("/v1/channel/{job}/results", problems=(*BODY, 404, 409))
+@routes.post("/v1/channel/{job}/results", problems=(409,))
 async def result(call: Call, job: str, body: ResultBody) -> ChannelView:
     """What a rank did. This answer is the acknowledgement; said again, it changes nothing."""
     mine = await _line(call, job, body.session)

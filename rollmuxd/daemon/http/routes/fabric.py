@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.hosts.circuits import FabricStatus, Switch
-from rollmuxd.daemon.http.routes._query import BODY, PageQuery
+from rollmuxd.daemon.http.routes._query import PageQuery
 from rollmuxd.daemon.http.routing import Call, Routes, find
 from rollmuxd.spi import Circuit
 from rollmuxd.wire.answers import CircuitView, FabricView, Page
@@ -20,7 +20,7 @@ async def list_fabrics(call: Call, query: PageQuery) -> Page[FabricView]:
     return await call.page(query.limit, query.after, lambda state: switches, lambda visibility, it, now: _view(it))
 
 
-@routes.post("/v1/fabrics/{fabric}/degrade", needs=Role.ADMIN, problems=(*BODY, 404))
+@routes.post("/v1/fabrics/{fabric}/degrade", needs=Role.ADMIN)
 async def degrade_fabric(call: Call, fabric: str, body: ReasonBody) -> FabricView:
     """Leave a switch alone until it is restored: everything travels over the electrical network. Audited.
 
@@ -34,7 +34,7 @@ async def degrade_fabric(call: Call, fabric: str, body: ReasonBody) -> FabricVie
     return _view(switch)
 
 
-@routes.post("/v1/fabrics/{fabric}/restore", needs=Role.ADMIN, problems=(404,))
+@routes.post("/v1/fabrics/{fabric}/restore", needs=Role.ADMIN)
 async def restore_fabric(call: Call, fabric: str) -> FabricView:
     """Set its circuits again. Audited."""
     switch = find("fabric", call.services.switches, fabric)

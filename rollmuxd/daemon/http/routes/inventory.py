@@ -12,7 +12,7 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.routes._query import BODY, Id, PageQuery
+from rollmuxd.daemon.http.routes._query import Id, PageQuery
 from rollmuxd.daemon.http.routing import Call, Routes, find
 from rollmuxd.wire.answers import GroupView, HostView, NodeView, Page, PoolView
 from rollmuxd.wire.requests import DrainBody, ReasonBody
@@ -56,7 +56,7 @@ async def list_nodes(call: Call, query: NodesQuery) -> Page[NodeView]:
 
 
 # A node's id has a slash in it, so these three come before the node itself, which would match them too.
-@routes.post("/v1/nodes/{node:path}/drain", needs=Role.ADMIN, problems=(*BODY, 404, 409))
+@routes.post("/v1/nodes/{node:path}/drain", needs=Role.ADMIN, problems=(409,))
 async def drain_node(call: Call, node: str, body: DrainBody) -> NodeView:
     """Nothing new on it; drained when its slots have ended and its GPUs are clean. ``evict``: end its jobs.
 
@@ -67,14 +67,14 @@ async def drain_node(call: Call, node: str, body: DrainBody) -> NodeView:
     return await _node(call, node)
 
 
-@routes.post("/v1/nodes/{node:path}/undrain", needs=Role.ADMIN, problems=(404, 409))
+@routes.post("/v1/nodes/{node:path}/undrain", needs=Role.ADMIN, problems=(409,))
 async def undrain_node(call: Call, node: str) -> NodeView:
     """It may be used again."""
     await call.operate(UndrainNode(node=node, by=call.caller.name), node, _status_of)
     return await _node(call, node)
 
 
-@routes.post("/v1/nodes/{node:path}/declare-clean", needs=Role.ADMIN, problems=(*BODY, 404, 409))
+@routes.post("/v1/nodes/{node:path}/declare-clean", needs=Role.ADMIN, problems=(409,))
 async def declare_node_clean(call: Call, node: str, body: ReasonBody) -> NodeView:
     """Declare that nothing of any job is left on its GPUs. Audited."""
     given = DeclareClean(node=node, by=call.caller.name, reason=body.reason)
@@ -82,7 +82,7 @@ async def declare_node_clean(call: Call, node: str, body: ReasonBody) -> NodeVie
     return await _node(call, node)
 
 
-@routes.get("/v1/nodes/{node:path}", problems=(404,))
+@routes.get("/v1/nodes/{node:path}")
 async def get_node(call: Call, node: str) -> NodeView:
     """One node: ``/v1/nodes/host1/gpu0-3``."""
     return await _node(call, node)
@@ -119,26 +119,26 @@ async def list_hosts(call: Call, query: PageQuery) -> Page[HostView]:
     return await call.page(query.limit, query.after, lambda state: state.hosts, view)
 
 
-@routes.get("/v1/hosts/{host}", problems=(404,))
+@routes.get("/v1/hosts/{host}")
 async def get_host(call: Call, host: str) -> HostView:
     """One host."""
     return await call.read(lambda core, _: views.host_view(call.visibility(core), find("host", core.state.hosts, host)))
 
 
-@routes.post("/v1/hosts/{host}/drain", needs=Role.ADMIN, problems=(*BODY, 404, 409))
+@routes.post("/v1/hosts/{host}/drain", needs=Role.ADMIN, problems=(409,))
 async def drain_host(call: Call, host: str, body: DrainBody) -> HostView:
     """Drain all its nodes. Without ``evict``, ``jobs`` has those that stay placed there and wait."""
     by = call.caller.name
     return await _each_node(call, host, lambda node: DrainNode(node=node, by=by, evict=body.evict), body.reason)
 
 
-@routes.post("/v1/hosts/{host}/undrain", needs=Role.ADMIN, problems=(404, 409))
+@routes.post("/v1/hosts/{host}/undrain", needs=Role.ADMIN, problems=(409,))
 async def undrain_host(call: Call, host: str) -> HostView:
     """Its nodes may be used again."""
     return await _each_node(call, host, lambda node: UndrainNode(node=node, by=call.caller.name))
 
 
-@routes.post("/v1/hosts/{host}/declare-clean", needs=Role.ADMIN, problems=(*BODY, 404, 409))
+@routes.post("/v1/hosts/{host}/declare-clean", needs=Role.ADMIN, problems=(409,))
 async def declare_host_clean(call: Call, host: str, body: ReasonBody) -> HostView:
     """Declare that nothing of any job is left on its GPUs. Audited."""
     by = call.caller.name
@@ -185,7 +185,7 @@ async def list_groups(call: Call, query: GroupsQuery) -> Page[GroupView]:
     return await call.page(query.limit, query.after, lambda state: state.groups, view, wanted)
 
 
-@routes.get("/v1/groups/{group}", problems=(404,))
+@routes.get("/v1/groups/{group}")
 async def get_group(call: Call, group: str) -> GroupView:
     """One group."""
     return await call.read(

@@ -30,7 +30,7 @@ from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.background import ask, copy_of
 from rollmuxd.daemon.http.limits import REGISTRATION
-from rollmuxd.daemon.http.routes._query import BODY, Id, PageQuery
+from rollmuxd.daemon.http.routes._query import Id, PageQuery
 from rollmuxd.daemon.http.routing import Call, Routes, status_of_job
 from rollmuxd.daemon.http.wait_reasons import THOUGHTS
 from rollmuxd.daemon.settings import DefaultsTable, mb, ms
@@ -51,7 +51,7 @@ class JobsQuery(PageQuery, frozen=True):
     over: bool = True
 
 
-@routes.post("/v1/jobs", status=201, also=(200,), problems=(*BODY, 409, 429), max_body=REGISTRATION)
+@routes.post("/v1/jobs", status=201, also=(200,), problems=(409, 429), max_body=REGISTRATION)
 async def register_job(call: Call, body: RegisterBody) -> RegisteredView:
     """Register a job, or a new run of it. 200 instead of 201: this idempotency key's run was registered before.
 
@@ -124,13 +124,13 @@ async def page_of_jobs(call: Call, query: JobsQuery, *, turns: bool = True) -> P
     return await call.page(query.limit, query.after, lambda state: state.jobs, view, wanted)
 
 
-@routes.get("/v1/jobs/{job}", problems=(404,))
+@routes.get("/v1/jobs/{job}")
 async def get_job(call: Call, job: str) -> JobView:
     """One job, by its id or its name; while it waits, also why, and what would let it in."""
     return await call.read(lambda core, now: _view(call, core, find_job(core.state, call.caller, job), now))
 
 
-@routes.get("/v1/jobs/{job}/explain", problems=(404, 422, 429))
+@routes.get("/v1/jobs/{job}/explain", problems=(422, 429))
 async def explain_job(call: Call, job: str) -> Explanation:
     """Why it waits, or where it sits and why: as data and as sentences.
 
@@ -152,25 +152,25 @@ async def explain_job(call: Call, job: str) -> Explanation:
     return await ask(call, question) if found is None else found
 
 
-@routes.post("/v1/jobs/{job}/pause", problems=(404, 409))
+@routes.post("/v1/jobs/{job}/pause", problems=(409,))
 async def pause_job(call: Call, job: str) -> JobView:
     """Let its running slot end, then give it no other until it is resumed."""
     return await _tell(call, PauseJob(job=await _mine(call, job), by=call.caller.name))
 
 
-@routes.post("/v1/jobs/{job}/resume", problems=(404, 409))
+@routes.post("/v1/jobs/{job}/resume", problems=(409,))
 async def resume_job(call: Call, job: str) -> JobView:
     """Let a paused job resume."""
     return await _tell(call, ResumeJob(job=await _mine(call, job), by=call.caller.name))
 
 
-@routes.post("/v1/jobs/{job}/reinstate", problems=(404, 409))
+@routes.post("/v1/jobs/{job}/reinstate", problems=(409,))
 async def reinstate_job(call: Call, job: str) -> JobView:
     """Take a quarantined job back among those that wait for a placement."""
     return await _tell(call, ResumeJob(await _mine(call, job), call.caller.name, quarantined=True), always=True)
 
 
-@routes.delete("/v1/jobs/{job}", problems=(*BODY, 404, 409))
+@routes.delete("/v1/jobs/{job}", problems=(409,))
 async def end_job(call: Call, job: str, body: EndBody) -> JobView:
     """End a job and free all it held."""
     # Seen at once, and decided before anything else is: no newer run can come in between.

@@ -3,7 +3,7 @@
 from rollmuxd.daemon.access.keys import ApiKey, Role, new_key, why_shut
 from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.routes._query import BODY, PageQuery
+from rollmuxd.daemon.http.routes._query import PageQuery
 from rollmuxd.daemon.http.routing import Call, Routes, find
 from rollmuxd.wire.answers import KeyView, Page
 from rollmuxd.wire.requests import KeyBody
@@ -11,7 +11,7 @@ from rollmuxd.wire.requests import KeyBody
 routes = Routes("keys")
 
 
-@routes.post("/v1/keys", needs=Role.ADMIN, status=201, problems=BODY)
+@routes.post("/v1/keys", needs=Role.ADMIN, status=201)
 async def add_key(call: Call, body: KeyBody) -> KeyView:
     """Make a key. Its secret is in this answer and nowhere else."""
     now = call.services.clock.now()
@@ -32,7 +32,7 @@ async def list_keys(call: Call, query: PageQuery) -> Page[KeyView]:
     return await call.page(query.limit, query.after, lambda state: known, lambda visibility, it, now: _view(call, it))
 
 
-@routes.delete("/v1/keys/{key}", needs=Role.ADMIN, problems=(404,))
+@routes.delete("/v1/keys/{key}", needs=Role.ADMIN)
 async def revoke_key(call: Call, key: str) -> KeyView:
     """From now on this key opens nothing."""
     now = call.services.clock.now()

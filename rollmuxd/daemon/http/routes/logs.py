@@ -29,7 +29,7 @@ class LogsQuery(Query, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=1_048_576)] = 65_536
 
 
-@routes.get("/v1/jobs/{job}/logs", problems=(404, 422, 503))
+@routes.get("/v1/jobs/{job}/logs", problems=(422, 503))
 async def get_logs(call: Call, job: str, query: LogsQuery) -> LogsView:
     """The output of the process that the daemon has started for the job last, from a byte on; asked again for more.
 

@@ -7,7 +7,6 @@ from rollmuxd.core.spec import JobSpec
 from rollmuxd.daemon import plan
 from rollmuxd.daemon.http.background import ask, copy_of
 from rollmuxd.daemon.http.limits import Slices, check_plan
-from rollmuxd.daemon.http.routes._query import BODY
 from rollmuxd.daemon.http.routes.jobs import check_spec, job_spec
 from rollmuxd.daemon.http.routing import Call, Routes
 from rollmuxd.wire.plan import PlanBody, PlanView
@@ -15,7 +14,7 @@ from rollmuxd.wire.plan import PlanBody, PlanView
 routes = Routes("plan")
 
 
-@routes.post("/v1/plan", problems=(*BODY, 429))
+@routes.post("/v1/plan", problems=(429,))
 async def make_plan(call: Call, body: PlanBody) -> PlanView:
     """Where these jobs would be placed if they came now, in this order; what it would cost, and which jobs it would
     slow.

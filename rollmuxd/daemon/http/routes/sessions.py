@@ -13,7 +13,6 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import find_job, find_session
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.routes._query import BODY
 from rollmuxd.daemon.http.routing import Call, Routes
 from rollmuxd.wire.answers import Directive, HeartbeatView, SessionView
 from rollmuxd.wire.requests import HeartbeatBody, SessionBody
@@ -21,7 +20,7 @@ from rollmuxd.wire.requests import HeartbeatBody, SessionBody
 routes = Routes("sessions", charged=False)
 
 
-@routes.post("/v1/sessions/{session}/heartbeat", problems=(*BODY, 404, 409))
+@routes.post("/v1/sessions/{session}/heartbeat", problems=(409,))
 async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatView:
     """Renew the lease; may bring directives.
 
@@ -84,7 +83,7 @@ async def _until_others(
         return await call.read(look)
 
 
-@routes.post("/v1/jobs/{job}/sessions", status=201, also=(200,), problems=(*BODY, 404, 409))
+@routes.post("/v1/jobs/{job}/sessions", status=201, also=(200,), problems=(409,))
 async def open_session(call: Call, job: str, body: SessionBody) -> SessionView:
     """A client process of a run is there. It fences an older one of the same run."""
     mine = await call.act_on(find_job, job)
@@ -98,7 +97,7 @@ async def open_session(call: Call, job: str, body: SessionBody) -> SessionView:
     return await _show(call, answer.session)
 
 
-@routes.delete("/v1/sessions/{session}", problems=(404, 409))
+@routes.delete("/v1/sessions/{session}", problems=(409,))
 async def close_session(call: Call, session: str) -> SessionView:
     """The process leaves in good order; its job stays."""
     found, _ = await call.act_on(find_session, session)
@@ -107,7 +106,7 @@ async def close_session(call: Call, session: str) -> SessionView:
     return view
 
 
-@routes.post("/v1/sessions/{session}/give-back", problems=(404, 409))
+@routes.post("/v1/sessions/{session}/give-back", problems=(409,))
 async def give_back(call: Call, session: str) -> SessionView:
     """Release the slot that the session holds, and withdraw its request.
 

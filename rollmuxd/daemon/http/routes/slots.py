@@ -31,7 +31,7 @@ from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import problems, views
 from rollmuxd.daemon.http.problems import Refusal
-from rollmuxd.daemon.http.routes._query import BODY, Id, PageQuery
+from rollmuxd.daemon.http.routes._query import Id, PageQuery
 from rollmuxd.daemon.http.routing import Call, ClientGone, Routes
 from rollmuxd.daemon.writer import Unavailable, Waiter
 from rollmuxd.wire.answers import Page, ReleaseView, SlotView
@@ -45,7 +45,7 @@ PARK_BOUND_S: Final = 595.0
 LAST_WORD_S: Final = 5.0
 
 
-@routes.post("/v1/jobs/{job}/slots", problems=(*BODY, 404, 409, 429, 503))
+@routes.post("/v1/jobs/{job}/slots", problems=(409, 429, 503))
 async def request_slot(call: Call, job: str, body: SlotBody) -> SlotView:
     """Ask for a slot, and wait up to ``wait_s`` for it. The same ``request_id`` is the same slot.
 
@@ -121,7 +121,7 @@ async def _granted(call: Call, slot: SlotId, wait_s: float) -> SlotView:
     return view
 
 
-@routes.post("/v1/slots/{slot}/release", problems=(*BODY, 404, 409, 503))
+@routes.post("/v1/slots/{slot}/release", problems=(409, 503))
 async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
     """The phase is over. May carry the request for the next one, and says what became of that.
 
@@ -212,7 +212,7 @@ def _parks(state: State, slot: SlotId, job: JobId) -> bool:
     )
 
 
-@routes.post("/v1/slots/{slot}/shrink", problems=(*BODY, 404, 409))
+@routes.post("/v1/slots/{slot}/shrink", problems=(409,))
 async def shrink_slot(call: Call, slot: str, body: ShrinkBody) -> SlotView:
     """The job gave GPUs of its running slot back, and keeps these."""
     mine, job = await call.act_on(find_slot, slot)
@@ -228,7 +228,7 @@ async def shrink_slot(call: Call, slot: str, body: ShrinkBody) -> SlotView:
     return await _show(call, slot)
 
 
-@routes.post("/v1/slots/{slot}/grow", problems=(*BODY, 404, 409, 503))
+@routes.post("/v1/slots/{slot}/grow", problems=(409, 503))
 async def grow_slot(call: Call, slot: str, body: GrowBody) -> SlotView:
     """The job takes the GPUs that a heartbeat has offered. 409: another job has them, or the load onto them failed.
 
@@ -252,7 +252,7 @@ async def grow_slot(call: Call, slot: str, body: GrowBody) -> SlotView:
     return await _show(call, slot)
 
 
-@routes.delete("/v1/slots/{slot}", problems=(404, 409))
+@routes.delete("/v1/slots/{slot}", problems=(409,))
 async def withdraw_slot(call: Call, slot: str) -> SlotView:
     """Take a queued request back."""
     await call.act_on(find_slot, slot)
@@ -260,7 +260,7 @@ async def withdraw_slot(call: Call, slot: str) -> SlotView:
     return await _show(call, slot)
 
 
-@routes.post("/v1/slots/{slot}/revoke", needs=Role.ADMIN, problems=(*BODY, 404, 409))
+@routes.post("/v1/slots/{slot}/revoke", needs=Role.ADMIN, problems=(409,))
 async def revoke_slot(call: Call, slot: str, body: ReasonBody) -> SlotView:
     """End a slot now. Its GPUs are given on when they were verified clean."""
     await call.act_on(find_slot, slot)
@@ -319,7 +319,7 @@ async def list_slots(call: Call, query: SlotsQuery) -> Page[SlotView]:
     return await call.page(query.limit, query.after, lambda state: state.slots, view, wanted)
 
 
-@routes.get("/v1/slots/{slot}", problems=(404,))
+@routes.get("/v1/slots/{slot}")
 async def get_slot(call: Call, slot: str) -> SlotView:
     """One slot."""
     return await _show(call, slot)

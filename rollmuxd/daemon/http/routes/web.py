@@ -47,7 +47,7 @@ async def dashboard(call: Call) -> Plain:
     return FILES["index.html"]
 
 
-@routes.get("/web/{file:path}", needs=None, produces=("text/javascript", "text/css", "image/svg+xml"), problems=(404,))
+@routes.get("/web/{file:path}", needs=None, produces=("text/javascript", "text/css", "image/svg+xml"))
 async def dashboard_file(call: Call, file: str) -> Plain:
     """A part of the dashboard: styles, modules, the picture in the tab."""
     return find("file", FILES, file)
