@@ -51,7 +51,7 @@ from rollmuxd.daemon.hosts.observer import Observer, fill_in
 from rollmuxd.daemon.hosts.plugin_calls import said
 from rollmuxd.daemon.http.app import make_app
 from rollmuxd.daemon.http.listener import HANDSHAKE_S, Listener, Places
-from rollmuxd.daemon.http.peer import ConnectionLimits, hang_up_slow, limited
+from rollmuxd.daemon.http.peer import ConnectionLimits, limited
 from rollmuxd.daemon.journal.file import JournalError, JournalFailed
 from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.metrics import Metrics
@@ -208,7 +208,7 @@ async def serve(
                     tasks.start_soon(part.run)
                 limits = connection_limits(settings)
                 server = Server(make_app(services, metrics), sockets, settings.daemon.shutdown_s, limits, tls)
-                await tasks.start(server.run)
+                await tasks.start(server.until_stopped)
                 try:
                     ready = announce(settings, sockets, tls)
                 except OSError:
@@ -600,35 +600,7 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
     return ConnectionLimits(max_connections=most, max_local=local, read_s=settings.limits.read_s)
 
 
-class _Uvicorn(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, tls: Tls | None) -> None:
-        super().__init__(config)
-        self._limits, self._tls = limits, tls
-        self._anyone, self._local = Places(limits.max_connections), Places(limits.max_local)
-        #: called when it takes connections
-        self.listens: Callable[[], None] = lambda: None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup([])
-        listeners: list[Any] = self.servers
-        protocol: Any = self.config.http_protocol_class
-        make = partial(protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-        for bound in sockets or ():
-            # An operator is to come in whatever happens at the port, and needs no TLS to get to the same machine.
-            places, tls = (self._anyone, self._tls) if bound.family != socket.AF_UNIX else (self._local, None)
-            context = None if tls is None else tls.context
-            listener = Listener(bound, make, places, context, min(HANDSHAKE_S, self._limits.read_s))
-            listener.open(self.config.backlog)
-            listeners.append(listener)
-        self.listens()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone: they are ours."""
-        yield
-
-
-class Server:
+class Server(uvicorn.Server):
     """uvicorn, embedded: on sockets that are ours, and stopped when we say so."""
 
     def __init__(
@@ -639,9 +611,7 @@ class Server:
         limits: ConnectionLimits,
         tls: Tls | None = None,
     ) -> None:
-        self._sockets = list(sockets)
-        self._look_s = limits.read_s / 4
-        self._server = _Uvicorn(
+        super().__init__(
             uvicorn.Config(
                 app,
                 http=limited(limits),
@@ -657,37 +627,61 @@ class Server:
                 timeout_keep_alive=75,
                 # Without it, one parked long poll would block the end for ever.
                 timeout_graceful_shutdown=max(1, round(shutdown_s)),
-            ),
-            limits,
-            tls,
+            )
         )
+        self._sockets, self._limits, self._tls = list(sockets), limits, tls
+        #: called when it takes connections
+        self._listens: Callable[[], None] = lambda: None
         self._stopped = anyio.Event()
 
-    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        listeners: list[Any] = self.servers
+        protocol: Any = self.config.http_protocol_class
+        make = partial(protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        everywhere, local = Places(self._limits.max_connections), Places(self._limits.max_local)
+        for bound in self._sockets:
+            # An operator is to come in whatever happens at the port, and needs no TLS to get to the same machine.
+            places, tls = (everywhere, self._tls) if bound.family != socket.AF_UNIX else (local, None)
+            context = None if tls is None else tls.context
+            listener = Listener(bound, make, places, context, min(HANDSHAKE_S, self._limits.read_s))
+            listener.open(self.config.backlog)
+            listeners.append(listener)
+        self._listens()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone: they are ours."""
+        yield
+
+    async def until_stopped(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until :meth:`stop`. Started when it takes connections."""
-        served, self._server.listens = False, task_status.started
+        served, self._listens = False, task_status.started
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._hang_up_slow)
-                await self._server.serve(sockets=self._sockets)
+                await self.serve(sockets=self._sockets)
                 served = True
                 tasks.cancel_scope.cancel()
         finally:
-            if not served and self._server.started:
+            if not served and self.started:
                 # uvicorn's connections are tasks of the loop, not of our group: cancelling that does not end them.
-                self._server.config.timeout_graceful_shutdown = 1
+                self.config.timeout_graceful_shutdown = 1
                 with anyio.move_on_after(5, shield=True):
-                    await self._server.shutdown(sockets=self._sockets)
+                    await self.shutdown(sockets=self._sockets)
             self._stopped.set()
 
     async def _hang_up_slow(self) -> None:
+        """A microsecond for each connection, several times within ``read_s``."""
         while True:
-            await anyio.sleep(self._look_s)
-            hang_up_slow(self._server.server_state.connections, anyio.current_time())
+            await anyio.sleep(self._limits.read_s / 4)
+            connections: list[Any] = list(self.server_state.connections)
+            for connection in connections:
+                connection.hang_up_if_slow(anyio.current_time())
 
     async def stop(self) -> None:
         """Take no further connections; let calls end, in the time that they have."""
-        self._server.should_exit = True
+        self.should_exit = True
         await self._stopped.wait()
 
 

@@ -42,7 +42,7 @@ async def served(world, path=None, tls=None, **limits):
         listening.bind(("127.0.0.1", 0) if path is None else str(path))
         server = Server(world.app, [listening], 1, ConnectionLimits(**limits), tls)
         async with anyio.create_task_group() as tasks:
-            await tasks.start(server.run)
+            await tasks.start(server.until_stopped)
             yield listening.getsockname()
             await server.stop()
 
@@ -714,10 +714,10 @@ async def test_a_stop_that_is_cut_short_comes_to_its_end():
         server = Server(never, [bound], 30, ConnectionLimits())
         with anyio.fail_after(PATIENCE_S), pytest.raises(ExceptionGroup) as failed:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(server.run)
+                await tasks.start(server.until_stopped)
                 caller.connect(bound.getsockname())
                 caller.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-                while not server._server.server_state.tasks:
+                while not server.server_state.tasks:
                     await anyio.sleep(0.01)
                 tasks.start_soon(server.stop)
                 while bound.fileno() != -1:

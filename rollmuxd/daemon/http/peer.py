@@ -7,7 +7,7 @@ the answer into the scope of each request. Use it as ``uvicorn.Config(..., http=
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -84,7 +84,7 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
 
     uvicorn sets no limits to heads, trailers, chunks' marks, calls sent ahead of answers, or the time of a call. Here a
     call that comes before the answer to the one before is not heard, and the connection ends with that answer. A timer
-    for each call would cost more than the rest of this, so :func:`hang_up_slow` looks at all of them.
+    for each call would cost more than the rest of this, so the server looks at all of them.
     """
 
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
@@ -245,9 +245,3 @@ def refusal(kind: Kind, detail: str) -> bytes:
 def limited(limits: ConnectionLimits) -> type[PeerHttpToolsProtocol]:
     """The protocol with these limits."""
     return type("LimitedProtocol", (PeerHttpToolsProtocol,), {"limits": limits})
-
-
-def hang_up_slow(connections: Iterable[Any], now: float) -> None:
-    """Look at all connections; to be called several times within ``read_s``. A microsecond for each."""
-    for connection in list(connections):
-        connection.hang_up_if_slow(now)
