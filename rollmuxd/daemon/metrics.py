@@ -69,8 +69,6 @@ class Metrics:
         self._requests = Counter(
             "rollmux_http_requests", "Answered calls.", ["route", "method", "status"], registry=into
         )
-        #: looking a child up costs several times what counting does
-        self._answered: dict[tuple[str, str, int], Counter] = {}
         #: slots that run: how many GPUs they have, and since when
         self._running: dict[SlotId, tuple[int, Millis]] = {}
 
@@ -78,12 +76,8 @@ class Metrics:
 
     def answered(self, route: str, method: str, status: int) -> None:
         """A call was answered."""
-        key = (route or "none", method, status)
-        count = self._answered.get(key)
-        if count is None:
-            # Bounded: by the routes, their methods, and the statuses that we answer with.
-            count = self._answered[key] = self._requests.labels(key[0], key[1], str(status))
-        count.inc()
+        # Bounded: by the routes, their methods, and the statuses that we answer with.
+        self._requests.labels(route or "none", method, status).inc()
 
     def begin(self, state: State) -> None:
         """Take what runs from a replayed state, so that its GPU time is counted right."""

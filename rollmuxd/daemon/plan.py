@@ -192,7 +192,9 @@ def _least(asked: PlanQuestion, spent: float) -> LeastView:
             reason=f"they were not searched: placing these jobs once takes {spent:.1f} s of processor time. "
             f"Plan fewer jobs at a time{longer}"
         )
-    unknown = [spec.name for spec in asked.jobs if spec.slo is not None and _unmeasured(spec)]
+    unknown = [
+        spec.name for spec in asked.jobs if spec.slo is not None and None in {phase.planned_ms for phase in spec.phases}
+    ]
     if unknown:
         return LeastView(
             reason=f"jobs {_some(unknown)} state an slo, and not what their phases take: no promise can be judged. "
@@ -215,10 +217,6 @@ def _least(asked: PlanQuestion, spent: float) -> LeastView:
             "Plan with more nodes (tables [pools.NAME] in the file), or with looser values of slo"
         )
     return _least_view(asked, found, hosts, nodes)
-
-
-def _unmeasured(spec: JobSpec) -> bool:
-    return any(phase.planned_ms is None for phase in spec.phases)
 
 
 def _some(names: Sequence[str]) -> str:

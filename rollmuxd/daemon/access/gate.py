@@ -167,7 +167,10 @@ class Gate:
 
     async def load(self) -> None:
         """Read the keys: before the first is asked for, and whenever they have changed."""
-        self._keys = {key.id: (key, _caller_of(key)) for key in await self._journal.list_keys()}
+        self._keys = {
+            key.id: (key, Caller(key.owner, key.user, key.role, f"{key.owner}/{key.user}", key.id))
+            for key in await self._journal.list_keys()
+        }
 
     async def who(self, authorization: str | None, peer: Peer | None) -> Caller:
         """The caller. A key that is sent counts, on the Unix socket too.
@@ -211,7 +214,3 @@ class Gate:
         # Root, and a user that could send the daemon signals and read its files, is its operator anyway.
         role = Role.ADMIN if uid in {0, self._own_uid} else Role.USER
         return Caller(owner=name, user=name, role=role, name=name)
-
-
-def _caller_of(key: ApiKey) -> Caller:
-    return Caller(owner=key.owner, user=key.user, role=key.role, name=f"{key.owner}/{key.user}", key=key.id)

@@ -51,18 +51,8 @@ def silent_ms(core: Scheduler, session: SessionId, now: Millis) -> Millis | None
     return None if seen is None or 2 * (now - seen) <= core.config.lease_ms else now - seen
 
 
-def silent_sessions(core: Scheduler, now: Millis) -> list[SessionId]:
-    """The sessions of which no heartbeat has come for longer than expected."""
-    return [session for session in core.context.timers.seen if silent_ms(core, session, now) is not None]
-
-
-def fence_text(fence: Fence) -> str:
-    """A fence as it goes over the wire: ``1.17``."""
-    return f"{fence.incarnation}.{fence.number}"
-
-
 def fence_of(text: str) -> Fence:
-    """The fence that a request carries; its form was checked on decoding."""
+    """The fence that a request carries, ``1.17``; its form was checked on decoding."""
     incarnation, _, number = text.partition(".")
     return Fence(int(incarnation), int(number))
 
@@ -229,7 +219,9 @@ def slot_view(visibility: Visibility, slot: Slot, job: Job, now: Millis, *, why:
         phase=slot.phase,
         status=str(slot.status),
         request_id=slot.request_id,
-        fence=fence_text(slot.fence) if on and slot.fence is not None and visibility.caller.may_act(job) else None,
+        fence=f"{slot.fence.incarnation}.{slot.fence.number}"
+        if on and slot.fence is not None and visibility.caller.may_act(job)
+        else None,
         gpus=list(slot.gpus),
         lease_s=seconds(lease_left_ms(core, slot.session, now)) if on else None,
         position=visibility.figures.slot_position(slot.id, now) if queued else None,

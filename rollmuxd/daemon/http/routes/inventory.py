@@ -62,30 +62,30 @@ async def drain_node(call: Call, node: str, body: DrainBody) -> NodeView:
 
     Without, ``jobs`` in the answer has those that stay placed on it and wait.
     """
-    given = DrainNode(node=node, by=call.caller.name, evict=body.evict)
-    await call.operate(given, node, _status_of, reason=body.reason)
-    return await _node(call, node)
+    return await _operate(call, node, DrainNode(node, call.caller.name, body.evict), body.reason)
 
 
 @routes.post("/v1/nodes/{node:path}/undrain", needs=Role.ADMIN, problems=(409,))
 async def undrain_node(call: Call, node: str) -> NodeView:
     """It may be used again."""
-    await call.operate(UndrainNode(node=node, by=call.caller.name), node, _status_of)
-    return await _node(call, node)
+    return await _operate(call, node, UndrainNode(node, call.caller.name))
 
 
 @routes.post("/v1/nodes/{node:path}/declare-clean", needs=Role.ADMIN, problems=(409,))
 async def declare_node_clean(call: Call, node: str, body: ReasonBody) -> NodeView:
     """Declare that nothing of any job is left on its GPUs. Audited."""
-    given = DeclareClean(node=node, by=call.caller.name, reason=body.reason)
-    await call.operate(given, node, _status_of, reason=body.reason)
-    return await _node(call, node)
+    return await _operate(call, node, DeclareClean(node, call.caller.name, body.reason), body.reason)
 
 
 @routes.get("/v1/nodes/{node:path}")
 async def get_node(call: Call, node: str) -> NodeView:
     """One node: ``/v1/nodes/host1/gpu0-3``."""
-    return await _node(call, node)
+    return await call.read(lambda core, now: _view(call, call.visibility(core), core.state.node(node)))
+
+
+async def _operate(call: Call, node: NodeId, given: Input, reason: str = "") -> NodeView:
+    await call.operate(given, node, _status_of, reason=reason)
+    return await get_node(call, node)
 
 
 def _status_of(state: State, node: NodeId) -> str:
@@ -96,10 +96,6 @@ def _status_of(state: State, node: NodeId) -> str:
     not_clean = [name for name, gpu in known.gpus.items() if gpu.dirty_by or gpu.holder]
     jobs = f", of {len(known.pinned)} jobs" if known.pinned else ""
     return f"{known.status}{jobs}{', with something on ' + ', '.join(not_clean) if not_clean else ''}"
-
-
-async def _node(call: Call, node: NodeId) -> NodeView:
-    return await call.read(lambda core, now: _view(call, call.visibility(core), core.state.node(node)))
 
 
 def _view(call: Call, visibility: Visibility, node: Node) -> NodeView:
@@ -128,21 +124,19 @@ async def get_host(call: Call, host: str) -> HostView:
 @routes.post("/v1/hosts/{host}/drain", needs=Role.ADMIN, problems=(409,))
 async def drain_host(call: Call, host: str, body: DrainBody) -> HostView:
     """Drain all its nodes. Without ``evict``, ``jobs`` has those that stay placed there and wait."""
-    by = call.caller.name
-    return await _each_node(call, host, lambda node: DrainNode(node=node, by=by, evict=body.evict), body.reason)
+    return await _each_node(call, host, lambda node: DrainNode(node, call.caller.name, body.evict), body.reason)
 
 
 @routes.post("/v1/hosts/{host}/undrain", needs=Role.ADMIN, problems=(409,))
 async def undrain_host(call: Call, host: str) -> HostView:
     """Its nodes may be used again."""
-    return await _each_node(call, host, lambda node: UndrainNode(node=node, by=call.caller.name))
+    return await _each_node(call, host, lambda node: UndrainNode(node, call.caller.name))
 
 
 @routes.post("/v1/hosts/{host}/declare-clean", needs=Role.ADMIN, problems=(409,))
 async def declare_host_clean(call: Call, host: str, body: ReasonBody) -> HostView:
     """Declare that nothing of any job is left on its GPUs. Audited."""
-    by = call.caller.name
-    return await _each_node(call, host, lambda node: DeclareClean(node=node, by=by, reason=body.reason), body.reason)
+    return await _each_node(call, host, lambda node: DeclareClean(node, call.caller.name, body.reason), body.reason)
 
 
 async def _each_node(call: Call, host: HostId, given: Callable[[NodeId], Input], reason: str = "") -> HostView:
@@ -151,7 +145,7 @@ async def _each_node(call: Call, host: HostId, given: Callable[[NodeId], Input],
     refusals: list[Rejected] = []
     for node in view.nodes:
         try:
-            await call.operate(given(node), node, _status_of, reason=reason)
+            await _operate(call, node, given(node), reason)
         except Rejected as refused:
             refusals.append(refused)
     if refusals and len(refusals) == len(view.nodes):

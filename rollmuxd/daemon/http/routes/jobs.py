@@ -36,7 +36,7 @@ from rollmuxd.daemon.http.wait_reasons import THOUGHTS
 from rollmuxd.daemon.settings import DefaultsTable, mb, ms
 from rollmuxd.spi import Residency, TakesOptions
 from rollmuxd.wire.answers import Explanation, JobView, Page, RegisteredView
-from rollmuxd.wire.requests import EndBody, PhaseBody, RegisterBody, StateBody, WantBody
+from rollmuxd.wire.requests import EndBody, PhaseBody, RegisterBody, StateBody
 
 routes = Routes("jobs")
 
@@ -246,7 +246,9 @@ def job_spec(body: RegisterBody, defaults: DefaultsTable) -> JobSpec:
     return JobSpec(
         name=body.name,
         phases=tuple(_cycle_phase(phase, body.states) for phase in body.phases),
-        wants=tuple(_want(pool, want) for pool, want in body.wants.items()),
+        wants=tuple(
+            Want(pool, want.nodes, want.gpus, tuple(dict.fromkeys(want.named))) for pool, want in body.wants.items()
+        ),
         side=tuple(_phase(phase) for phase in body.side),
         states=tuple(_state(pool, state, defaults) for pool, state in body.states.items()),
         slo=defaults.slo if body.slo is None and body.filler is None else body.slo,
@@ -333,10 +335,6 @@ def _phase(body: PhaseBody) -> PhaseSpec:
         every=body.every,
         traffic=body.traffic or "",
     )
-
-
-def _want(pool: str, body: WantBody) -> Want:
-    return Want(pool=pool, nodes=body.nodes, gpus=body.gpus, named=tuple(dict.fromkeys(body.named)))
 
 
 def _state(pool: str, body: StateBody, defaults: DefaultsTable) -> StateSpec:

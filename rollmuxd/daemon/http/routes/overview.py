@@ -55,7 +55,12 @@ async def overview(call: Call, query: OverviewQuery) -> Overview:
     """
     me = await whoami(call)
     seen = max((seen.at for seen in call.services.actuator.seen.values()), default=0) // OBSERVATIONS_MS
-    silent = await call.read(lambda core, now: (views.silent_sessions(core, now), now // SILENCE_MS))
+    silent = await call.read(
+        lambda core, now: (
+            [session for session in core.context.timers.seen if views.silent_ms(core, session, now) is not None],
+            now // SILENCE_MS,
+        )
+    )
     # For how long a job is silent changes all the time, and nothing has happened.
     asked = (call.caller.name, me.role, query.limit, query.owner, query.over, query.slots, silent[0] and silent)
     tag = f"{call.services.driver.scheduler.state.incarnation}.{me.last}.{seen}.{crc32(repr(asked).encode()):x}"

@@ -40,7 +40,9 @@ async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatV
     answer = await call.submit(given, session, once=session)
     visibility = call.visibility(call.services.driver.scheduler)
     view = _heard(call, visibility, mine.id, answer.directives)
-    if body.slot is None or view.tag != body.tag or not body.wait_s or not _may_wait(call):
+    # The owner's dashboards and feeds have half of the places for themselves.
+    most, waiting = call.services.settings.limits.max_facts_waiting, call.shared.facts_waiting[call.caller.owner]
+    if body.slot is None or view.tag != body.tag or not body.wait_s or 2 * waiting >= most:
         return view
     return await _until_others(call, mine.id, session, body.slot, view, min(body.wait_s, call.shared.lease_s / 2))
 
@@ -55,12 +57,6 @@ def _heard(call: Call, visibility: Visibility, job: JobId, found: Iterable[core.
     if (at := views.ends_at(visibility.core.state, job)) is not None:
         directives.append(Directive("ends", ends_at=at))
     return HeartbeatView(lease_s=call.shared.lease_s, directives=directives, tag=tag)
-
-
-def _may_wait(call: Call) -> bool:
-    """Whether a heartbeat may be held back. The owner's dashboards and feeds have half of the places for themselves."""
-    most = call.services.settings.limits.max_facts_waiting
-    return 2 * call.shared.facts_waiting[call.caller.owner] < most
 
 
 async def _until_others(
