@@ -3,7 +3,7 @@
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -36,6 +36,7 @@ class HostConnection(SentAgent):
     """The connection to one host, as one user."""
 
     _by = " by ssh"
+    _breaks = (OSError, asyncssh.Error)
 
     def __init__(
         self, host: HostId, options: SshOptions, user: str = "", *, now: Callable[[], float] = time.monotonic
@@ -52,13 +53,13 @@ class HostConnection(SentAgent):
             process = await self._connection.create_process(
                 plain(self._python(self._options.python)), encoding=None, request_pty=False
             )
+            opened = cast("Opened", (process.stdout, process.stdin))  # they can do what is asked of asyncio's
+            try:
+                await self._greet(opened)
+            except EOFError as error:
+                raise EOFError(await self._no_answer(process, str(error))) from None
         except asyncssh.Error as error:
             raise OSError(self._said(error)) from error
-        opened = cast("Opened", (Pipe(process),) * 2)
-        try:
-            await self._greet(opened)
-        except EOFError as error:
-            raise EOFError(await self._no_answer(process, str(error))) from None
         return opened
 
     async def _end(self) -> None:
@@ -68,6 +69,9 @@ class HostConnection(SentAgent):
             connection.close()
             with anyio.move_on_after(_END_S, shield=True):
                 await connection.wait_closed()
+
+    def _abort(self, writer: Any) -> None:
+        writer.channel.close()
 
     async def _how(self) -> dict[str, Any]:
         options = self._options
@@ -120,54 +124,6 @@ class HostConnection(SentAgent):
         if process.exit_status == _NO_PROGRAM:
             return f"there is no {python} there; install Python 3.8 or newer, or name one in options.python ({last})"
         return f"{python} ended with exit code {process.exit_status} and said: {last}"
-
-
-class Pipe:
-    """The inputs and outputs of a process as a reader and a writer of asyncio: what breaks is an OSError."""
-
-    def __init__(self, process: "SSHClientProcess[bytes]") -> None:
-        self._process = process
-
-    @property
-    def transport(self) -> "Pipe":
-        """What can be aborted."""
-        return self
-
-    async def readline(self) -> bytes:
-        """As :meth:`asyncio.StreamReader.readline`."""
-        with _as_os_errors():
-            return await self._process.stdout.readline()
-
-    async def readexactly(self, size: int) -> bytes:
-        """As :meth:`asyncio.StreamReader.readexactly`."""
-        with _as_os_errors():
-            return await self._process.stdout.readexactly(size)
-
-    def write(self, data: bytes) -> None:
-        """As :meth:`asyncio.StreamWriter.write`."""
-        with _as_os_errors(), contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(data)
-
-    async def drain(self) -> None:
-        """As :meth:`asyncio.StreamWriter.drain`."""
-        with _as_os_errors():
-            await self._process.stdin.drain()
-
-    def is_closing(self) -> bool:
-        """As :meth:`asyncio.StreamWriter.is_closing`."""
-        return self._process.stdin.is_closing()
-
-    def abort(self) -> None:
-        """Close it, whatever is on its way."""
-        self._process.close()
-
-
-@contextlib.contextmanager
-def _as_os_errors() -> Iterator[None]:
-    try:
-        yield
-    except asyncssh.Error as error:
-        raise OSError(str(error)) from error
 
 
 def plain(argv: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import asyncssh
@@ -20,7 +21,7 @@ from rollmuxd.spi import ContactLost, HostConfig, NotDone, ProcessOrder
 from rollmuxd_backend_local import asking
 from rollmuxd_backend_local.agent import connection
 from rollmuxd_backend_ssh import SshBackend
-from rollmuxd_backend_ssh.connection import HostConnection, Pipe
+from rollmuxd_backend_ssh.connection import HostConnection
 from rollmuxd_backend_ssh.options import SshOptions
 
 
@@ -522,11 +523,21 @@ class Host:
         return Connection()
 
 
+class Silent:
+    """A stream of such a process."""
+
+    async def readexactly(self, size):
+        await asyncio.Event().wait()
+
+    def is_closing(self):
+        return True
+
+
 class Connection:
     """Its process has nothing to say."""
 
     async def create_process(self, line, **more):
-        return Pipe(None)
+        return SimpleNamespace(stdin=Silent(), stdout=Silent())
 
     def close(self):
         pass
@@ -540,8 +551,6 @@ def host(monkeypatch):
     host = Host()
     monkeypatch.setattr(asyncssh, "connect", host.connect)
     monkeypatch.setattr(HostConnection, "_greet", lambda self, opened: asyncio.sleep(0))
-    monkeypatch.setattr(Pipe, "readexactly", lambda self, size: asyncio.Event().wait())
-    monkeypatch.setattr(Pipe, "is_closing", lambda self: True)
     return host
 
 

@@ -6,7 +6,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import anyio
 
@@ -37,6 +37,8 @@ class AgentConnection(ABC):
     _what: str
     _by: str = ""
     _agent: str
+    #: what a stream raises that breaks
+    _breaks: ClassVar[tuple[type[Exception], ...]] = (OSError,)
 
     def __init__(self, connect_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._connect_s, self._now = connect_s, now
@@ -120,13 +122,14 @@ class AgentConnection(ABC):
                 return Failed("not_done", f"this cannot be sent: {error}")
             await writer.drain()
             return await answered
-        except OSError as error:
+        except self._breaks as error:
             raise ContactLost(f"{self._agent} is gone: {error}") from error
         finally:
             del self._waiting[ask.number]
             # Cancelled with the call that waited for it, it is done as well.
             if (answered.cancelled() or not answered.done()) and not writer.is_closing():
-                frames.write(writer, Forget(ask.number))
+                with contextlib.suppress(*self._breaks):
+                    frames.write(writer, Forget(ask.number))
 
     async def _join(self) -> Opened:
         wait_s = self._next_at - self._now()
@@ -159,7 +162,7 @@ class AgentConnection(ABC):
         why = f"{self._agent} has ended"
         try:
             while True:
-                said = await frames.read(reader)
+                said = await frames.read(reader, self._breaks)
                 if isinstance(said, Answer) and said.number in self._waiting and not self._waiting[said.number].done():
                     self._waiting[said.number].set_result(said.said)
         except EOFError as error:
@@ -175,10 +178,14 @@ class AgentConnection(ABC):
         """The connection is gone, and with it all answers."""
         opened, self._opened = self._opened, None
         if opened is not None and not opened[1].is_closing():  # a pipe's that is closed cannot be aborted
-            opened[1].transport.abort()
+            self._abort(opened[1])
         for answered in self._waiting.values():
             if not answered.done():
                 answered.set_exception(ContactLost(why))
+
+    def _abort(self, writer: asyncio.StreamWriter) -> None:
+        """Close it, whatever is on its way."""
+        writer.transport.abort()
 
     def _went_unanswered(self) -> None:
         """Where this one hangs, another may not."""

@@ -159,8 +159,8 @@ def write(writer: asyncio.StreamWriter, said: Said) -> None:
     writer.write(len(body).to_bytes(_SIZE, "big") + body)
 
 
-async def read(reader: asyncio.StreamReader) -> Said:
-    """The next one.
+async def read(reader: asyncio.StreamReader, breaks: tuple[type[Exception], ...] = (OSError,)) -> Said:
+    """The next one. ``breaks``: what the reader raises where the connection breaks.
 
     Raises:
         EOFError: there is none any more; with a text: since the connection broke.
@@ -173,7 +173,7 @@ async def read(reader: asyncio.StreamReader) -> Said:
         body = await reader.readexactly(size)
     except asyncio.IncompleteReadError:
         raise EOFError from None
-    except OSError as error:
+    except breaks as error:
         raise EOFError(str(error) or type(error).__name__) from error
     if not body.startswith(b"{"):
         try:

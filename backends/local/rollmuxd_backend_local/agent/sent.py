@@ -43,7 +43,7 @@ class SentAgent(AgentConnection):
         Raises EOFError: it has ended before it said anything, with the last line that something else has said.
         """
         reader, writer = opened
-        with contextlib.suppress(OSError):  # it has ended: why, the caller finds in what it said
+        with contextlib.suppress(*self._breaks):  # it has ended: why, the caller finds in what it said
             writer.write(self._program)
             await writer.drain()
         told = await self._greeting(reader)
@@ -62,7 +62,7 @@ class SentAgent(AgentConnection):
 
     async def _beat(self, writer: asyncio.StreamWriter) -> None:
         """So that a process which hears nothing may end itself: after a daemon's death nothing else would end it."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*self._breaks):
             while not writer.is_closing():
                 frames.write(writer, frames.Beat())
                 await writer.drain()
