@@ -154,8 +154,6 @@ class Driver:
         self._clock = clock
         self._perform = perform
         self._start = msgspec.structs.replace(start, incarnation=journal.incarnation)
-        #: nodes that the configuration has
-        self.configured: Final = frozenset(node.id for node in start.nodes)
         self._sinks = tuple(sinks)
         self._prompt = tuple(prompt)
         self._untold: list[Entry] = []

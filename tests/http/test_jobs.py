@@ -160,8 +160,8 @@ async def test_the_list_says_why_one_that_has_its_place_waits_for_its_turn(runni
 async def test_who_waits_for_a_node_that_was_taken_out_of_the_configuration_is_told_so(running):
     async with running() as world, world.client() as client:
         job = await world.job(client)
-        world.driver.configured = world.driver.configured - {"h1/gpu0-1"}
-        world.state.nodes["h1/gpu0-1"].status = NodeStatus.DRAINED
+        node = world.state.nodes["h1/gpu0-1"]
+        node.status, node.drain, node.unconfigured = NodeStatus.DRAINED, True, True
         asked = (await job.ask("rollout", wait_s=0)).json()
 
         said = "the configuration no longer has its nodes h1/gpu0-1, so it is granted nothing there: "

@@ -6,7 +6,7 @@ nodes and jobs) has ids, and its sentence is made here, for this caller. Refusal
 people, drivers and backends wrote is shown as it is.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TypeVar, cast
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import Context
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.ids import JobId, Millis, NodeId, SessionId, SlotId
+from rollmuxd.core.ids import JobId, Millis, SessionId, SlotId
 from rollmuxd.core.model import Job, Node, Session, nodes_in
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.access.gate import Caller
@@ -30,9 +30,8 @@ V = TypeVar("V")
 class Visibility:
     """What one caller may see of the scheduler's state, at this moment."""
 
-    def __init__(self, core: Scheduler, caller: Caller, configured: Container[NodeId] | None = None) -> None:
-        """``configured``: which nodes the configuration has."""
-        self.core, self.caller, self._configured = core, caller, configured
+    def __init__(self, core: Scheduler, caller: Caller) -> None:
+        self.core, self.caller = core, caller
 
     # ---- thought of now --------------------------------------------------------------------------------------------
 
@@ -50,16 +49,14 @@ class Visibility:
 
     def of_node(self, node: Node) -> str:
         """Why a node is not used: before all else, that it is not in the configuration any more."""
-        if self._configured is not None and node.id not in self._configured:
+        if node.unconfigured:
             return "it is no longer in the configuration: put it back, or end the jobs that are placed there"
         return self.sentence(node.reason)
 
     def gone(self, job: Job) -> tuple[Reason, ...]:
         """That nodes which the job has, and still waits for, are not in the configuration any more."""
-        if self._configured is None or not job.has_place:
-            return ()
-        nodes = [node for node in nodes_in(job.pins) if node not in self._configured]
-        if not nodes:
+        nodes = [node for node in nodes_in(job.pins) if self.core.state.nodes[node].unconfigured]
+        if not nodes or not job.has_place:
             return ()
         text = (
             f"the configuration no longer has its nodes {', '.join(nodes)}, so it is granted nothing there: put them "

@@ -195,7 +195,7 @@ class Call:
 
     def visibility(self, core: Scheduler) -> Visibility:
         """What this caller may see of how things are."""
-        return Visibility(core, self.caller, self.services.driver.configured)
+        return Visibility(core, self.caller)
 
     async def act_on(self, find: Callable[..., T], ref: str) -> T:
         """The job, slot or session that the caller wants to act on; refuses a caller that may not.

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from rollmuxd.core import decision as core_decision
 from rollmuxd.core.estimates import credit_ms, phase_ms, quantile_ms, solo_ms
-from rollmuxd.core.ids import Fence, GpuId, JobId, Millis, NodeId, SessionId
+from rollmuxd.core.ids import Fence, GpuId, JobId, Millis, SessionId
 from rollmuxd.core.model import Gpu, Group, Host, Job, JobStatus, Node, NodeStatus, PhaseTimes, Slot, SlotStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import PhaseSpec
@@ -164,14 +164,13 @@ class ExplainQuestion:
     job: JobId
     now: Millis
     caller: Caller
-    configured: frozenset[NodeId]
     #: a copy of the state has no heartbeats
     silent: list[str]
 
     def answer(self) -> wire.Explanation:
         """The explanation."""
         core = self.copy.scheduler()
-        visibility = Visibility(core, self.caller, self.configured)
+        visibility = Visibility(core, self.caller)
         return explanation(visibility, core.state.job(self.job), self.now, self.silent)
 
 

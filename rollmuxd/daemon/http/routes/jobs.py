@@ -144,9 +144,8 @@ async def explain_job(call: Call, job: str) -> Explanation:
         return views.explanation(call.visibility(core), known, now, views.silence(core, known, now))
 
     def question(core: Scheduler, now: Millis) -> views.ExplainQuestion:
-        known, configured = find_job(core.state, call.caller, job), call.services.driver.configured
-        silent = views.silence(core, known, now)
-        return views.ExplainQuestion(copy_of(call, core), known.id, now, call.caller, configured, silent)
+        known = find_job(core.state, call.caller, job)
+        return views.ExplainQuestion(copy_of(call, core), known.id, now, call.caller, views.silence(core, known, now))
 
     found = await call.read(look)
     return await ask(call, question) if found is None else found
