@@ -35,6 +35,7 @@ from rollmuxd.core.model import (
     Slot,
     SlotStatus,
     StateStatus,
+    nodes_in,
 )
 from rollmuxd.core.policy import Refusal, SpendsCredit
 from rollmuxd.core.spec import Movable
@@ -135,15 +136,17 @@ class Explainer:
         sentences += self._drained(known)
         if known.guarded:
             sentences.append(_guarded(state.groups.get(known.group or "")))
-        reasons: tuple[Reason, ...] = ()
-        if known.queued is not None:
+        reasons = self._gone(known)
+        if known.queued is None:
+            sentences += [_sentence(reason.text) for reason in reasons]
+        else:
             reasons = self.why_slot_waits(known.queued, now)
             phase = state.slots[known.queued].phase
             sentences.append(f"It waits for {phase}: {'; '.join(reason.text for reason in reasons)}.")
             wait = self.expected_wait_ms(known.queued, now)
             if wait is not None and known.status in PLACED:
                 sentences.append(f"Its {phase} is likely to begin in {_span(wait)}.")
-        elif known.slot is not None:
+        if known.queued is None and known.slot is not None:
             slot = state.slots[known.slot]
             where = f" on {', '.join(slot.gpus)}" if slot.gpus else ""
             sentences.append(f"Its {slot.phase} slot {slot.id} is {slot.status}{where}.")
@@ -319,7 +322,7 @@ class Explainer:
         group = state.groups.get(job.group or "")
         if group is None:
             return (Reason("no_placement", "its job has no placement"),)
-        reasons = []
+        reasons = [*self._gone(job)]
         if slot in self._c.timers.detached:
             reasons.append(_NOBODY)
         reasons += self._turns_before(group, known)
@@ -332,6 +335,17 @@ class Explainer:
             node = state.nodes[name]
             reasons += [*self._node_in_the_way(node, job), *self._no_word([node], job, now)]
         return tuple(reasons) or (Reason("next", "it is next"),)
+
+    def _gone(self, job: Job) -> tuple[Reason, ...]:
+        """That nodes which the job has, and still waits for, are not in the configuration any more."""
+        nodes = [node for node in nodes_in(job.pins) if self._c.state.nodes[node].unconfigured]
+        if not nodes or not job.has_place:
+            return ()
+        text = (
+            f"the configuration no longer has its nodes {', '.join(nodes)}, so it is granted nothing there: put them "
+            f"back, or end the job (rollmuxd job end {job.id}) and start it again"
+        )
+        return (Reason("node_gone", text, {"nodes": nodes}),)
 
     def _turns_before(self, group: Group, slot: Slot) -> list[Reason]:
         state = self._c.state

@@ -172,7 +172,7 @@ async def test_who_waits_for_a_node_that_was_taken_out_of_the_configuration_is_t
         assert listed["reason"].startswith(said)
         assert f"rollmuxd job end {job.id}" in listed["reason"]
         explained = (await client.get(f"/v1/jobs/{job.id}/explain")).json()
-        assert explained["sentences"][-1].startswith(f"T{said[1:]}")
+        assert explained["sentences"][-1].startswith(f"It waits for rollout: {said}")
         assert explained["reasons"][0]["code"] == "node_gone"
         nodes = (await client.get("/v1/nodes")).json()["items"]
         (gone,) = [

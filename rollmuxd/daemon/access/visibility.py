@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import Context
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.ids import JobId, Millis, SessionId, SlotId
-from rollmuxd.core.model import Job, Node, Session, nodes_in
+from rollmuxd.core.ids import JobId, SessionId
+from rollmuxd.core.model import Job, Node, Session
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.access.gate import Caller
 from rollmuxd.explain.causes import sentence
-from rollmuxd.explain.explainer import Explainer, Story
+from rollmuxd.explain.explainer import Explainer
 from rollmuxd.wire import answers as wire
 
 K = TypeVar("K")
@@ -35,34 +35,11 @@ class Visibility:
 
     # ---- thought of now --------------------------------------------------------------------------------------------
 
-    def why_slot_waits(self, slot: SlotId, now: Millis) -> tuple[Reason, ...]:
-        """As :meth:`Explainer.why_slot_waits`; and first, if the nodes have gone for which it waits."""
-        job = self.core.state.jobs[self.core.state.slot(slot).job]
-        return (*self.gone(job), *self.explainer.why_slot_waits(slot, now))
-
-    def explain(self, job: JobId, now: Millis) -> Story:
-        """As :meth:`Explainer.explain`; and that its nodes have gone, if they have."""
-        story = self.explainer.explain(job, now)
-        gone = self.gone(self.core.state.job(job))
-        sentences = (f"{reason.text[0].upper()}{reason.text[1:]}." for reason in gone)
-        return story._replace(reasons=(*gone, *story.reasons), sentences=(*story.sentences, *sentences))
-
     def of_node(self, node: Node) -> str:
         """Why a node is not used: before all else, that it is not in the configuration any more."""
         if node.unconfigured:
             return "it is no longer in the configuration: put it back, or end the jobs that are placed there"
         return self.sentence(node.reason)
-
-    def gone(self, job: Job) -> tuple[Reason, ...]:
-        """That nodes which the job has, and still waits for, are not in the configuration any more."""
-        nodes = [node for node in nodes_in(job.pins) if self.core.state.nodes[node].unconfigured]
-        if not nodes or not job.has_place:
-            return ()
-        text = (
-            f"the configuration no longer has its nodes {', '.join(nodes)}, so it is granted nothing there: put them "
-            f"back, or end the job (rollmuxd job end {job.id}) and start it again"
-        )
-        return (Reason("node_gone", text, {"nodes": nodes}),)
 
     @property
     def figures(self) -> Explainer:

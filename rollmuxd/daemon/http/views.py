@@ -144,7 +144,7 @@ def silence(core: Scheduler, job: Job, now: Millis) -> list[str]:
 
 def explanation(visibility: Visibility, job: Job, now: Millis, silent: list[str]) -> wire.Explanation:
     """Why a job waits, or where it sits and why; and what :func:`silence` says."""
-    why, (first, *others), what_ifs = visibility.explain(job.id, now)
+    why, (first, *others), what_ifs = visibility.explainer.explain(job.id, now)
     sentences = [first, *silent, *others]
     return wire.Explanation(
         job=job.id,
@@ -226,7 +226,7 @@ def slot_view(visibility: Visibility, slot: Slot, job: Job, now: Millis, *, why:
         position=visibility.figures.slot_position(slot.id, now) if queued else None,
         expected_wait_s=seconds(visibility.figures.expected_wait_ms(slot.id, now)) if queued else None,
         reason=visibility.sentence(slot.reason),
-        reasons=visibility.reasons(visibility.why_slot_waits(slot.id, now))
+        reasons=visibility.reasons(visibility.explainer.why_slot_waits(slot.id, now))
         if queued or slot.overrun_at is not None
         else [],
         queued_at=iso(slot.queued_at),

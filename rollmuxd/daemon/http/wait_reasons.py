@@ -35,8 +35,8 @@ class WaitReasons:
         kind = (visibility.caller.admin or job.owner, turn or _shape_of(job))  # others may not read the names in it
         if kind in self._known or not may_think:
             return self._known.get(kind, ""), False
-        explain = visibility.explainer.why_job_waits
-        reasons = explain(job.id, now).reasons if turn is None else visibility.why_slot_waits(turn, now)
+        explain = visibility.explainer
+        reasons = explain.why_job_waits(job.id, now).reasons if turn is None else explain.why_slot_waits(turn, now)
         self._known[kind] = reasons[0].text if reasons else ""
         return self._known[kind], True
 
