@@ -12,6 +12,7 @@ BrokenInvariant          our bug: the process stops; the journal has not seen it
 """
 
 from rollmuxd.core.causes import Cause
+from rollmuxd.core.ids import Millis
 
 
 class Rejected(Exception):
@@ -43,13 +44,22 @@ class StaleFence(Conflict):
 
 
 class RunAlive(Conflict):
-    """A process of the job's present run is alive."""
+    """A process of the job's present run is alive; ``lease``: since when it is silent, and when it is lost for that.
 
-    def __init__(self, name: str, run: int, pid: int, host: str) -> None:
+    A supervisor starts a process again at once that was killed, and would not know what to wait for.
+    """
+
+    def __init__(self, name: str, run: int, pid: int, host: str, lease: tuple[Millis, Millis] | None = None) -> None:
         process = f"pid {pid} on {host or 'an unnamed host'}" if pid else "its process has yet to open a session"
-        super().__init__(
-            f"run {run} of job {name!r} is alive: {process}; end it, or register with replace to take its place"
-        )
+        text = f"run {run} of job {name!r} is alive: {process}; end it, or register with replace to take its place"
+        if pid and lease is not None:
+            silent_s, lost_in_s = lease[0] // 1000, -(-lease[1] // 1000)
+            text = (
+                f"run {run} of job {name!r} counts as alive: {process}, last heard of {silent_s} s ago; it is lost in "
+                f"{lost_in_s} s unless it is heard of again. If it is gone: `rollmuxd job end {name}`, or register "
+                "with replace=True to take its place. To run both, give this one another name"
+            )
+        super().__init__(text)
         self.name, self.run, self.pid, self.host = name, run, pid, host
 
 

@@ -45,7 +45,9 @@ def refuse_if_alive(c: Context, known: Job) -> None:
     """A run is alive while its session is, and without any session for as long as its process is awaited."""
     session = c.state.session_of(known)
     if session is not None:
-        raise RunAlive(known.spec.name, known.run, session.pid, session.host)
+        seen = c.timers.seen.get(session.id)
+        lease = None if seen is None else (c.now - seen, max(0, seen + c.config.lease_ms - c.now))
+        raise RunAlive(known.spec.name, known.run, session.pid, session.host, lease)
     if known.spec.launch is not None:
         if known.status is not JobStatus.QUARANTINED:  # of one that is, no process is awaited
             here = known.launch

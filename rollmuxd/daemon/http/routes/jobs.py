@@ -5,7 +5,7 @@ from functools import partial
 
 from msgspec import UNSET, UnsetType, structs
 
-from rollmuxd.core.errors import Conflict, Impossible, RunAlive
+from rollmuxd.core.errors import Conflict, Impossible
 from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.inputs import EndJob, PauseJob, RegisterJob, ResumeJob
 from rollmuxd.core.model import Job, JobStatus
@@ -69,18 +69,13 @@ async def register_job(call: Call, body: RegisterBody) -> RegisteredView:
         idempotency_key=body.idempotency_key,
         replace=body.replace,
     )
-    core = call.services.driver.scheduler
-    known = core.state.job_named(caller.owner, body.name)
+    known = call.services.driver.scheduler.state.job_named(caller.owner, body.name)
     anothers = known is not None and known.status is not JobStatus.ENDED and not caller.owns(known)
-    try:
-        if anothers or body.launch is not None or runs:  # a lead takes another's place, or an admin has something run
-            what = "to be started" if body.launch is not None else f"has {runs} run" if runs else "registered again"
-            answer = await call.operate(given, body.name, partial(_status_named, caller.owner), reason=what)
-        else:
-            answer = await call.services.driver.submit(given)
-    except RunAlive as alive:
-        _say_how_long(alive, core, known, call.services.clock.now())
-        raise
+    if anothers or body.launch is not None or runs:  # a lead takes another's place, or an admin has something run
+        what = "to be started" if body.launch is not None else f"has {runs} run" if runs else "registered again"
+        answer = await call.operate(given, body.name, partial(_status_named, caller.owner), reason=what)
+    else:
+        answer = await call.services.driver.submit(given)
     if answer.repeated:
         call.status = 200
     assert answer.job is not None
@@ -183,24 +178,6 @@ def _find_run(run: int | None, state: State, caller: Caller, ref: str, *, act: b
     if run not in (None, job.run):
         raise Conflict(f"run {run} is not the present one of job {job.spec.name}, which is run {job.run}: nothing ends")
     return job
-
-
-def _say_how_long(alive: RunAlive, core: Scheduler, job: Job | None, now: Millis) -> None:
-    """Have the refusal say since when nothing was heard of the run's process, and when it is lost, for that.
-
-    A supervisor starts a process again at once that was killed, and would not know what to wait for.
-    """
-    if job is None or job.session is None or not alive.pid or job.session not in core.context.timers.seen:
-        return
-    left_ms = views.lease_left_ms(core, job.session, now)
-    silent_s, lost_in_s = max(0, core.config.lease_ms - left_ms) // 1000, -(-left_ms // 1000)
-    text = (
-        f"run {alive.run} of job {alive.name!r} counts as alive: pid {alive.pid} on {alive.host or 'an unnamed host'}, "
-        f"last heard of {silent_s} s ago; it is lost in {lost_in_s} s unless it is heard of again. If it is gone: "
-        f"`rollmuxd job end {alive.name}`, or register with replace=True to take its place. To run both, give this one "
-        "another name"
-    )
-    alive.args = (text,)
 
 
 def _may_register(state: State, caller: Caller, name: str, *, act: bool) -> None:
