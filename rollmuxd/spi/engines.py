@@ -12,8 +12,8 @@ Needs httpx and anyio; not imported by :mod:`rollmuxd.spi`.
 """
 
 import contextlib
+import ipaddress
 import re
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, ClassVar, Final, Self
@@ -47,9 +47,6 @@ _URL: Final = re.compile(
     r"(?::(?P<port>(?:[0-9]|\{(?:gpu|run|pid)\})+))?"
     r"(?P<path>(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*)/?"
 )
-#: an address of the loopback: all of it, and its first byte
-_LOOPBACK_6: Final = bytes(15) + bytes([1])
-_LOOPBACK_4: Final = 127
 
 
 class NotThere(NotDone):
@@ -96,7 +93,7 @@ class Engine(Struct):
         except httpx.ConnectError as error:
             raise NotThere(f"nothing listens at {self}: {error}") from error
         except httpx.TimeoutException as error:
-            raise ContactLost(f"{method} {path} of {self}: {error}") from error
+            raise ContactLost(f"{method} {path} of {self}: no answer within {limit_s or 0:g} s") from error
         except httpx.HTTPError as error:
             raise ContactLost(f"{method} {path} of {self} broke off: {self._why(error)}") from error
         if answer.status_code == httpx.codes.NOT_FOUND and missing:
@@ -122,7 +119,10 @@ class Engine(Struct):
             return "a call, with the headers that are configured, is none of HTTP"
         if isinstance(error, httpx.ProtocolError) and not self.vouched:
             return "what listens there does not answer as HTTP has it"
-        return str(error) or type(error).__name__
+        why: BaseException = error
+        while not str(why) and why.__cause__ is not None:
+            why = why.__cause__
+        return str(why) or type(error).__name__
 
     async def answers(self, path: str) -> bool:
         """Whether the engine is there and says that it is well."""
@@ -460,8 +460,6 @@ def _is_on_loopback(url: str) -> bool:
 
 def _is_loopback(host: str) -> bool:
     try:
-        if host.startswith("["):
-            return socket.inet_pton(socket.AF_INET6, host[1:-1]) == _LOOPBACK_6
-        return host.lower() == "localhost" or socket.inet_pton(socket.AF_INET, host)[0] == _LOOPBACK_4
-    except OSError:
+        return host.lower() == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
         return False

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import anyio
 import anyio.abc
-import anyio.streams.tls
 import httpcore
 import httpx
+from httpcore._backends.anyio import AnyIOStream
 
 from rollmuxd.core.ids import HostId
 from rollmuxd.spi.backend import Backend, OpensConnections, opens_connections
@@ -76,58 +76,28 @@ class _Network(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectError(str(error)) from error
 
 
-class _Stream(httpcore.AsyncNetworkStream):
-    """A stream of anyio, as httpcore wants it."""
+class _Stream(AnyIOStream):
+    """httpcore's own over a stream of anyio; what comes is looked at before it is parsed."""
 
     def __init__(self, stream: anyio.abc.ByteStream) -> None:
-        self._stream = stream
+        super().__init__(stream)
         #: the end of what was read last: a run of blanks may begin there
         self._before = b""
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        try:
-            with anyio.fail_after(timeout):
-                read = await self._stream.receive(max_bytes)
-        except anyio.EndOfStream:
-            return b""
-        except TimeoutError as error:
-            raise httpcore.ReadTimeout(f"no answer within {timeout} s") from error
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
-            raise httpcore.ReadError(_why(error)) from error
+        read = await super().read(max_bytes, timeout)
         looked_at = self._before + read.translate(_AS_BLANKS)
         if _ALL_BLANK in looked_at:
             raise httpcore.RemoteProtocolError(f"more than {_LONGEST_BLANK} blanks in a row")
         self._before = looked_at[-_LONGEST_BLANK:]
         return read
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        try:
-            with anyio.fail_after(timeout):
-                if buffer:
-                    await self._stream.send(buffer)
-        except TimeoutError as error:
-            raise httpcore.WriteTimeout(f"could not be sent within {timeout} s") from error
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
-            raise httpcore.WriteError(_why(error)) from error
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.AsyncNetworkStream:
         try:
-            with anyio.fail_after(timeout):
-                wrapped = await anyio.streams.tls.TLSStream.wrap(
-                    self._stream, hostname=server_hostname, ssl_context=ssl_context, standard_compatible=False
-                )
-        except TimeoutError as error:
-            raise httpcore.ConnectTimeout(f"no TLS within {timeout} s") from error
-        except (anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError) as error:
-            await self._stream.aclose()
-            raise httpcore.NetworkError(_why(error)) from error  # something listens there
-        return _Stream(wrapped)
-
-
-def _why(error: Exception) -> str:
-    return str(error) or str(error.__cause__ or "") or type(error).__name__
+            tls = await super().start_tls(ssl_context, server_hostname, timeout)
+        except httpcore.ConnectError as error:
+            raise httpcore.NetworkError(str(error)) from error  # something listens there
+        assert isinstance(tls, AnyIOStream)
+        return _Stream(tls._stream)  # noqa: SLF001  (nothing public gives it)
