@@ -10,7 +10,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
@@ -23,7 +23,6 @@ from rollmuxd.client.registration import call_with_known, registration
 from rollmuxd.client.retry import Flow
 from rollmuxd.client.runtime import Options, Runtime
 from rollmuxd.client.session import Held
-from rollmuxd.wire.answers import Directive
 from rollmuxd.wire.requests import RegisterBody
 
 P = ParamSpec("P")
@@ -36,14 +35,12 @@ _MEASURES = 32
 # ---- slots -----------------------------------------------------------------------------------------------------------
 
 
-class Slot:
+class Slot(Held):
     """The GPUs of one phase, for as long as it runs. Without a daemon it holds nothing."""
 
-    def __init__(self, runtime: Runtime[Any], phase: str, held: Held | None = None) -> None:
+    def __init__(self, runtime: Runtime[Any], id: str, phase: str, fence: str | None, gpus: Sequence[str]) -> None:
+        super().__init__(id, phase, fence, gpus)
         self._runtime = runtime
-        #: what the client itself keeps of it
-        self.held = held
-        self.phase = phase
         self.measured: dict[str, float] = {}
         #: seconds of the monotonic clock: when it was granted
         self.since = time.monotonic()
@@ -52,44 +49,14 @@ class Slot:
         return f"<{type(self).__name__} {self.id or 'alone'} {self.phase} gpus={list(self.gpus)}>"
 
     @property
-    def gpus(self) -> tuple[str, ...]:
-        """The GPUs, as ``host1/gpu0``."""
-        return self.held.gpus if self.held is not None else ()
-
-    @property
-    def id(self) -> str:
-        """The slot's id."""
-        return self.held.slot if self.held is not None else ""
-
-    @property
-    def fence(self) -> str | None:
-        """The fencing number, to be checked by whatever the phase writes to."""
-        return self.held.fence if self.held is not None else None
-
-    @property
-    def directive(self) -> Directive | None:
-        """What the daemon asks now, if anything: ``shrink`` (to ``keep``), ``stop`` (the slot is lost).
-
-        Or offers: ``grow`` (to ``gpus``); or tells: ``move`` (the next iteration is on ``gpus``).
-        """
-        return self.held.directive if self.held is not None else None
-
-    @property
     def should_yield(self) -> bool:
         """Whether a filler is to leave its slot now: another job is due on the node, or the slot is lost."""
-        return self.lost or (self.held is not None and self.held.yield_by is not None)
+        return self.lost or self.yield_by is not None
 
     @property
     def yield_in_s(self) -> float | None:
         """Seconds until a slot that is to be left is revoked; None: it is not to be left."""
-        if self.held is None or self.held.yield_by is None:
-            return None
-        return max(0.0, self.held.yield_by - time.monotonic())
-
-    @property
-    def lost(self) -> bool:
-        """Known to be lost; the phase may as well end. (False does not prove that it is still ours.)"""
-        return self.held.lost if self.held is not None else False
+        return None if self.yield_by is None else max(0.0, self.yield_by - time.monotonic())
 
     def progress(self, done: int, total: int) -> None:
         """Say how far the work is. Cheap: it goes out with the next heartbeat."""

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from msgspec import Struct, structs
 
@@ -75,7 +75,7 @@ class Runtime(Generic[S]):
     def __init__(
         self,
         describe: Callable[[Iterable[str], str], RegisterBody],
-        make_slot: Callable[["Runtime[S]", str, Held | None], S],
+        make_slot: Callable[["Runtime[S]", str, str, str | None, Sequence[str]], S],
         options: Options,
     ) -> None:
         if not 0 <= options.rank < options.ranks:
@@ -198,7 +198,7 @@ class Runtime(Generic[S]):
             self._reach(address)
             # A key per start: the same job started twice by one process is two runs.
             self.body = self._describe(self._hooks.pools(), self._options.idempotency_key or new_id())
-            session = Session(self.body, patience_s=patience_s)
+            session = Session(self.body, patience_s=patience_s, make_slot=functools.partial(self._make_slot, self))
             listener = HeartbeatListener(session, address)
             # A process with the same key may join this run until its lease has run out.
             joined = self._options.idempotency_key is not None and not self._options.launched
@@ -308,16 +308,15 @@ class Runtime(Generic[S]):
             return self.slot
         yield from self.opening()
         if self.alone:
-            held = None
+            slot = self._make_slot(self, "", phase, None, ())
         elif self._rank > 0:
             assert self._rank_group is not None
             told = yield from self._rank_group.granted(phase)
-            held = Held(told["slot"], phase, told["fence"], tuple(told["gpus"]))
+            slot = self._make_slot(self, told["slot"], phase, told["fence"], told["gpus"])
         else:
-            held = yield from self._granting(phase)
-        self.slot = self._make_slot(self, phase, held)
-        self._depth = 1
-        return self.slot
+            slot = cast("S", (yield from self._granting(phase)))
+        self.slot, self._depth = slot, 1
+        return slot
 
     def _granting(self, phase: str) -> Flow[Held]:
         assert self._session is not None
@@ -334,10 +333,10 @@ class Runtime(Generic[S]):
                 with beside(error, "the other ranks were told"):
                     self._rank_group.publish_no_grant(phase, error)
             raise
-        self._heartbeat.slot(held.slot)
+        self._heartbeat.slot(held.id)
         if self._rank_group is not None:
             try:
-                self._rank_group.publish_grant(phase, slot=held.slot, fence=held.fence, gpus=held.gpus)
+                self._rank_group.publish_grant(phase, slot=held.id, fence=held.fence, gpus=held.gpus)
             except BaseException as error:
                 self._not_begun(held, error)
                 raise
@@ -370,7 +369,7 @@ class Runtime(Generic[S]):
                 gone()
             return
         self.slot = None
-        if self.alone or slot.held is None:
+        if self.alone:
             return
         failing = error is not None
         if self._rank > 0:
@@ -386,17 +385,17 @@ class Runtime(Generic[S]):
                 limit_s = FAILING_S if until is None else CLEAN_UP_S - LAST_CALL_S  # a second of it is the release's
                 inside = yield from self._rank_group.all_left(slot.phase, failing=failing, limit_s=limit_s)
                 if inside:
-                    raise RollmuxError(_left_to(inside, slot.phase, slot.held.slot))
-            yield from self._session.leave(slot.held, measured=slot.measured, then=then, failing=failing, until=until)
+                    raise RollmuxError(_left_to(inside, slot.phase, slot.id))
+            yield from self._session.leave(slot, measured=slot.measured, then=then, failing=failing, until=until)
         except BaseException as raised:
             trouble = raised
-            self._session.leave_later(slot.held)  # unless the daemon was asked already
+            self._session.leave_later(slot)  # unless the daemon was asked already
             raise
         finally:
             self._heartbeat.slot(None)
             if self._rank_group is not None:
                 with beside(trouble, "the other ranks were told"):
-                    self._rank_group.publish_over(trouble, lost=trouble is not None and slot.held.lost)
+                    self._rank_group.publish_over(trouble, lost=trouble is not None and slot.lost)
 
     def progress(self, done: int, total: int) -> None:
         """Have the next heartbeat say how far the slot's work is."""
@@ -405,11 +404,11 @@ class Runtime(Generic[S]):
 
     def resizing(self, slot: "Slot", keep: Sequence[str] | None) -> Flow[None]:
         """Give all GPUs of the slot back but these; None: take those back that were offered."""
-        if self._session is None or slot.held is None:
+        if self._session is None:
             return
         if os.getpid() != self._pid:
             raise RollmuxError(f"the slot of job {self.name} belongs to process {self._pid}; shrink and grow it there")
-        yield from self._session.resize(slot.held, keep)
+        yield from self._session.resize(slot, keep)
 
     def left(self, error: BaseException | None, reason: str = "") -> Flow[None]:
         """End the job, whose loop this error has left, if any. One that the daemon may start again is left to it."""
@@ -551,7 +550,7 @@ class HeartbeatListener:
         self._session.ends_at = datetime.fromisoformat(ends).timestamp() if ends else None
         held = self._session.held
         if held is not None:
-            ours = [it for it in directives if it.slot in {None, held.slot} and it.kind not in _OF_THE_JOB]
+            ours = [it for it in directives if it.slot in {None, held.id} and it.kind not in _OF_THE_JOB]
             held.directive = ours[-1] if ours else None
             # Said of a lost slot. To be raised when the phase is left, by the answer to its release.
             held.lost = held.lost or any(directive.kind == "stop" for directive in ours)

@@ -75,17 +75,24 @@ class Request(Struct):
     view: SlotView | None = None
 
 
-class Held(Struct):
+class Held:
     """A slot of ours."""
 
-    slot: str
-    phase: str
-    fence: str
-    gpus: tuple[str, ...]
-    directive: Directive | None = None
-    #: of a filler: when it is to have left, on the monotonic clock; None: it was not asked to
-    yield_by: float | None = None
-    lost: bool = False
+    def __init__(self, id: str, phase: str, fence: str | None, gpus: Sequence[str]) -> None:
+        #: the slot's id; empty without a daemon
+        self.id = id
+        self.phase = phase
+        #: the fencing number, to be checked by whatever the phase writes to; None without a daemon
+        self.fence = fence
+        #: the GPUs, as ``host1/gpu0``
+        self.gpus = tuple(gpus)
+        #: what the daemon asks now, if anything: ``shrink`` (to ``keep``), or ``stop`` (the slot is lost). Or it offers:
+        #: ``grow`` (to ``gpus``). Or it tells: ``move`` (the next iteration is on ``gpus``)
+        self.directive: Directive | None = None
+        #: of a filler: when it is to have left, on the monotonic clock; None: it was not asked to
+        self.yield_by: float | None = None
+        #: known to be lost; the phase may as well end. (False does not prove that it is still ours.)
+        self.lost = False
 
 
 def new_id() -> str:
@@ -119,6 +126,7 @@ class Session:
         patience_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         tell: Callable[[str], None] = say,
+        make_slot: Callable[[str, str, str | None, Sequence[str]], Held] = Held,
     ) -> None:
         self.body = body
         self.name = body.name
@@ -137,6 +145,7 @@ class Session:
         self._patience_s = patience_s
         self._clock = clock
         self._tell = tell
+        self._make_slot = make_slot
         #: what the last release asked for
         self._next: Request | None = None
         #: a call was interrupted: the session may hold or wait for something that no phase is in
@@ -222,7 +231,7 @@ class Session:
                 yield from self._give_back_soon()
             raise
         assert view.fence is not None
-        self.held, self._unsettled = Held(view.slot, phase, view.fence, tuple(view.gpus)), False
+        self.held, self._unsettled = self._make_slot(view.slot, phase, view.fence, view.gpus), False
         return self.held
 
     def _granted(self, request: Request) -> Flow[SlotView]:
@@ -391,9 +400,9 @@ class Session:
         self, held: Held, measured: dict[str, float], following: NextBody | None, until: float | None
     ) -> Flow[ReleaseView]:
         while True:
-            body = ReleaseBody(fence=held.fence, next=following, measured=measured)
+            body = ReleaseBody(fence=held.fence or "", next=following, measured=measured)
             try:
-                view: ReleaseView = yield from self._persist(calls.release(held.slot, body), self._patience_s, until)
+                view: ReleaseView = yield from self._persist(calls.release(held.id, body), self._patience_s, until)
             except Unprocessable:
                 if not measured and following is None:
                     raise
@@ -410,8 +419,8 @@ class Session:
                         "the daemon does not know it: its journal was damaged or restored, or the slot was lost long "
                         "ago; other jobs may have used its GPUs: start the job again from its last checkpoint"
                     )
-                text = f"{self.name}: slot {held.slot} was lost while {held.phase} ran: {why}"
-                raise SlotLost(text, slot=held.slot, phase=held.phase, reason=error.detail) from error
+                text = f"{self.name}: slot {held.id} was lost while {held.phase} ran: {why}"
+                raise SlotLost(text, slot=held.id, phase=held.phase, reason=error.detail) from error
             else:
                 return view
 
@@ -420,9 +429,9 @@ class Session:
 
         Raises :class:`Refused` when that is not possible: another job may have them by now.
         """
-        call = calls.grow(held.slot, GrowBody(fence=held.fence))
+        call = calls.grow(held.id, GrowBody(fence=held.fence or ""))
         if keep is not None:
-            call = calls.shrink(held.slot, ShrinkBody(fence=held.fence, keep=list(keep)))
+            call = calls.shrink(held.id, ShrinkBody(fence=held.fence or "", keep=list(keep)))
         view = yield from self._persist(call, self._patience_s)
         held.gpus, held.directive = tuple(view.gpus), None
 

@@ -187,7 +187,7 @@ def test_of_a_release_that_nobody_answered_the_others_are_told_no_more_than_what
     def loop(job, rank):
         with job.phase("train") as slot:
             if rank == 0:
-                slot.held.lost = told_to_stop
+                slot.lost = told_to_stop
 
     first, *others = crew(loop)
 
@@ -203,7 +203,7 @@ def test_a_slot_that_was_to_stop_and_whose_release_was_answered_all_the_same_was
     def loop(job, rank):
         with job.phase("train") as slot:
             if rank == 0:
-                slot.held.lost = True
+                slot.lost = True
 
     assert crew(loop) == [None] * 3
 

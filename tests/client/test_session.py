@@ -90,7 +90,7 @@ def test_a_request_keeps_its_id_until_it_is_granted(session, play):
 
     ids = {body.request_id for _, _, body in bodies(steps)}
     assert len(ids) == 1
-    assert (held.slot, held.fence, held.gpus) == ("t1", "1.7", ("h/gpu0",))
+    assert (held.id, held.fence, held.gpus) == ("t1", "1.7", ("h/gpu0",))
 
 
 def test_each_stay_has_a_request_of_its_own(session, play):
@@ -240,7 +240,7 @@ def test_a_slot_that_was_taken_away_before_we_heard_of_it_is_asked_for_anew(sess
 
     ids = [body.request_id for _, _, body in bodies(steps)]
     assert ids[0] == ids[1] != ids[2]
-    assert held.slot == "t1"
+    assert held.id == "t1"
     assert session.said[0] == f"a: slot t1 was {how} before rollout began (so it is); asking again"
 
 
@@ -388,7 +388,7 @@ def test_an_interrupted_request_that_comes_late_is_taken_back_when_it_is_in_the_
     held, steps = play(session.enter("rollout"), answers)
 
     assert paths(steps) == ["/v1/jobs/j1/slots", "/v1/jobs/j1", GIVE_BACK, "/v1/jobs/j1/slots"]
-    assert held.slot == "t1"
+    assert held.id == "t1"
 
 
 def over_time(session, flow, answers):
