@@ -102,11 +102,9 @@ class ProcessGroup:
     def _reap(self) -> None:
         for process in self._members.values():
             process.poll()
-        mine = {process.pid for process in self._members.values()}
-        for pid in _children(os.getpid()):  # orphans that came to us
-            if pid not in mine:
-                with suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # orphans that came to us
+                pass
 
     def _forward(self, number: int, _: FrameType | None) -> None:
         if not self._members and not self._ending:
@@ -170,10 +168,6 @@ def _name(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
-
-
-def _children(of: int) -> list[int]:
-    return [pid for pid, parent in _parents() if parent == of]
 
 
 def _parents() -> list[tuple[int, int]]:

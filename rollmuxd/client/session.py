@@ -86,8 +86,8 @@ class Held:
         self.fence = fence
         #: the GPUs, as ``host1/gpu0``
         self.gpus = tuple(gpus)
-        #: what the daemon asks now, if anything: ``shrink`` (to ``keep``), or ``stop`` (the slot is lost). Or it offers:
-        #: ``grow`` (to ``gpus``). Or it tells: ``move`` (the next iteration is on ``gpus``)
+        #: what the daemon asks now, if anything: ``shrink`` (to ``keep``), or ``stop`` (the slot is lost). Or it
+        #: offers: ``grow`` (to ``gpus``). Or it tells: ``move`` (the next iteration is on ``gpus``)
         self.directive: Directive | None = None
         #: of a filler: when it is to have left, on the monotonic clock; None: it was not asked to
         self.yield_by: float | None = None
