@@ -460,6 +460,8 @@ def _is_on_loopback(url: str) -> bool:
 
 def _is_loopback(host: str) -> bool:
     try:
-        return host.lower() == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+        if host.startswith("["):
+            return ipaddress.IPv6Address(host[1:-1]) == ipaddress.IPv6Address("::1")
+        return host.lower() == "localhost" or ipaddress.IPv4Address(host).is_loopback
     except ValueError:
         return False
