@@ -17,11 +17,11 @@ import click
 import msgspec
 
 from rollmuxd.cli.common import NO_DAEMON, Failed, config_option, fields, load_settings, print_json
-from rollmuxd.cli.processes import start_apart, started
+from rollmuxd.cli.processes import start_apart
 from rollmuxd.client.discovery import default_sockets
 from rollmuxd.client.errors import RollmuxError
 from rollmuxd.client.sync import Daemon
-from rollmuxd.daemon.files import Ready
+from rollmuxd.daemon.files import Ready, find, started
 
 #: after so long a start says that it still waits
 START_S = 30.0
@@ -190,18 +190,6 @@ def _running(config: Path | None) -> tuple[Path, Ready | None]:
 
 
 # ---- which one, and how it is ----------------------------------------------------------------------------------------
-
-
-def find(state_dir: Path) -> Ready | None:
-    """The daemon that runs on this state directory, if one does.
-
-    A pid that is left over in the file may be another process by now: that one started at another time.
-    """
-    try:
-        said = msgspec.json.decode((state_dir / "daemon.json").read_bytes(), type=Ready)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return said if started(said.pid) == said.started else None
 
 
 def readiness(path: str) -> str | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from rollmuxd.cli.common import NO_DAEMON, Call, Failed, config_option, load_settings, print_json, talks
-from rollmuxd.cli.daemon import find
 from rollmuxd.cli.feed import Span
+from rollmuxd.daemon.files import find
 
 
 @click.command()

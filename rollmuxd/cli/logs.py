@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import click
 
-from rollmuxd.cli import processes
 from rollmuxd.cli.common import Call, Failed, echo_output, part, print_json, talks
+from rollmuxd.daemon import files
 
 #: how often a followed job is looked at
 LOOK_S: Final = 0.3
@@ -38,7 +38,7 @@ def begin(folder: Path, roles: Iterable[str]) -> None:
 
 def watched_by(folder: Path, pid: int) -> None:
     """Note the process that looks after the run: it is over when that process is gone."""
-    (folder / "pid").write_text(f"{pid} {processes.started(pid)}\n", encoding="ascii")
+    (folder / "pid").write_text(f"{pid} {files.started(pid)}\n", encoding="ascii")
 
 
 @click.command()
@@ -110,7 +110,7 @@ class _Files:
             pid, started = (self._folder / "pid").read_text(encoding="ascii").split()
         except (OSError, ValueError):
             return True
-        return processes.started(int(pid)) != started
+        return files.started(int(pid)) != started
 
 
 def _from_daemon(call: Call, job: str, *, follow: bool) -> None:

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Final, Self
 
+from rollmuxd.daemon.files import started, stat_of
+
 #: signals that are passed on
 FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: of these the third one no longer asks
@@ -153,15 +155,6 @@ def descendants() -> list[int]:
     return [pid for pid in found if started(pid) is not None]
 
 
-def started(pid: int) -> str | None:
-    """When the process with this pid was started, by the kernel's clock; None: it has ended.
-
-    A pid names another process later. Its pid and its start time together name one process.
-    """
-    fields = _stat(str(pid))
-    return None if not fields or fields[0] in ("Z", "X") else fields[19]
-
-
 def _name(pid: int) -> str:
     """What the kernel calls it; nothing: it has ended."""
     try:
@@ -174,13 +167,5 @@ def _parents() -> list[tuple[int, int]]:
     return [
         (int(folder.name), int(fields[1]))
         for folder in Path("/proc").iterdir()
-        if folder.name.isdecimal() and (fields := _stat(folder.name))
+        if folder.name.isdecimal() and (fields := stat_of(folder.name))
     ]
-
-
-def _stat(pid: str) -> list[str]:
-    """The fields of ``/proc/<pid>/stat`` from the third on: status, parent, ...; none: it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []

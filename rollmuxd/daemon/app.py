@@ -347,7 +347,11 @@ async def open_backends(settings: Settings, stack: AsyncExitStack) -> Mapping[st
         with refused(f"{settings.source}: hosts: ", PluginError), refused(where, ValueError):
             kind: type[Backend] = discovery.find("backend", name)
             if getattr(kind, "keeps_files", False):
-                options = {"state_dir": str(_folder_of_backend(settings, name)), **options}
+                folder = settings.daemon.state_dir.absolute() / "backends" / name
+                with refused("daemon.state_dir: ", OSError):
+                    for one in (folder.parent, folder):
+                        one.mkdir(mode=0o700, exist_ok=True)
+                options = {"state_dir": str(folder), **options}
             backend = await kind.open(settings.host_configs(name), options)
         stack.push_async_callback(_shielded, backend.close)
         backends[name] = backend
@@ -379,17 +383,6 @@ def launch_hosts(settings: Settings, backends: Mapping[str, Backend]) -> tuple[s
     """Hosts on which jobs' processes may be started."""
     able = {name: backend for name, backend in backends.items() if isinstance(backend, StartsProcesses)}
     return tuple(host.id for host in settings.hosts if host.backend in able and able[host.backend].starts_on(host.id))
-
-
-def _folder_of_backend(settings: Settings, name: str) -> Path:
-    """Where a backend may keep files. Raises CannotStart."""
-    folder = settings.daemon.state_dir.absolute() / "backends" / name
-    try:
-        for one in (folder.parent, folder):
-            one.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise CannotStart(f"daemon.state_dir: cannot make {folder}: {error.strerror}") from error
-    return folder
 
 
 def make_policy(settings: Settings) -> Any:
@@ -463,7 +456,8 @@ def listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(path.stat(), bound):
                         path.unlink()
-            if _is_own(found):
+            mine = files.find(settings.daemon.state_dir)
+            if mine is not None and mine.pid == os.getpid():
                 found.unlink(missing_ok=True)
 
 
@@ -557,26 +551,12 @@ def announce(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | No
             scheme = "http" if tls is None else "https"
             url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     secured = {} if tls is None else {"certificate": str(tls.certificate)}
-    ready = Ready(os.getpid(), _own_start(), url, str(settings.daemon.socket_path), **secured)
+    ready = Ready(os.getpid(), files.started(os.getpid()) or "", url, str(settings.daemon.socket_path), **secured)
     files.write(settings.daemon.state_dir / "daemon.json", msgspec.json.encode(ready) + b"\n")
     if not settings.hosts:
         log.warning("no_hosts", reason=without_hosts(settings), remedy="every job will be refused; add [[hosts]]")
     log.info("ready", url=ready.url, socket=ready.socket, pid=ready.pid, hosts=len(settings.hosts), **secured)
     return ready
-
-
-def _own_start() -> str:
-    # The name (field 2) is in brackets and may hold anything; field 22 is the 20th after it.
-    return Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
-
-
-def _is_own(found: Path) -> bool:
-    """Whether this process has written that ``daemon.json``."""
-    try:
-        ready = msgspec.json.decode(found.read_bytes(), type=Ready)
-    except (OSError, msgspec.MsgspecError):
-        return False
-    return (ready.pid, ready.started) == (os.getpid(), _own_start())
 
 
 # ---- the HTTP server -------------------------------------------------------------------------------------------------

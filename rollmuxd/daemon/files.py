@@ -1,9 +1,10 @@
-"""Files of the state directory: whole or not there, for the daemon's user alone, and on the disk."""
+"""Files of the state directory: whole or not there, for the daemon's user alone, and on the disk; whose they are."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 
@@ -19,6 +20,35 @@ class Ready(Struct, frozen=True, omit_defaults=True):
     socket: str
     #: the file of the certificate; None: the port is without TLS
     certificate: str | None = None
+
+
+def find(state_dir: Path) -> Ready | None:
+    """The daemon that runs on this state directory, if one does.
+
+    A pid that is left over in the file may be another process by now: that one started at another time.
+    """
+    try:
+        said = msgspec.json.decode((state_dir / "daemon.json").read_bytes(), type=Ready)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return said if started(said.pid) == said.started else None
+
+
+def started(pid: int) -> str | None:
+    """When the process with this pid was started, by the kernel's clock; None: it has ended.
+
+    A pid names another process later. Its pid and its start time together name one process.
+    """
+    fields = stat_of(str(pid))
+    return None if not fields or fields[0] in ("Z", "X") else fields[19]
+
+
+def stat_of(pid: str) -> list[str]:
+    """The fields of ``/proc/<pid>/stat`` from the third on: status, parent, ...; none: it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def write(path: Path, content: bytes) -> None:
