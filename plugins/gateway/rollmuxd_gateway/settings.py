@@ -3,10 +3,11 @@
 import difflib
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
@@ -124,12 +125,18 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(path: Path | None, environ: Mapping[str, str] | None = None) -> Settings:
-    """The settings of a file, over the defaults. Raises Wrong."""
+    """The settings of a file, over the defaults. Raises Wrong, with the file or the variable that is wrong."""
     try:
         told = {} if path is None else tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise Wrong(f"{path} cannot be read: {error}") from error
-    return read({**told, **_from(os.environ if environ is None else environ)})
+    given = _from(os.environ if environ is None else environ)
+    try:
+        return read({**told, **given})
+    except Wrong as error:
+        of_variable = (f"environment: {PREFIX}{key.upper()}" for key in given if str(error).startswith(key))
+        source = next(of_variable, path)
+        raise Wrong(f"{source}: {error}" if source else str(error)) from None
 
 
 def read(told: Mapping[str, Any]) -> Settings:
@@ -138,13 +145,17 @@ def read(told: Mapping[str, Any]) -> Settings:
     for place, kind in (("keys", Keys), ("estimate", Estimate), ("rebalance", Rebalance), ("rungs", RungSettings)):
         if isinstance(told.get(place), dict):
             _check_names(told[place], kind, f"{place}.")
+    if isinstance(told.get("replica"), dict):
+        raise Wrong("replica is one table, and it is a list of engines: write [[replica]], in two brackets")
     for one in told.get("replica") or ():
         if isinstance(one, dict):
             _check_names(one, ReplicaSettings, "replica.")
+            if isinstance(one.get("park"), dict):
+                _check_names(one["park"], Park, "replica.park.")
     try:
         settings = msgspec.convert(dict(told), Settings)
     except msgspec.ValidationError as error:
-        raise Wrong(str(error)) from None
+        raise Wrong(_plainly(str(error), told)) from None
     _check_address(settings)
     for network in settings.allow_hosts:
         _network(network)
@@ -160,6 +171,24 @@ def read(told: Mapping[str, Any]) -> Settings:
         if settings.rungs is not None and not one.gpus:
             raise Wrong(f"[rungs] needs the gpus of each [[replica]], and {one.url} has none: engines take turns there")
     return settings
+
+
+def _plainly(message: str, told: Mapping[str, Any]) -> str:
+    """What msgspec says of a value, with the key in front, the value itself, and which values there are."""
+    what, _, path = message.partition(" - at `$.")
+    key = path.rstrip("`")
+    value: Any = told
+    kind: Any = Settings
+    for part in re.findall(r"\w+", key):
+        if part.isdigit():
+            value, kind = value[int(part)], get_args(kind)[0]
+        else:
+            kind = next((inner for inner in get_args(kind) if hasattr(inner, "__struct_fields__")), kind)  # or None
+            value, kind = value[part], get_type_hints(kind, include_extras=True)[part]
+    if get_origin(kind) is Literal:
+        what = "it is " + " or ".join(f'"{choice}"' for choice in get_args(kind))
+    shown = f" is {value!r}" if isinstance(value, str | int | float) else ""
+    return f"{key}{shown}: {what[:1].lower()}{what[1:]}"
 
 
 def _check_in_step(settings: Settings, rungs: RungSettings) -> None:
@@ -226,7 +255,7 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
     try:
         return ipaddress.ip_network(text)
     except ValueError:
-        if "/" in text or not text:
+        if "/" in text or not text.strip("0123456789."):
             raise Wrong(f"allow_hosts has {text!r}: it needs networks such as 10.0.0.0/24, or names of hosts") from None
         return None
 

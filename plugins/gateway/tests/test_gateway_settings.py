@@ -39,8 +39,20 @@ def test_the_sample_of_the_how_to_has_every_key_with_its_default():
         ({"rungs": {"planer": "lengths"}}, "did you mean rungs.planner"),
         ({"rungs": {}, "replica": [{"url": "http://127.0.0.1:8000"}]}, "needs the gpus of each"),
         ({"link": "own"}, "name it in [job]"),
-        ({"stall_s": "soon"}, "Expected `float`"),
-        ({"attempts": 0}, ">= 1"),
+        ({"stall_s": "soon"}, "stall_s is 'soon': expected `float`"),
+        ({"attempts": 0}, "attempts is 0: expected `int` >= 1"),
+        ({"tail": "relese"}, 'tail is \'relese\': it is "release" or "keep"'),
+        ({"dialects": ["opnai"]}, 'dialects[0] is \'opnai\': it is "openai" or "vllm" or "sglang"'),
+        (
+            {"replica": [{"url": "http://127.0.0.1:1", "engine": "vlm"}]},
+            "replica[0].engine is 'vlm': it is \"vllm\" or",
+        ),
+        ({"replica": [{"url": "http://127.0.0.1:1", "park": {"levl": 1}}]}, "did you mean replica.park.level"),
+        ({"rungs": {"planner": "length"}}, 'rungs.planner is \'length\': it is "lengths" or "preemptions"'),
+        ({"rebalance": {"per_s": 0}}, "rebalance.per_s is 0: expected `float` > 0"),
+        ({"replica": [{"engine": "vllm"}]}, "replica[0]: object missing required field `url`"),
+        ({"replica": {"url": "http://127.0.0.1:1"}}, "write [[replica]], in two brackets"),
+        ({"allow_hosts": ["10.0.0"]}, "it needs networks"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_with_what_would_do(told, says):
@@ -55,6 +67,15 @@ def test_a_file_and_the_environment(tmp_path):
     assert (settings.stall_s, settings.attempts, settings.tail) == (7, 3, "keep")
     with pytest.raises(Wrong, match="cannot be read"):
         load(tmp_path / "missing.toml", {})
+
+
+def test_what_cannot_be_is_said_with_the_file_or_the_variable_that_has_it(tmp_path):
+    file = tmp_path / "gateway.toml"
+    file.write_text('tail = "relese"\n')
+    with pytest.raises(Wrong, match=rf"^{file}: tail is 'relese'"):
+        load(file, {})
+    with pytest.raises(Wrong, match=r"^environment: ROLLMUX_GATEWAY_STAL_S: stal_s is no setting"):
+        load(None, {"ROLLMUX_GATEWAY_STAL_S": "7"})
 
 
 def test_a_file_of_keys_that_is_missing_is_said_in_a_line(tmp_path):
