@@ -5,6 +5,9 @@ must be one that was looked at. The methods must have the parameters that they h
 """
 
 import ast
+import contextlib
+import importlib.metadata
+import importlib.util
 import inspect
 import re
 from collections.abc import Iterator, Mapping
@@ -64,6 +67,8 @@ class Contract(NamedTuple):
     repository: str = ""
 
 
+#: how a checkout that is not installed says what it is
+_SAID = re.compile(r"""^\s*version\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 _METHOD = re.compile(r"(\w+)\((.*)\)(?:: (.*))?")
 
 
@@ -104,11 +109,6 @@ def facts_of(source: str, what: Class) -> dict[str, Any]:
     }
 
 
-def facts_in(source: str, contract: Contract) -> dict[str, Any]:
-    """Return the facts of a contract whose classes are all in one module, from its text."""
-    return {what.key: facts_of(source, what) for what in contract.classes}
-
-
 def facts_under(root: Path, contract: Contract) -> dict[str, Any]:
     """Return the facts of all classes of a contract, from a folder with the framework's source."""
     facts = {}
@@ -132,6 +132,27 @@ def check(contract: Contract, version: str, facts: Mapping[str, Any]) -> None:
             f"{contract.hook} cannot tell when this {contract.framework} rolls out and trains: {'; '.join(found)}. "
             f"Install a known one, or take the hook out again: {contract.take_out}"
         )
+
+
+def look_at(contract: Contract) -> None:
+    """Raise :class:`UnknownFramework` unless the hook is right for what is installed. Nothing of that is run."""
+    package = contract.classes[0].path.partition("/")[0]
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise UnknownFramework(f"{contract.hook} is for {contract.framework}, and there is no package {package} here")
+    root = Path(next(iter(spec.submodule_search_locations))).parent
+    check(contract, version_of(package, root), facts_under(root, contract))
+
+
+def version_of(package: str, root: Path) -> str:
+    """Return what is installed under that name; else what the checkout says in which it lies; else nothing."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    for path in (root / "pyproject.toml", root / "setup.py"):
+        found = _SAID.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if found:
+            return found[1]
+    return ""
 
 
 def check_class(contract: Contract, used: type, hook: type, framework: type) -> None:

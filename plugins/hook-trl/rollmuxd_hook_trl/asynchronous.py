@@ -8,21 +8,18 @@ applied by then, the weights are at the server where they are due, and what is t
 asks for the batch after a step's last one before it hands that one out. So this one is waited for, too.
 """
 
-import inspect
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-import trl
 from trl.experimental.async_grpo import AsyncGRPOTrainer as Theirs
-from trl.experimental.async_grpo import async_grpo_trainer
 
-from rollmuxd_hook_kit.contract import check, check_class, facts_in
+from rollmuxd_hook_kit.contract import check_class, look_at
 from rollmuxd_hook_trl.contract import ASYNC
 from rollmuxd_hook_trl.trainer import Sharing
 
-check(ASYNC, trl.__version__, facts_in(inspect.getsource(async_grpo_trainer), ASYNC))
+look_at(ASYNC)
 
 
 class Ahead(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]

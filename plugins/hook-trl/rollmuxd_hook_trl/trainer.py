@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 import trl
-from trl.trainer import grpo_trainer
 
 import rollmuxd
 from rollmuxd.client import calls
@@ -35,12 +34,12 @@ from rollmuxd.client.registration import registration
 from rollmuxd.client.retry import persist
 from rollmuxd.client.sync import Daemon
 from rollmuxd_channel.torch_state import TorchState
-from rollmuxd_hook_kit.contract import check, check_class, facts_in
+from rollmuxd_hook_kit.contract import check_class, look_at
 from rollmuxd_hook_kit.ranks import settle, store
 from rollmuxd_hook_kit.turns import Mover, Turns, check_settings, job_name, with_sides
 from rollmuxd_hook_trl.contract import TRL
 
-check(TRL, trl.__version__, facts_in(inspect.getsource(grpo_trainer), TRL))
+look_at(TRL)
 
 
 #: what a mixin is mixed into, to a type checker

@@ -81,20 +81,24 @@ class Another:
 """
 
 
+def facts_in(source):
+    return {what.key: kit.facts_of(source, what) for what in contract.TRL.classes}
+
+
 def test_a_source_is_read_for_the_trainer_only_and_never_run():
-    assert kit.facts_in(SOURCE, contract.TRL)[TRAINER] == {
+    assert facts_in(SOURCE)[TRAINER] == {
         "methods": {
             "_generate": {"parameters": ["self", "prompts"], "calls": ["_generate_single_turn"]},
             "compute_loss": {"parameters": ["self", "model", "inputs"], "calls": []},
         },
         "mentions": ["self._last_loaded_step", "self.vllm_generation.sync_weights", "self.use_vllm"],
     }
-    assert kit.facts_in("raise SystemExit", contract.TRL)[TRAINER] == {"methods": {}, "mentions": []}
+    assert facts_in("raise SystemExit")[TRAINER] == {"methods": {}, "mentions": []}
 
 
 def test_the_refusal_says_what_is_different_and_what_to_do():
     with pytest.raises(kit.UnknownFramework) as refused:
-        kit.check(contract.TRL, "1.99.0", kit.facts_in(SOURCE, contract.TRL))
+        kit.check(contract.TRL, "1.99.0", facts_in(SOURCE))
     said = str(refused.value)
     assert "the hook knows TRL 1.0 to 1.16, and this is 1.99.0" in said
     assert "GRPOTrainer has no method _prepare_inputs" in said

@@ -8,12 +8,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from rollmuxd_hook_kit.contract import check_class
+from rollmuxd_hook_kit.contract import check_class, look_at
 from rollmuxd_hooks.contract import AREAL
-from rollmuxd_hooks.installed import look_at
 from rollmuxd_hooks.loop import Loop, Shape, get
 
-look_at(AREAL, "areal")
+look_at(AREAL)
 
 from areal.trainer.rl_trainer import PPOTrainer as Theirs  # noqa: E402
 

@@ -11,12 +11,12 @@ From there through training and the refit to the end of generation the policy is
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rollmuxd_hook_kit.contract import look_at
 from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import NEMO_RL
-from rollmuxd_hooks.installed import look_at
 from rollmuxd_hooks.loop import Loop, Shape, get, refuse
 
-look_at(NEMO_RL, "nemo_rl")
+look_at(NEMO_RL)
 
 from nemo_rl.algorithms import grpo as theirs  # noqa: E402
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import ray
 
+from rollmuxd_hook_kit.contract import look_at
 from rollmuxd_hook_kit.late import when_imported
 from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import OPENRLHF
-from rollmuxd_hooks.installed import look_at
 from rollmuxd_hooks.loop import Loop, Shape, get, refuse
 
 
@@ -123,7 +123,7 @@ class Run:
 
 def main() -> None:
     """Run ``openrlhf.cli.train_ppo_ray`` with this process's arguments, as a job."""
-    look_at(OPENRLHF, "openrlhf")
+    look_at(OPENRLHF)
     run = Run()
     run.install()
     try:

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from rollmuxd_channel.torch_state import TorchState
+from rollmuxd_hook_kit.contract import look_at
 from rollmuxd_hook_kit.ranks import settle, store
 from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import PRIME_RL
-from rollmuxd_hooks.installed import look_at
 from rollmuxd_hooks.loop import Loop, Shape, from_file, get, refuse
 
-look_at(PRIME_RL, "prime_rl")
+look_at(PRIME_RL)
 
 from prime_rl.trainer.rl import train as theirs  # noqa: E402
 

@@ -6,13 +6,12 @@ ROLL loads and offloads its clusters by itself, step by step, wherever their GPU
 from collections.abc import Mapping
 from typing import Any
 
-from rollmuxd_hook_kit.contract import check_class
+from rollmuxd_hook_kit.contract import check_class, look_at
 from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import ROLL
-from rollmuxd_hooks.installed import look_at
 from rollmuxd_hooks.loop import Loop, Shape, get, refuse
 
-look_at(ROLL, "roll")
+look_at(ROLL)
 
 from roll.pipeline.rlvr.rlvr_pipeline import RLVRPipeline as Theirs  # noqa: E402
 

@@ -14,13 +14,12 @@ from typing import Any, Final
 
 import ray
 
-from rollmuxd_hook_kit.contract import release
+from rollmuxd_hook_kit.contract import look_at, release
 from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import SKYRL, SKYRL_ASYNC
-from rollmuxd_hooks.installed import look_at
 from rollmuxd_hooks.loop import FILE, Loop, Shape, from_file, refuse
 
-look_at(SKYRL, "skyrl")
+look_at(SKYRL)
 
 from skyrl.train.config import SkyRLTrainConfig  # noqa: E402
 from skyrl.train.entrypoints.main_base import BasePPOExp  # noqa: E402

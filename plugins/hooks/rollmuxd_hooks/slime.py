@@ -17,12 +17,12 @@ from typing import Any
 
 import ray
 
+from rollmuxd_hook_kit.contract import look_at
 from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import SLIME
-from rollmuxd_hooks.installed import look_at
 from rollmuxd_hooks.loop import Loop, Shape, get, refuse
 
-look_at(SLIME, "slime")
+look_at(SLIME)
 
 from slime.ray import placement_group as theirs  # noqa: E402
 

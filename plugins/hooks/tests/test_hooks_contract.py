@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rollmuxd_hook_kit.contract import UnknownFramework, differences, facts_under
+from rollmuxd_hook_kit.contract import UnknownFramework, differences, facts_under, look_at, version_of
 from rollmuxd_hooks.contract import CONTRACTS, OPENRLHF
-from rollmuxd_hooks.installed import look_at, version_of
 
 HERE = Path(__file__).parent
 FRAMEWORKS = Path(sys.prefix) / "frameworks"
@@ -82,9 +81,16 @@ def test_a_release_to_come_is_refused_though_nothing_differs(contract, version):
 # ---- what is installed -----------------------------------------------------------------------------------------------
 
 
+def under(package):
+    """The contract of OpenRLHF, were it a package of this name."""
+    return OPENRLHF._replace(
+        classes=tuple(known._replace(path=f"{package}/{known.path.partition('/')[2]}") for known in OPENRLHF.classes)
+    )
+
+
 def test_without_the_framework_the_refusal_says_so():
     with pytest.raises(UnknownFramework, match="is for OpenRLHF, and there is no package noopenrlhf here"):
-        look_at(OPENRLHF, "noopenrlhf")
+        look_at(under("noopenrlhf"))
 
 
 def test_a_framework_that_differs_is_refused_with_what_to_do(tmp_path, monkeypatch):
@@ -92,8 +98,8 @@ def test_a_framework_that_differs_is_refused_with_what_to_do(tmp_path, monkeypat
     (tmp_path / "otherrlhf" / "__init__.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UnknownFramework) as refused:
-        look_at(OPENRLHF, "otherrlhf")
-    assert "the hook knows OpenRLHF 0.10 to 0.11, and this is unknown; there is no openrlhf/trainer" in str(
+        look_at(under("otherrlhf"))
+    assert "the hook knows OpenRLHF 0.10 to 0.11, and this is unknown; there is no otherrlhf/trainer" in str(
         refused.value
     )
     assert str(refused.value).endswith("or take the hook out again: python -m openrlhf.cli.train_ppo_ray")
