@@ -11,7 +11,7 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 import click
 import msgspec
@@ -68,7 +68,13 @@ def start(config: Path | None, accept_clock: bool, as_json: bool) -> None:
     state_dir, running = _running(config)
     if running is not None:
         raise Failed(f"it runs already, pid {running.pid} ({running.socket}); rollmuxd daemon stop ends it")
-    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failed(
+            f"state directory {state_dir} cannot be made: {error.strerror}; set daemon.state_dir to a directory that "
+            "this user can write"
+        ) from error
     log = state_dir / "daemon.log"
     end = log.stat().st_size if log.exists() else 0
     words = ["daemon", "run", *(["--config", str(config.resolve())] if config is not None else [])]
@@ -96,8 +102,22 @@ def start(config: Path | None, accept_clock: bool, as_json: bool) -> None:
     settings = load_settings(config)
     if not settings.hosts:
         click.echo(f"{without_hosts(settings)}, so every job is refused: rollmuxd init writes a file", err=True)
-    if running.socket not in default_sockets():
+    if not _is_found(running):
         click.echo(f"jobs look elsewhere for it, so: export ROLLMUX_URL=unix://{running.socket}", err=True)
+
+
+def _is_found(running: Ready) -> bool:
+    """Whether jobs find it: by ``ROLLMUX_URL``, over TCP by whatever name this machine has, or where they look."""
+    url = os.environ.get("ROLLMUX_URL")
+    if not url:
+        return running.socket in default_sockets()
+    try:
+        asked, listens = urlsplit(url), urlsplit(running.url or "")
+        if asked.scheme == "unix":
+            return unquote(asked.path) == running.socket
+        return (asked.scheme, asked.port) == (listens.scheme, listens.port)
+    except ValueError:  # no address
+        return False
 
 
 def _said_last(log: Path, end: int) -> str:

@@ -56,9 +56,11 @@ async def examine(settings: Settings, only: Sequence[HostId] = ()) -> tuple[Exam
         for name in dict.fromkeys(host.backend for host in wanted):
             opened = await _opened(settings, name, folder)
             if isinstance(opened, Finding):
-                for host in wanted:
-                    if host.backend == name:
-                        found[host.id].append(opened)
+                first, *others = (host.id for host in wanted if host.backend == name)
+                found[first].append(opened)
+                of_it = f"as for {first}: no host of backend {name} can be looked at"
+                for other in others:
+                    found[other].append(Finding(opened.what, opened.level, of_it))
             else:
                 backends[name] = opened
 

@@ -13,6 +13,7 @@ Pydantic stays in this module: :meth:`Settings.to_core_config` and :meth:`Settin
 
 import difflib
 import ipaddress
+import json
 import os
 import re
 import tomllib
@@ -678,14 +679,23 @@ def _line(problem: Mapping[str, Any], file: Path | None) -> str:
         return f"{source}: {key} is not a setting; {hint}"
     if problem["type"] == "missing":
         return f"{source}: {key} is missing"
-    message = str(problem["msg"]).removeprefix("Value error, ")
+    message, given = str(problem["msg"]).removeprefix("Value error, "), problem["input"]
+    if problem["type"] == "tuple_type":
+        message = _list_needed(location, given)
     if not key:
         return f"{source}: {message}"
-    given = problem["input"]
     shown = f" (it is {given!r})" if isinstance(given, str | int | float | bool) and repr(given) not in message else ""
     if message[1:2].islower():  # a word, not an abbreviation
         message = message[:1].lower() + message[1:]
     return f"{source}: {key}: {message}{shown}"
+
+
+def _list_needed(location: Sequence[str | int], given: Any) -> str:
+    """How a list is written, where one thing is given."""
+    if isinstance(given, Mapping):
+        header = ".".join(part for part in location if isinstance(part, str))
+        return f"it is one table, and a list of tables is needed; write [[{header}]]"
+    return f"a list is needed; write {json.dumps([given], default=str)}"
 
 
 def _printed(location: Sequence[str | int]) -> str:

@@ -218,6 +218,30 @@ def test_a_start_that_takes_long_is_waited_for_and_says_so(rollmuxd, config, ins
     assert ran.err.startswith(f"the daemon, pid {ran.json['pid']}, still starts; Ctrl-C stops waiting")
 
 
+@pytest.mark.parametrize(
+    ("url", "hints"),
+    [
+        (None, True),
+        ("unix://{}", False),
+        ("unix:///elsewhere/rollmux.sock", True),
+        ("http://box:7878", False),
+        ("http://box:9", True),
+    ],
+)
+def test_a_start_says_what_to_export_unless_it_is_exported_already(
+    rollmuxd, config, state_dir, instead, monkeypatch, url, hints
+):
+    instead(BECOMES_READY.replace('"url": None', '"url": "http://0.0.0.0:7878"'), leap_s=0)
+    monkeypatch.delenv("ROLLMUX_URL", raising=False)
+    if url is not None:
+        monkeypatch.setenv("ROLLMUX_URL", url.format(state_dir / "it.sock"))
+
+    ran = rollmuxd(f"daemon start --config {config}")
+
+    assert ran.code == 0, ran.err
+    assert (f"so: export ROLLMUX_URL=unix://{state_dir}/it.sock" in ran.err) is hints
+
+
 ENDS = 'os.write(2, b"rollmuxd: the port is taken\\n")\nraise SystemExit(75)'
 
 
@@ -288,6 +312,14 @@ def test_a_start_with_a_clock_that_is_far_behind_is_refused_until_it_is_accepted
         assert "ready" in rollmuxd(f"daemon start --config {config} --accept-clock").out
     finally:
         assert rollmuxd(f"daemon stop --config {config}").code == 0
+
+
+def test_a_state_directory_that_cannot_be_made_is_answered_in_one_line(rollmuxd, config, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ROLLMUX_DAEMON__STATE_DIR", str(tmp_path / "file" / "state"))
+    ran = rollmuxd(f"daemon start --config {config}")
+    assert ran.code == 1
+    assert f"{tmp_path}/file/state cannot be made: Not a directory; set daemon.state_dir to a" in ran.err
 
 
 @pytest.mark.e2e

@@ -117,6 +117,16 @@ def test_a_backend_that_is_not_installed_and_options_that_are_wrong_are_findings
     assert found(ran, "box")["driver"]["level"] == "good"
 
 
+def test_what_is_wrong_with_the_options_of_a_backend_is_said_once_for_all_of_its_hosts(rollmuxd, settings):
+    made = '[[hosts]]\nid = "{}"\nbackend = "mock"\n[[hosts.nodes]]\ngpus = [0]\npools = ["train"]\n'
+    more = "[backends.mock]\ncopy_gbs = 1\n" + made.format("rx1") + made.format("rx2")
+    ran = rollmuxd(f"doctor --config {settings(GPU, more=more)}")
+    assert ran.code == 1
+    assert ran.out.count("did you mean copy_gbps") == 1
+    assert "as for rx1: no host of backend mock can be looked at" in ran.out
+    assert "not fit to be used: rx1, rx2" in ran.err
+
+
 def test_without_hosts_it_says_where_to_get_some(rollmuxd, tmp_path):
     (tmp_path / "rollmux.toml").write_text("")
     ran = rollmuxd(f"doctor --config {tmp_path}/rollmux.toml")

@@ -167,6 +167,12 @@ def test_a_typo_is_answered_with_the_key_that_was_meant():
         (HOST.replace('"0-1"', "[]"), "hosts[0].nodes[0].gpus: a node has at least one GPU"),
         (HOST.replace('"box"', '"a/b"'), "hosts[0].id: string should match pattern"),
         (
+            HOST.replace("[[hosts]]", "[hosts]"),
+            "rollmux.toml: hosts: it is one table, and a list of tables is needed; ",
+        ),
+        ("[fabric]", "rollmux.toml: fabric: it is one table, and a list of tables is needed; write [[fabric]]"),
+        ('[tls]\nnames = "a.b"', "rollmux.toml: tls.names: a list is needed; write [\"a.b\"] (it is 'a.b')"),
+        (
             HOST.replace("nodes = [{", 'nodes = [{gpus = [1], pools = ["train"]}, {'),
             "hosts[0]: GPU 1 is in nodes[0] and in nodes[1]",
         ),
