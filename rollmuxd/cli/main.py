@@ -7,6 +7,7 @@ heavy packages (httpx, rich, the daemon) are imported inside the commands. Packa
 
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -60,47 +61,33 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-class Lazy(click.Group):
-    """A group whose commands are imported when they are used."""
+class Commands(Mapping[str, click.Command]):
+    """All commands by name, each imported when it is used."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in order."""
-        return sorted({*COMMANDS, *_plugged()})
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*COMMANDS, *_plugged()}))
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name."""
-        if cmd_name in COMMANDS:
-            module = import_module(f"rollmuxd.cli.{COMMANDS[cmd_name][0]}")
-            command: click.Command = getattr(module, cmd_name)
-            return command
-        point = _plugged().get(cmd_name)
-        return None if point is None else point.load()
+    def __len__(self) -> int:
+        return len({*COMMANDS, *_plugged()})
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, with the nearest of all names: click looks among imported commands only."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError:
-            if args[0].startswith("-"):
-                raise
-            import difflib
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in COMMANDS:
+            plugged: click.Command = _plugged()[name].load()
+            return plugged
+        command: click.Command = getattr(import_module(f"rollmuxd.cli.{COMMANDS[name][0]}"), name)
+        return command
 
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
-            more = f"did you mean {near[0]}?" if near else "rollmuxd --help lists all"
-            ctx.fail(f"there is no command {args[0]!r}; {more}")
+
+class Listed(click.Group):
+    """A group that lists its commands without importing those of ours."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in ``--help``. Of what is listed it imports only the commands of packages."""
+        """The list in ``--help``."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self._about(ctx, name)) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, self._about(name)) for name in self.commands])
 
-    def _about(self, ctx: click.Context, name: str) -> str:
-        if name in COMMANDS:
-            return COMMANDS[name][1]
-        command = self.get_command(ctx, name)
-        return "" if command is None else command.get_short_help_str(limit=80)
+    def _about(self, name: str) -> str:
+        return COMMANDS[name][1] if name in COMMANDS else self.commands[name].get_short_help_str(limit=80)
 
 
 def _plugged() -> "dict[str, EntryPoint]":
@@ -110,7 +97,9 @@ def _plugged() -> "dict[str, EntryPoint]":
     return {point.name: point for point in entry_points(group="rollmuxd.commands")}
 
 
-@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Listed, commands=Commands(), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="rollmuxd", message="rollmuxd %(version)s")
 def cli() -> None:
     """Let several RL post-training jobs share GPU pools, phase by phase.

@@ -26,8 +26,8 @@ KEYS: Final = frozenset(
         *("asynchronous", "filler"),
     )
 )
-#: what a job wants that does not say, as :func:`rollmuxd.job` has it
-_BY_DEFAULT: Final = {"rollout": {"nodes": 1}, "train": {"nodes": 1}}
+#: pools of a job that names none, as :func:`rollmuxd.job` has it
+_BY_DEFAULT: Final = ("rollout", "train")
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,7 @@ class JobFile:
 
     def registration(self, key: str, **more: Any) -> Any:
         """The body of ``POST /v1/jobs``. Raises Failed, naming the file and the key."""
-        says = self.table.keys() - KEYS - {"name"}
-        table = self.table if says else {**self.table, **_BY_DEFAULT}
-        return registration_of(str(self.path), table, table["name"], idempotency_key=key, **more)
+        return registration_of(str(self.path), self.table, self.table["name"], idempotency_key=key, **more)
 
 
 def registration_of(where: str, table: Mapping[str, Any], name: str, **more: Any) -> Any:
