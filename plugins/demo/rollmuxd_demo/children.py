@@ -43,14 +43,13 @@ class Children:
         env: Mapping[str, str],
         stdout: int | IO[str],
         stderr: int | IO[str],
-        stdin: int = subprocess.DEVNULL,
         core: int | None = None,
     ) -> subprocess.Popen[str]:
         """Start one, on one core only if so asked."""
         with on_core(core):
             child = subprocess.Popen(
                 [str(word) for word in command],
-                stdin=stdin,
+                stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
                 env=dict(env),

@@ -274,22 +274,14 @@ def result(
 
 
 def gantt(jobs: Sequence[JobRecord], start: float, end: float, width: int) -> dict[str, list[str | None]]:
-    """For each pool ``width`` cells from start to end: the job that computed for most of it, or None."""
-    cell = (end - start) / width
-    rows: dict[str, list[str | None]] = {}
-    for pool in POOLS:
-        row: list[str | None] = []
-        for column in range(width):
-            begins, ends = start + column * cell, start + (column + 1) * cell
-            share: dict[str, float] = {}
-            for phase in (phase for job in jobs for phase in job.phases if phase.pool == pool):
-                overlap = min(phase.end, ends) - max(phase.start, begins)
-                if overlap > 0:
-                    share[phase.job] = share.get(phase.job, 0.0) + overlap
-            busiest = max(share, key=share.__getitem__, default=None)
-            row.append(busiest if busiest is not None and sum(share.values()) >= cell / 2 else None)
-        rows[pool] = row
-    return rows
+    """For each pool ``width`` cells from start to end: the job that computed in the middle of it, or None."""
+    phases = [phase for job in jobs for phase in job.phases]
+
+    def computed(pool: str, at: float) -> str | None:
+        return next((one.job for one in phases if one.pool == pool and one.start <= at < one.end), None)
+
+    middles = [start + (end - start) * (cell + 0.5) / width for cell in range(width)]
+    return {pool: [computed(pool, at) for at in middles] for pool in POOLS}
 
 
 def window(jobs: Sequence[JobRecord], iterations: int) -> tuple[float, float]:

@@ -19,13 +19,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rollmuxd.cli.common import Failed, connect
 from rollmuxd_demo import spin
 from rollmuxd_demo.children import Children, environment, tail
 from rollmuxd_demo.measure import JobRecord, RunRecord, core_gain
 from rollmuxd_demo.reached import Host
+
+if TYPE_CHECKING:
+    from rollmuxd_demo.live import Lines, Screen
 
 #: The RL loops: programs that run by their paths.
 LOOPS = Path(__file__).with_name("loops")
@@ -228,26 +231,10 @@ class Exited:
 Event: TypeAlias = Iterated | Exited
 
 
-class Watcher(Protocol):
-    """What hears of a run meanwhile."""
-
-    def begins(self, url: str) -> None:
-        """The run's daemon is there."""
-
-    def saw(self, event: Event) -> None:
-        """Something happened."""
-
-    def note(self, text: str) -> None:
-        """Something worth a line."""
-
-    def tick(self) -> None:
-        """Called a few times a second."""
-
-
 class Run:
     """All jobs under one daemon, at once or in turn."""
 
-    def __init__(self, plan: Plan, folder: Path, children: Children, watcher: Watcher, reached: Host) -> None:
+    def __init__(self, plan: Plan, folder: Path, children: Children, watcher: Lines | Screen, reached: Host) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.reached = reached
         self.plan, self.folder, self.children, self.watcher = plan, folder, children, watcher

@@ -133,7 +133,7 @@ def test_where_every_window_was_missed_the_gain_of_cores_is_not_known():
     assert measure.core_gain([(0, 0, 90, 108)]) is None
 
 
-def test_the_picture_shows_who_had_the_larger_part_of_each_cell():
+def test_the_picture_shows_what_computed_in_the_middle_of_each_cell():
     rows = measure.gantt([A, B], 0, 12, 12)
 
     def letters(pool):

@@ -25,27 +25,10 @@ class Commands(GivenBackend):
     @sentence
     async def test_no_shell_reads_the_arguments_nor_the_environment_of_a_command(self, backend: Backend) -> None:
         runner = self._runner(backend)
-        odd = (
-            "",
-            " a  b ",
-            "$HOME",
-            "`id`",
-            "it's",
-            '"',
-            "\\",
-            "*",
-            "~",
-            "!x",
-            "a\nb",
-            "-n",
-            "é",
-            "#",
-            ";",
-            "&&",
-            "{1,2}",
-        )
+        odd = ["", " a  b ", "a\nb", "$HOME", "`id`", "it's", '"', "\\", "*", "~", "!x", "-n", "é"]
+        odd += ["#", ";", "&&", "{1,2}"]
         ran = await runner.run(self.host, ("printf", "%s\\0", *odd))
-        assert ran.stdout.decode().split("\0")[:-1] == list(odd)
+        assert ran.stdout.decode().split("\0")[:-1] == odd
         ran = await runner.run(self.host, ("env",), env={"ROLLMUX_A": "$HOME 'x' `id`", "ROLLMUX_B": ""})
         assert {"ROLLMUX_A=$HOME 'x' `id`", "ROLLMUX_B="} < set(ran.stdout.decode().splitlines())
 
