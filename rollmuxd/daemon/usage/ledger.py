@@ -19,6 +19,7 @@ inventory is *unallocated*. So charges and the unallocated rest are the inventor
 What fillers ran on lent nodes is counted as harvested, and charged to no job.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple
@@ -205,22 +206,6 @@ def _sum(charges: Iterable[Charge]) -> Charge:
     return Charge(gpu_ms, cost)
 
 
-@dataclass(slots=True)
-class _Use:
-    """How a node is used from ``since`` on."""
-
-    since: Millis
-    pool: str
-    gpus: int
-    price: float
-    group: GroupId | None = None
-    pinned: tuple[JobId, ...] = ()
-    held: dict[JobId, int] = field(default_factory=dict)
-    used: dict[JobId, int] = field(default_factory=dict)
-    #: by fillers: idle time of its group, or unallocated time, all the same
-    harvested: dict[JobId, int] = field(default_factory=dict)
-
-
 class UsageLedger:
     """Counts use from facts. ``state`` is what was before the first of them (of a snapshot), if anything was."""
 
@@ -230,7 +215,8 @@ class UsageLedger:
         self._state = State() if state is None else state
         self._usage = DailyUsage()
         self._work, self._pools, self._groups = self._usage.work, self._usage.pools, self._usage.groups
-        self._uses: dict[NodeId, _Use] = {}
+        #: until when the use of each node is booked
+        self._settled: dict[NodeId, Millis] = dict.fromkeys(self._state.nodes, self._state.at)
         #: when the usage was last closed: what began before is booked until then
         self._closed: Millis = 0
         #: jobs that wait for a placement, since when
@@ -241,8 +227,6 @@ class UsageLedger:
                 self._book_of(job)
             if job.status is JobStatus.WAITING:
                 self._waiting[job.id] = self._state.at
-        for node in self._state.nodes.values():
-            self._uses[node.id] = self._use_of(node, self._state.at)
 
     # ---- booking -----------------------------------------------------------------------------------------------------
 
@@ -262,8 +246,7 @@ class UsageLedger:
         self._usage.unreadable.append(seq)
 
     def _book(self, fact: f.Fact) -> None:
-        nodes = self._touched(fact)
-        for name in nodes:
+        for name in self._touched(fact):
             self._settle(name, fact.at)
         self._book_before(fact)
         state, job_id = self._state, _job_of(fact, self._state)
@@ -273,13 +256,6 @@ class UsageLedger:
         if job is not None and isinstance(fact, f.SlotQueued | f.OrderEnded | f.JobEnded) and fact.at >= self.since:
             before = msgspec.structs.replace(job.progress)
         apply(state, fact)
-        for name in dict.fromkeys((*nodes, *self._touched(fact))):
-            self._settle(name, fact.at)
-            node = state.nodes.get(name)
-            if node is None:
-                self._uses.pop(name, None)
-            else:
-                self._uses[name] = self._use_of(node, fact.at)
         job = state.jobs.get(job_id) if job_id is not None else None
         if job is None:
             return
@@ -349,59 +325,49 @@ class UsageLedger:
         book.slo, book.promised = job.spec.slo, job.promised
         return book
 
-    def _use_of(self, node: Node, at: Millis) -> _Use:
-        pool = "+".join(node.pools)
-        use = _Use(at, pool, len(node.gpus), node.price_per_gpu_hour, node.group, tuple(node.pinned))
+    def _settle(self, name: NodeId, at: Millis) -> None:
+        """Add what the node was used for since it was last looked at; to be called before that changes."""
+        node = self._state.nodes.get(name)
+        span = self._within(self._settled.get(name, at), at)
+        self._settled[name] = at
+        if node is None or span <= 0:
+            return
+        held, used, harvested = Counter[JobId](), Counter[JobId](), Counter[JobId]()
         for gpu in node.gpus.values():
             slot = None if gpu.holder is None else self._state.slots.get(gpu.holder)
-            if slot is not None and self._state.jobs[slot.job].spec.filler is not None:
-                if slot.status in _USING:
-                    use.harvested[slot.job] = use.harvested.get(slot.job, 0) + 1
-            elif slot is not None:
-                use.held[slot.job] = use.held.get(slot.job, 0) + 1
-                if slot.status in _USING:
-                    use.used[slot.job] = use.used.get(slot.job, 0) + 1
-        self._pools.setdefault(pool, _Pool())
-        return use
-
-    def _settle(self, name: NodeId, at: Millis) -> None:
-        """Add what the node was used for since it was last looked at."""
-        use = self._uses.get(name)
-        if use is None:
-            return
-        span = self._within(use.since, at)
-        use.since = at
-        if span <= 0:
-            return
-        pool = self._pools[use.pool]
-        pool.capacity += span * use.gpus
-        pool.cost += span * use.gpus * use.price
-        held = sum(use.held.values())
-        pool.held += span * held
-        pool.used += span * sum(use.used.values())
-        pinned = use.gpus if use.pinned else held
+            if slot is None:
+                continue
+            if self._state.jobs[slot.job].spec.filler is None:
+                held[slot.job] += 1
+                used[slot.job] += slot.status in _USING
+            else:
+                harvested[slot.job] += slot.status in _USING
+        pool, gpus, price = self._pool_of(node), len(node.gpus), node.price_per_gpu_hour
+        pool.capacity += span * gpus
+        pool.cost += span * gpus * price
+        pool.held += span * held.total()
+        pool.used += span * used.total()
+        pool.harvested += span * harvested.total()
+        pinned = gpus if node.pinned else held.total()
         pool.pinned += span * pinned
-        pool.cost_pinned += span * pinned * use.price
-        for job, gpus in use.held.items():
-            self._work[job].held += span * gpus
-            self._work[job].cost_held += span * gpus * use.price
-        for job, gpus in use.used.items():
-            self._work[job].used += span * gpus
-        for job, gpus in use.harvested.items():
-            self._work[job].harvested += span * gpus
-            pool.harvested += span * gpus
-        if use.group is not None and use.pinned:
-            self._share(self._groups.setdefault(use.group, _Shared()), use, span)
+        pool.cost_pinned += span * pinned * price
+        for job, number in held.items():
+            self._work[job].held += span * number
+            self._work[job].cost_held += span * number * price
+            self._work[job].used += span * used[job]
+        for job, number in harvested.items():
+            self._work[job].harvested += span * number
+        if node.group is not None and node.pinned:
+            shared = self._groups.setdefault(node.group, _Shared())
+            shared.idle += span * (gpus - held.total())
+            shared.cost_idle += span * (gpus - held.total()) * price
+            for job, number in held.items():
+                shared.held[job] = shared.held.get(job, 0) + span * number
+            for job in node.pinned:
+                shared.pinned[job] = shared.pinned.get(job, 0) + span * gpus / len(node.pinned)
 
-    def _share(self, shared: _Shared, use: _Use, span: Millis) -> None:
-        """Book how long a group's node was not held, and which jobs held it."""
-        idle = use.gpus - sum(use.held.values())
-        shared.idle += span * idle
-        shared.cost_idle += span * idle * use.price
-        for job, gpus in use.held.items():
-            shared.held[job] = shared.held.get(job, 0) + span * gpus
-        for job in use.pinned:
-            shared.pinned[job] = shared.pinned.get(job, 0) + span * use.gpus / len(use.pinned)
+    def _pool_of(self, node: Node) -> _Pool:
+        return self._pools.setdefault("+".join(node.pools), _Pool())
 
     def _within(self, start: Millis, end: Millis) -> Millis:
         """How much of a stretch of time lies in the report's span, and is not booked yet."""
@@ -448,9 +414,9 @@ class UsageLedger:
             end = min(end, self.until)
         for pool in self._pools.values():
             pool.gpus = 0
-        for name, use in self._uses.items():
-            self._settle(name, end)
-            self._pools[use.pool].gpus += use.gpus
+        for node in self._state.nodes.values():
+            self._settle(node.id, end)
+            self._pool_of(node).gpus += len(node.gpus)
         for job, since in self._waiting.items():
             self._work[job].wait_placement += self._within(since, end)
             self._waiting[job] = end
