@@ -5,7 +5,6 @@ The own one is signed by itself. Clients trust it as a CA file (``ROLLMUX_CA_FIL
 (docs/decisions/0012).
 """
 
-import os
 import re
 import shutil
 import socket
@@ -95,16 +94,15 @@ def make_own(certificate: Path, key: Path, names: list[str]) -> None:
     beside = [path.with_suffix(".new") for path in (key, certificate)]
     try:
         key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # No other user can read the key, not for a moment: it is written into a file that is private already.
         for path in beside:
             path.unlink(missing_ok=True)
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         done = subprocess.run(
             [*words, "-keyout", str(beside[0]), "-out", str(beside[1])],
             input=config,
             capture_output=True,
             text=True,
             timeout=MAKE_S,
+            umask=0o177,  # no other user can read the key, not for a moment
             check=False,
         )
         if done.returncode:
