@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import click
+from rich.console import Console
+from rich.table import Table
 
 from rollmuxd.client import calls, errors
 from rollmuxd.client.retry import persist
 from rollmuxd.client.sync import Daemon
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from rollmuxd.daemon.settings import Settings
 
 NO_DAEMON = 3
@@ -230,8 +230,6 @@ def print_json(value: Any) -> None:
 
 def console() -> Console:
     """Where tables go. Piped, they have no colours, and no line is broken to fit a screen that is not there."""
-    from rich.console import Console
-
     return Console(width=None if sys.stdout.isatty() else 1000, highlight=False, emoji=False, markup=False)
 
 
@@ -249,8 +247,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> 
     if not rows:
         click.echo(empty)
         return
-    from rich.table import Table
-
     cells = [[cell(value) for value in row] for row in rows]
     below = not columns[-1].startswith("#") and not _fits(columns, cells, console().width)
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -279,8 +275,6 @@ def listing(views: Sequence[View], columns: Columns, empty: str) -> None:
 
 def fields(values: Mapping[str, Any]) -> None:
     """Names and values below one another; those without a value are left out."""
-    from rich.table import Table
-
     shown = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     shown.add_column(style="bold")
     shown.add_column(overflow="fold")

@@ -16,6 +16,9 @@ import click
 import msgspec
 
 from rollmuxd.cli.common import Failed, config_option, load_settings, print_json
+from rollmuxd.daemon import logs
+from rollmuxd.daemon.journal import backup as journal_tools
+from rollmuxd.daemon.journal.file import JournalError
 
 dir_option = click.option(
     "--state-dir",
@@ -38,8 +41,6 @@ def of_a_directory(command: Callable[..., Any]) -> Callable[..., Any]:
     @json_option
     @wraps(command)
     def run(*args: Any, config: Path | None, state_dir: Path | None, **options: Any) -> None:
-        from rollmuxd.daemon import logs
-
         logs.set_up("warning")  # to stderr: stdout is the command's
         configured = load_settings(config).daemon.state_dir
         command(*args, state_dir=state_dir if state_dir is not None else configured, **options)
@@ -50,8 +51,6 @@ def of_a_directory(command: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def _refusals(doing: str) -> Iterator[None]:
     """Say on a terminal what may take minutes, and in one line why it cannot be done."""
-    from rollmuxd.daemon.journal.file import JournalError
-
     if sys.stderr.isatty():
         click.echo(doing, err=True)
     try:
@@ -74,8 +73,6 @@ def check(file: Path | None, state_dir: Path, as_json: bool) -> None:
 
     FILE: a journal, a backup or a state directory; default: the daemon's. Exits with 1 if it is not good.
     """
-    from rollmuxd.daemon.journal import backup as journal_tools
-
     path = file if file is not None else state_dir
     with _refusals(f"checking {path}: all of it is read and replayed"):
         found = journal_tools.check(path / "journal.sqlite3" if path.is_dir() else path)
@@ -95,8 +92,6 @@ def backup(file: Path, state_dir: Path, as_json: bool) -> None:
 
     The hashes of API keys are in it: only you can read it.
     """
-    from rollmuxd.daemon.journal import backup as journal_tools
-
     with _refusals(f"copying {state_dir}, and checking the copy"):
         made = journal_tools.backup(state_dir / "journal.sqlite3", file)
     if as_json:
@@ -116,8 +111,6 @@ def restore(file: Path, state_dir: Path, as_json: bool) -> None:
 
     API keys that were revoked after the backup stay revoked, if the journal that was there can be read.
     """
-    from rollmuxd.daemon.journal import backup as journal_tools
-
     with _refusals(f"checking {file}"):
         done = journal_tools.restore(file, state_dir)
     if as_json:

@@ -1,8 +1,8 @@
 """``rollmuxd``: the command line, one file per noun.
 
-It sits in job scripts, so its start time is their start time. A noun's file is imported when that noun is used, and
-heavy packages (httpx, rich, the daemon) are imported inside the commands. Packages add commands by entry point (group
-``rollmuxd.commands``): the name of the command, and the click command that it is.
+It sits in job scripts, so its start time is their start time. A noun's file is imported when that noun is used, with
+what it needs. What only some of its commands need (httpx, the daemon) is imported inside these. Packages add commands
+by entry point (group ``rollmuxd.commands``): the name of the command, and the click command that it is.
 """
 
 import os

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
 
 @contextmanager
 def bar(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
     """A bar on a terminal, and nothing elsewhere; call what it yields with how much is done, of how much."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     watched = sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not watched) as shown:

@@ -8,18 +8,22 @@ import os
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from rollmuxd.cli.common import Failed, needs_numpy, table
 from rollmuxd.cli.progress import bar
 from rollmuxd.cli.sim.fabric import fabric
+from rollmuxd.cli.sim.processes import run_all
 from rollmuxd.cli.sim.rollout import rollout
+from rollmuxd.cli.sim.table import render
 from rollmuxd.cli.sim.validate import calibrate, validate
-
-if TYPE_CHECKING:
-    from rollmuxd.sim.workload import Options
+from rollmuxd.sim import Violation, record, tables
+from rollmuxd.sim import compare as runs
+from rollmuxd.sim.policies import known_policies
+from rollmuxd.sim.workload import Options
+from rollmuxd.sim.workloads import names as known_workloads
 
 
 class Bounds(click.ParamType[Any]):
@@ -141,8 +145,6 @@ def _describes_a_workload(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError("--fillers says nothing at --fidelity cost; add --fidelity phase")
         if given["gpus"] or fidelity in ("engine", "network"):
             needs_numpy()
-        from rollmuxd.sim.workload import Options
-
         prices, switch = given["prices"], given["switch"]
         pairs = [] if prices == "artifact" else [part.partition("=") for part in prices.split(",")]
         given["prices"] = {kind.strip(): _number(price, f"the price of {kind}") for kind, _, price in pairs}
@@ -177,8 +179,6 @@ def _count(text: str, what: str) -> int:
 
 def _plainly(call: Callable[[], Any]) -> Any:
     """What the simulator refuses is one line; a broken promise is a bug of ours, and says how to find it."""
-    from rollmuxd.sim import Violation
-
     try:
         return call()
     except OSError as no:  # a data set that is not there says where was looked, and how to get it
@@ -210,17 +210,13 @@ sim.add_command(calibrate)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def workloads(*, as_json: bool) -> None:
     """What can be simulated."""
-    from rollmuxd.sim.workloads import names
-
-    _list(names(), as_json=as_json)
+    _list(known_workloads(), as_json=as_json)
 
 
 @sim.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def policies(*, as_json: bool) -> None:
     """Policies that can be compared."""
-    from rollmuxd.sim.policies import known_policies
-
     _list([(name, policy.summary) for name, policy in known_policies().items()], as_json=as_json)
 
 
@@ -251,10 +247,6 @@ def compare(
     as_json: bool,
 ) -> None:
     """Several policies on the same draws, in both accountings, with paired differences."""
-    from rollmuxd.cli.sim.processes import run_all
-    from rollmuxd.sim import compare as runs
-    from rollmuxd.sim import tables
-
     asked = [name for name in (part.strip() for part in names.split(",")) if name]
     if not asked:
         raise click.UsageError("--policies names none")
@@ -286,8 +278,6 @@ def compare(
             told |= {"topology": options.topology, "t_ocs_ms": options.t_ocs_ms}
         click.echo(json.dumps({**head, **told, **rows}))
         return
-    from rollmuxd.cli.sim.table import render
-
     render(outcomes)
 
 
@@ -313,9 +303,6 @@ def run(
     as_json: bool,
 ) -> None:
     """One policy, one draw, one accounting: with its history, where asked."""
-    from rollmuxd.sim import compare as runs
-    from rollmuxd.sim import record, tables
-
     some = runs.tasks(workload, options, [name], fidelity, [seed], move_s=move_s)
     (task,) = (one for one in some if one.accounting == accounting)
     if (facts or trace) and not runs.has_facts(task):
@@ -339,8 +326,6 @@ def run(
         more |= {"events": outcome.events, "facts": outcome.facts, "facts_digest": outcome.facts_digest}
         click.echo(json.dumps({"workload": workload, "seed": seed, **row, **more, "wall_s": outcome.wall_s}))
         return
-    from rollmuxd.cli.sim.table import render
-
     render([outcome])
     if outcome.harvest is not None:
         click.echo(tables.harvest_line(outcome.harvest))

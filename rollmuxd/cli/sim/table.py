@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
 from rollmuxd.cli.common import table
 from rollmuxd.sim import tables
-
-if TYPE_CHECKING:
-    from rollmuxd.sim.outcome import Outcome
+from rollmuxd.sim.outcome import Outcome
 
 
 def render(outcomes: Sequence[Outcome]) -> None:

@@ -12,9 +12,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
+from rich.live import Live
 
 from rollmuxd.cli.common import Call, console, part, print_plainly, talks
 from rollmuxd.cli.job import explained
+from rollmuxd.cli.top import view
 from rollmuxd.cli.top.screen import Action, Screen
 from rollmuxd.client.errors import RollmuxError
 
@@ -92,16 +94,10 @@ class Watch:
 
 
 def _print_once(watch: Watch) -> None:
-    from rollmuxd.cli.top import view
-
     print_plainly(view.picture(watch.look(), width=console().width, rows=None))
 
 
 def _live(watch: Watch, interval: float) -> None:
-    from rich.live import Live
-
-    from rollmuxd.cli.top import view
-
     out = console()
     screen, trouble = Screen(), ""
     seen = watch.look()
