@@ -16,6 +16,7 @@ from rollmuxd.cli.group import placed_on
 from rollmuxd.cli.other_gpus import computed
 from rollmuxd.cli.run.job_file import registration_of
 from rollmuxd.cli.sim.accounting import Accounting, from_accounting, show_saving
+from rollmuxd.client.registration import check_planned_pool
 
 
 @click.command(short_help="What would become of jobs, if they came; or what sharing would have saved.")
@@ -99,6 +100,14 @@ def read(path: Path) -> dict[str, Any]:
         raise Failed(
             f"{path}: {stray[0]} is not a key beside jobs, pools and on; put each job into a table of its own, [[jobs]]"
         )
+    pools = said.get("pools", {})
+    if not isinstance(pools, dict):
+        raise Failed(f"{path}: pools is {pools!r}, and it is a table for each pool, [pools.NAME]")
+    for name, pool in pools.items():
+        try:
+            check_planned_pool(f"{path}: [pools.{name}]", pool)
+        except (TypeError, ValueError) as error:
+            raise Failed(str(error)) from error
     given = said.get("jobs", [])
     if not isinstance(given, list) or not given or not all(isinstance(job, dict) for job in given):
         raise Failed(f"{path}: there are no jobs in it; each is a table [[jobs]] with a name")

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
+from rollmuxd.wire.plan import PlanPool
 from rollmuxd.wire.requests import AsynchronousBody, FillerBody, PhaseBody, RegisterBody, StateBody, WantBody
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -94,8 +95,20 @@ def registration(
         what, _, path = str(error).partition(" - at `$.")
         key = path.rstrip("`")
         if key in rest:
-            raise ValueError(f"job {name!r}: {key}={rest[key]!r}: {_choices(key) or _lower(what)}") from error
+            raise ValueError(
+                f"job {name!r}: {key}={rest[key]!r}: {_choices(RegisterBody, key) or _lower(what)}"
+            ) from error
         raise ValueError(f"job {name!r}: {error}") from error
+
+
+def check_planned_pool(where: str, given: Any) -> None:
+    """Raise TypeError or ValueError, naming the key, for what cannot be the nodes of a pool that a plan makes up."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{where}: a table is needed, such as nodes = {given!r}")
+    _known(where, given, set(PlanPool.__struct_fields__))
+    if "nodes" not in given:
+        raise ValueError(f"{where}: nodes is missing; say how many, such as nodes = 4")
+    _made(PlanPool, where, given)
 
 
 def _cycle(pools: Mapping[str, Mapping[str, Any]], phases: Mapping[str, Any] | Iterable[str] | None) -> list[PhaseBody]:
@@ -157,9 +170,9 @@ def _named(what: str, name: Any) -> None:
         )
 
 
-def _choices(key: str) -> str:
-    """What the body may say there, where that is one of a few words."""
-    kind = RegisterBody.__annotations__[key]
+def _choices(body: type[msgspec.Struct], key: str) -> str:
+    """What this part of the body may say there, where that is one of a few words."""
+    kind = body.__annotations__.get(key)
     words = next((get_args(it) for it in (kind, *get_args(kind)) if get_origin(it) is Literal), ())
     return f"it is {' or '.join(map(repr, words))}" if words else ""
 
@@ -172,7 +185,9 @@ def _made(kind: type[T], where: str, given: Mapping[str, Any]) -> T:
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$.")
         key = re.split(r"[.\[`]", path)[0]
-        raise ValueError(f"{where.rstrip('=')}: {key}={given.get(key)!r}: {_lower(what)}") from error
+        raise ValueError(
+            f"{where.rstrip('=')}: {key}={given.get(key)!r}: {_choices(kind, key) or _lower(what)}"
+        ) from error
 
 
 def _lower(text: str) -> str:

@@ -25,6 +25,7 @@ from rollmuxd.policies.rollmux import RollMux, rate_of
 from rollmuxd.policies.thrift.policy import Objective, Thrift
 from rollmuxd.sim.outcome import WORK, Outcome
 from rollmuxd.sim.workload import SimJob, Workload
+from rollmuxd.sim.workloads.options import nearest
 from rollmuxd.spi import discovery
 
 #: plans are made with the times that jobs state, and stay so, as in the paper
@@ -249,5 +250,6 @@ def policy_under_test(name: str) -> PolicyUnderTest:
     """
     found = _OURS.get(name) or known_policies().get(name)
     if found is None or isinstance(found, Bound):
-        raise ValueError(f"there is no policy {name!r} ({', '.join(known_policies())})")
+        known = tuple(known_policies())
+        raise ValueError(f"there is no policy {name!r}{nearest(name, known)} ({', '.join(known)})")
     return found

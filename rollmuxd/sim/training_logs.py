@@ -135,7 +135,10 @@ def _records(path: Path) -> Iterator[dict[str, float]]:
     """What each step reports, by the last words of the keys."""
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         if path.suffix == ".csv":
-            yield from (_times(row) for row in csv.DictReader(file))
+            rows = csv.DictReader(file)
+            for row in rows:
+                _check_seconds(path, rows.line_num, row)
+                yield _times(row)
             return
         text = file.read()
     whole = _whole(text)
@@ -143,6 +146,18 @@ def _records(path: Path) -> Iterator[dict[str, float]]:
         yield from _gathered(_times(row) for row in whole)
     else:
         yield from _gathered(_from_lines(text.splitlines()))
+
+
+def _check_seconds(path: Path, line: int, row: Mapping[str, Any]) -> None:
+    """Refuse what our own two columns have in the place of seconds. An empty field is none, as in exports."""
+    for column in ("gen_s", "train_s"):
+        text = row.get(column) or "0"
+        try:
+            wrong = float(text) < 0
+        except ValueError:
+            wrong = True
+        if wrong:
+            raise NoSteps(f"{path}, line {line}, column {column!r}: {text!r} is there, and seconds are needed")
 
 
 def _whole(text: str) -> list[Mapping[str, Any]] | None:

@@ -177,6 +177,11 @@ def test_an_empty_inventory_and_one_that_is_made_up_are_passed_on(rollmuxd, daem
         ("[[jobs]]\nname = 'a'\nslo = 0.5\nrollout = {nodes = 1}", "job a: job 'a': slo=0.5"),
         ("[[jobs]]\nname = 'a'\nsol = 2\nrollout = {nodes = 1}", "job a: 'sol' is not a key; did you mean slo?"),
         ("[[jobs]]\nname = 'a'\ntrain = 2", "job a: train=2: what is wanted of a pool is a dict"),
+        (FILE + "[pools.rollout]\nnode = 1", "jobs.toml: [pools.rollout]: 'node' is not a key; did you mean nodes?"),
+        (FILE + "[pools.rollout]\ngpus = 4", "jobs.toml: [pools.rollout]: nodes is missing"),
+        (FILE + "[pools.rollout]\nnodes = 0", "jobs.toml: [pools.rollout]: nodes=0: expected `int` >= 1"),
+        ("pools = 4\n" + FILE, "jobs.toml: pools is 4, and it is a table for each pool, [pools.NAME]"),
+        (FILE + "[pools]\nrollout = 4", "jobs.toml: [pools.rollout]: a table is needed, such as nodes = 4"),
         ("[[jobs", "jobs.toml: "),
     ],
 )

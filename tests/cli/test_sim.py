@@ -116,6 +116,11 @@ def test_what_can_be_asked_for_is_listed() -> None:
         (("compare", *SMALL, "--nodes", "rollout=1e9"), "100000"),
         (("compare", *SMALL, "--switch", "inf"), "--switch"),
         (("compare", *SMALL, "--switch", "nan"), "--switch"),
+        (
+            ("compare", *SMALL, "--switch", "tables"),
+            "--switch is 'tables': none, table, or a finite number of seconds is needed",
+        ),
+        (("compare", *SMALL, "--prices", "H20"), "the price of H20 is missing; write H20=1.85"),
         (("compare", *SMALL, "--ram", "1"), "give it more with --ram"),
         (("compare", *SMALL, "--policies", "colocated", "--ram", "500"), "give it more with --ram"),
         (("run", *SMALL, "--facts", "/nowhere/facts"), "there is no folder /nowhere"),

@@ -119,6 +119,7 @@ def test_an_init_of_ones_own():
         (dict(train="all"), r"train='all': what is wanted of a pool is a dict, as train=dict\(nodes=1\)"),
         (dict(rolout=dict(nodes=1)), "rolout= is not a keyword; did you mean rollout="),
         (dict(judge=dict(nodes=1)), r"judge= is not a keyword; a pool of that name is pools=dict\(judge=dict"),
+        (dict(train=dict(traffic="rng")), "train: traffic='rng': it is 'ring' or 'mesh' or 'pairs'"),
         (dict(priority=10_000), "priority=10000: expected `int` <= 1000"),
         (dict(pools={"my pool": {}}), "a pool's name is 'my pool': a name has letters, digits, . _ -"),
         (dict(phases={"my phase": "train"}), "a phase's name is 'my phase'"),

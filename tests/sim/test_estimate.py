@@ -67,6 +67,14 @@ def test_a_log_is_read_as_its_framework_writes_it_and_its_first_step_left_out(tm
     )
 
 
+@pytest.mark.parametrize("bad", ["90s", "1,5", "-3"])
+def test_a_time_of_a_csv_that_is_no_number_of_seconds_is_named_and_not_left_out(tmp_path, bad):
+    path = tmp_path / "t.csv"
+    path.write_text(f'gen_s,train_s\n100,90\n101,"{bad}"\n102,\n')
+    with pytest.raises(NoSteps, match=rf"t\.csv, line 3, column 'train_s': '{bad}' is there, and seconds are needed"):
+        read(path)
+
+
 @pytest.mark.parametrize("text", ["", "epoch 1 loss 0.3\n", '{"step_time": 3.0}\n', "{'timing/generation': 'x'}\n"])
 def test_a_log_that_does_not_tell_both_phases_is_refused_with_what_is_known(tmp_path, text):
     path = tmp_path / "train.log"

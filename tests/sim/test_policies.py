@@ -30,6 +30,8 @@ def test_a_bound_is_no_policy_that_a_scheduler_runs():
 def test_without_packages_there_are_our_own(monkeypatch):
     monkeypatch.setattr(policies.discovery, "added", lambda group: {})
     assert tuple(known_policies()) == OURS
+    with pytest.raises(ValueError, match=r"there is no policy 'rolmux'; did you mean rollmux\? \(default"):
+        policy_under_test("rolmux")
     with pytest.raises(ValueError, match=r"there is no policy 'gavel' \(default, rollmux, solo\)"):
         policy_under_test("gavel")
 

@@ -249,6 +249,7 @@ def test_a_gain_over_the_best_static_stands_beside_that_with_lengths_known(full,
     ("words", "says"),
     [
         (["--policies", "fastest"], "there is no policy 'fastest'"),
+        (["--policies", "reactiv"], "there is no policy 'reactiv'; did you mean reactive? (static-tp1"),
         (["--lengths", "nowhere.csv"], "there are no lengths 'nowhere.csv'"),
         (["--dispatch", "random"], "dispatch is 'random': contiguous or spread"),
         (["--model", "gpt-9"], "no figures are known for model 'gpt-9'"),

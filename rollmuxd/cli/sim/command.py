@@ -147,9 +147,12 @@ def _describes_a_workload(command: Callable[..., Any]) -> Callable[..., Any]:
             needs_numpy()
         prices, switch = given["prices"], given["switch"]
         pairs = [] if prices == "artifact" else [part.partition("=") for part in prices.split(",")]
+        for kind, equals, _ in pairs:
+            if not equals:
+                raise click.UsageError(f"the price of {kind} is missing; write {kind.strip()}=1.85")
         given["prices"] = {kind.strip(): _number(price, f"the price of {kind}") for kind, _, price in pairs}
         if switch not in ("none", "table"):
-            given["switch"] = round(_number(switch, "--switch") * 1000)
+            given["switch"] = round(_number(switch, "--switch", "none, table, or a finite number of seconds") * 1000)
         given |= {"gpus": dict(given["gpus"]), "more": dict(given["more"])}
         given["nodes"] = {name: _count(count, f"--nodes {name}") for name, count in given["nodes"]}
         options = Options(**{key: given.pop(key) for key in Options.__struct_fields__ if key in given})
@@ -160,13 +163,13 @@ def _describes_a_workload(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _number(text: str, what: str) -> float:
+def _number(text: str, what: str, needed: str = "a finite number") -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise click.UsageError(f"{what} is {text!r}, and a finite number is needed")
+        raise click.UsageError(f"{what} is {text!r}: {needed} is needed")
     return value
 
 

@@ -19,6 +19,7 @@ from rollmuxd.rollout.lengths import Prior, fit
 from rollmuxd.sim.rollouts.batches import SOURCES, Lengths
 from rollmuxd.sim.rollouts.run import Policy, Result, Setting, play
 from rollmuxd.sim.rollouts.tail_batching import Rounds
+from rollmuxd.sim.workloads.options import nearest
 
 BASELINE: Final = "static-tp2"
 ORACLE: Final = "oracle-tp"
@@ -149,7 +150,7 @@ def verify(asked: Asked) -> None:
         )
     for name in asked.policies:
         if name not in POLICIES:
-            raise ValueError(f"there is no policy {name!r} ({', '.join(POLICIES)})")
+            raise ValueError(f"there is no policy {name!r}{nearest(name, tuple(POLICIES))} ({', '.join(POLICIES)})")
     for word in asked.dispatch:
         if word not in (CONTIGUOUS, SPREAD):
             raise ValueError(f"dispatch is {word!r}: {CONTIGUOUS} or {SPREAD}")
