@@ -11,14 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def bar(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """A bar on a terminal, and nothing elsewhere; call what it yields with how much is done, of how much."""
+def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, and nothing elsewhere; call what it yields with how much is done."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     watched = sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not watched) as shown:
         task = shown.add_task(what, total=total)
-
-        def advance(done: int, of: int | None = total) -> None:
-            shown.update(task, completed=done, total=of)
-
-        yield advance
+        yield lambda done: shown.update(task, completed=done)

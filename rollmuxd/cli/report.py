@@ -14,6 +14,7 @@ from rollmuxd.cli.common import Call, Columns, listing, talks
 from rollmuxd.cli.feed import Time
 from rollmuxd.cli.sim.estimate import sharing, show_sharing
 from rollmuxd.client.calls import QUESTION_S
+from rollmuxd.daemon.usage.ledger import HEADS
 
 
 @click.command(short_help="What GPUs were used for, and what sharing saved.")
@@ -32,8 +33,6 @@ def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bo
     Held time is charged to its holder. Time in which a group's nodes were not held is split among its jobs by what they
     held. The rest of the inventory is unallocated. So the rows and the rest add up to all GPU-hours.
     """
-    from rollmuxd.daemon.usage.ledger import HEADS
-
     if as_csv and call.as_json:
         raise click.UsageError("--csv and --json are two answers; ask for one")
     view = call.get("/v1/report", timeout_s=QUESTION_S, since=since, until=until, by=by)

@@ -10,6 +10,7 @@ import click
 
 from rollmuxd.cli.common import Call, Failed, talks
 from rollmuxd.cli.feed import Time, at_ms, every_fact
+from rollmuxd.sim import perfetto
 
 
 @click.group()
@@ -27,8 +28,6 @@ def export(call: Call, *, since: str | None, until: str | None, out: Path) -> No
 
     Pools, nodes and jobs are tracks. The history is the running daemon's, as far as your API key may see it.
     """
-    from rollmuxd.sim import perfetto
-
     facts = every_fact(call)
     first = next(facts, None)
     if first is None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
 from rollmuxd.cli.common import Call, Failed, print_json, table, talks
 from rollmuxd.cli.feed import Time, last_facts
-
-if TYPE_CHECKING:
-    from rollmuxd.sim.estimate import Estimate, Range
-    from rollmuxd.sim.observed import Seen
-    from rollmuxd.sim.training_logs import Step
+from rollmuxd.sim.estimate import Estimate, Gpus, Range
+from rollmuxd.sim.estimate import estimate as estimated
+from rollmuxd.sim.observed import LEAST, Seen, as_registered
+from rollmuxd.sim.observed import observed as seen_in
+from rollmuxd.sim.training_logs import Asynchronous, NoSteps, Step, read
 
 
 @click.command(short_help="Is sharing worth it, from a training log?")
@@ -57,10 +57,6 @@ def estimate(
     The log is verl's, EasyR1's, NeMo-RL's, OpenRLHF's or TRL's, or a CSV with gen_s and train_s. The simulator plays
     its steps with the daemon's own scheduler. Only --observed needs a daemon.
     """  # noqa: D301  # click's sign for lines that are not to be filled
-    from rollmuxd.sim.estimate import Gpus
-    from rollmuxd.sim.estimate import estimate as estimated
-    from rollmuxd.sim.training_logs import Asynchronous, NoSteps, read
-
     if observed == bool(logs):
         raise Failed("give either --log FILE (a training log), or --observed (what a daemon has seen)")
     for option, given in (("--job", names), ("--since", since)):
@@ -98,9 +94,6 @@ def sharing(call: Call, since: str | None) -> dict[str, Any]:
 
     A job that ran both phases on one node's GPUs is set against pools that have half of these each.
     """
-    from rollmuxd.sim.estimate import Gpus
-    from rollmuxd.sim.estimate import estimate as estimated
-
     try:
         seen = _seen(call, (), since)
     except Failed as error:
@@ -126,8 +119,6 @@ def sharing(call: Call, since: str | None) -> dict[str, Any]:
 
 def show_sharing(told: Mapping[str, Any]) -> None:
     """For people."""
-    from rollmuxd.sim.estimate import Estimate
-
     if told["estimate"] is None:
         click.echo(f"what sharing would have saved is not known yet: {told['reason']}")
         return
@@ -154,10 +145,8 @@ def _seen(call: Call, names: tuple[str, ...], since: str | None) -> dict[str, Se
     Jobs that ran both phases on the same GPUs are not mixed with jobs that did not. Those that are like the last one
     are taken.
     """
-    from rollmuxd.sim.observed import LEAST, as_registered, observed
-
     jobs = [(job["job"], job["name"], job["run"], job["cycle"]) for job in call.items("/v1/jobs")]
-    found = observed(as_registered(last_facts(call, since), jobs))
+    found = seen_in(as_registered(last_facts(call, since), jobs))
     if missing := [name for name in names if name not in found]:
         there = ", ".join(found) or "none"
         raise Failed(f"job {missing[0]} has not finished {LEAST} iterations; jobs that have: {there}")
