@@ -9,7 +9,7 @@ as Prometheus expects; a replayed journal does not count.
 
 import os
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -128,50 +128,38 @@ class Metrics:
 
     # ---- read by ---------------------------------------------------------------------------------------------------
 
-    def expose(self, scrape: "Scrape", accept: str, owner: str | None = None) -> tuple[bytes, str]:
-        """All figures, in the text format that the scraper wants; and its media type.
+    def expose(self, gauges: Iterable[Metric], accept: str, owner: str | None = None) -> tuple[bytes, str]:
+        """All counters and these gauges, in the text format that the scraper wants; and its media type.
 
         ``owner``: whose series alone are shown (None: all).
         """
         encode, media_type = choose_encoder(accept)
-        body: bytes = encode(_Exposed(self.registry, scrape, owner))
+        body: bytes = encode(_Exposed([*self.registry.collect(), *gauges], owner))
         return body, media_type
 
 
-class Scrape(NamedTuple):
-    """What one scrape reads."""
+class _Exposed(NamedTuple):
+    """What is shown of these; to one owner, without the series of other owners."""
 
-    state: State
-    now: Millis
-    #: which jobs may be named
-    may_read: Callable[[Job], bool]
-    #: its file, if it has one
-    journal: Path | None
-    #: whether the journal could not be looked after
-    retention_failed: bool = False
-
-
-class _Exposed(CollectorRegistry):
-    """Counters, and gauges of the present state; for one owner, without the series of other owners."""
-
-    def __init__(self, counters: CollectorRegistry, scrape: Scrape, owner: str | None) -> None:
-        super().__init__()
-        self._counters, self._scrape, self._owner = counters, scrape, owner
+    families: Sequence[Metric]
+    owner: str | None
 
     def collect(self) -> Iterator[Metric]:
-        for family in (*self._counters.collect(), *gauges(self._scrape)):
-            if self._owner is not None:
-                family.samples = [it for it in family.samples if it.labels.get("owner", self._owner) == self._owner]
+        for family in self.families:
+            if self.owner is not None:
+                family.samples = [it for it in family.samples if it.labels.get("owner", self.owner) == self.owner]
             yield family
 
 
-def gauges(scrape: Scrape) -> Iterator[Metric]:
-    """What is read off the state."""
-    yield from _node_gauges(scrape.state)
-    yield from _work_gauges(scrape.state)
-    yield from _wait_gauges(scrape.state, scrape.now)
-    yield from _promise_gauges(scrape.state, scrape.may_read)
-    yield from _journal_gauges(scrape.journal, scrape.retention_failed)
+def gauges(
+    state: State, now: Millis, may_read: Callable[[Job], bool], journal: Path | None, *, retention_failed: bool = False
+) -> Iterator[Metric]:
+    """What is read off the state, and off the journal's file, if it has one. ``may_read``: which jobs may be named."""
+    yield from _node_gauges(state)
+    yield from _work_gauges(state)
+    yield from _wait_gauges(state, now)
+    yield from _promise_gauges(state, may_read)
+    yield from _journal_gauges(journal, retention_failed)
 
 
 def _gauge(name: str, about: str, labels: Sequence[str], values: Mapping[Any, float]) -> Metric:

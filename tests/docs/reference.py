@@ -19,7 +19,7 @@ from rollmuxd.core import facts
 from rollmuxd.core.state import State
 from rollmuxd.daemon.http.app import ENDPOINTS
 from rollmuxd.daemon.http.routing import Endpoint, Plain
-from rollmuxd.daemon.metrics import Metrics, Scrape, gauges
+from rollmuxd.daemon.metrics import Metrics, gauges
 from rollmuxd.wire.answers import Page
 
 REPOSITORY = Path(__file__).parents[2]
@@ -339,7 +339,7 @@ def _tables() -> Iterator[tuple[str, list[list[str]], str]]:
 def metrics_page() -> str:
     counters = Metrics().registry._collector_to_names
     rows = [_metric(family, one._labelnames) for one in counters for family in one.collect()]
-    rows += [_metric(family, family._labelnames) for family in gauges(Scrape(State(), 0, bool, Path(__file__)))]
+    rows += [_metric(family, family._labelnames) for family in gauges(State(), 0, bool, Path(__file__))]
     return (
         f"# Metrics\n\n{HEAD}\n"
         "`GET /metrics`, for Prometheus ([how to](../how-to/monitor.md)). Counters start at zero with the daemon. "

@@ -12,14 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from rollmuxd.core.model import Job, JobStatus, Progress
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.core.state import State
-from rollmuxd.daemon.metrics import Metrics, Scrape
+from rollmuxd.daemon.metrics import Metrics, gauges
 
 FOLDER = Path(__file__).parents[2] / "docs" / "monitoring"
 NAME = re.compile(r"\brollmux_[a-z_]+")
 
 
 def exposed(state=None, *, may_read=lambda job: True, now=0, journal=None):
-    text = Metrics().expose(Scrape(state or State(), now, may_read, journal), "text/plain")[0].decode()
+    text = Metrics().expose(gauges(state or State(), now, may_read, journal), "text/plain")[0].decode()
     return {family.name: family for family in text_string_to_metric_families(text)}, text
 
 

@@ -11,7 +11,7 @@ from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routing import Call, Plain, Routes
 from rollmuxd.daemon.journal.store import DISK_FULL
-from rollmuxd.daemon.metrics import Scrape
+from rollmuxd.daemon.metrics import gauges
 from rollmuxd.wire.answers import Health
 
 routes = Routes("daemon", charged=False)
@@ -59,7 +59,7 @@ async def metrics(call: Call) -> Plain:
     failed = bool(call.services.today.trouble)
     body, media_type = await call.read(
         lambda core, now: call.shared.metrics.expose(
-            Scrape(core.state, now, caller.may_read, path, failed),
+            gauges(core.state, now, caller.may_read, path, retention_failed=failed),
             accept,
             None if _sees_all_owners(core.state, caller, configured) else caller.owner,
         )
