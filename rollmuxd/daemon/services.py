@@ -3,23 +3,18 @@
 Made by :mod:`rollmuxd.daemon.app`, and by tests, which put doubles in.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rollmuxd.daemon.clock import SystemClock
-    from rollmuxd.daemon.hosts.actuator import Actuator
-    from rollmuxd.daemon.hosts.channel import ChannelHub
-    from rollmuxd.daemon.hosts.circuits import Switch
-    from rollmuxd.daemon.journal.store import Journal
-    from rollmuxd.daemon.settings import Settings
-    from rollmuxd.daemon.usage.daily import LiveUsage
-    from rollmuxd.daemon.writer import Driver
-    from rollmuxd.spi import Residency
+from rollmuxd.daemon.clock import SystemClock
+from rollmuxd.daemon.hosts.actuator import Actuator
+from rollmuxd.daemon.hosts.channel import ChannelHub
+from rollmuxd.daemon.hosts.circuits import Switch
+from rollmuxd.daemon.journal.store import Journal
+from rollmuxd.daemon.settings import Settings
+from rollmuxd.daemon.usage.daily import LiveUsage
+from rollmuxd.daemon.writer import Driver
+from rollmuxd.spi import Residency
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, TypeAlias, TypeVar, get_type_hints
 from urllib.parse import parse_qsl
 
 import anyio
 import msgspec
 import structlog
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -89,6 +89,17 @@ class Query(Struct, frozen=True, forbid_unknown_fields=True):
 
     What may be left out has the type ``| UnsetType``, not ``| None``: msgspec takes a query's word ``null`` for None.
     """
+
+
+Limit: TypeAlias = Annotated[int, Meta(ge=1, le=1000, description="items in a page")]
+Id: TypeAlias = Annotated[str, Meta(max_length=200)]
+
+
+class PageQuery(Query, frozen=True):
+    """Which part of a list."""
+
+    limit: Limit = 100
+    after: Id | UnsetType = UNSET
 
 
 class Plain(Struct, frozen=True):
@@ -291,27 +302,26 @@ class Call:
 
     async def page(
         self,
-        limit: int,
-        after: str | UnsetType,
+        query: PageQuery,
         things: Callable[[State], Mapping[str, T]],
         view: Callable[[Visibility, T, Millis], Struct],
         wanted: Callable[[State, T], bool] = lambda state, it: True,
     ) -> Page[Any]:
-        """As many items after ``after`` as a page may have, in number and bytes; their views are encoded already.
+        """As many items as a page may have, in number and bytes; their views are encoded already.
 
         They are made a few at a time, and between them the loop is left to other calls. ``things`` gives all items by
         their keys. One that is gone when its turn comes is left out. Keys count up within their kind (``j2`` comes
         before ``j10``), so a page stays right while things come and go.
         """
-        start = (-1, "") if after is UNSET else (len(after), after)
+        start = (-1, "") if query.after is UNSET else (len(query.after), query.after)
         views: list[Any] = []
         size, last, driver = 0, "", self.services.driver
         async with self.shared.pages.turn(self.caller.owner):
             slices, visibility = limits.Slices(), self.visibility(driver.scheduler)
             known = things(state := visibility.core.state)
             found = sorted(at for key, it in known.items() if (at := (len(key), key)) > start and wanted(state, it))
-            following = found[limit - 1][1] if len(found) > limit else None
-            for _, key in found[:limit]:
+            following = found[query.limit - 1][1] if len(found) > query.limit else None
+            for _, key in found[: query.limit]:
                 if await slices.pause():
                     visibility = self.visibility(driver.scheduler)
                     known = things(visibility.core.state)

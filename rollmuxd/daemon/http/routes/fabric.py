@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.hosts.circuits import FabricStatus, Switch
-from rollmuxd.daemon.http.routes._query import PageQuery
-from rollmuxd.daemon.http.routing import Call, Routes, find
+from rollmuxd.daemon.http.routing import Call, PageQuery, Routes, find
 from rollmuxd.spi import Circuit
 from rollmuxd.wire.answers import CircuitView, FabricView, Page
 from rollmuxd.wire.requests import ReasonBody
@@ -17,7 +16,7 @@ routes = Routes("fabric")
 async def list_fabrics(call: Call, query: PageQuery) -> Page[FabricView]:
     """All optical switches."""
     switches = call.services.switches
-    return await call.page(query.limit, query.after, lambda state: switches, lambda visibility, it, now: _view(it))
+    return await call.page(query, lambda state: switches, lambda visibility, it, now: _view(it))
 
 
 @routes.post("/v1/fabrics/{fabric}/degrade", needs=Role.ADMIN)

@@ -15,8 +15,7 @@ from rollmuxd.daemon.access.gate import find_job
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import limits, problems
 from rollmuxd.daemon.http.problems import Refusal
-from rollmuxd.daemon.http.routes._query import Id
-from rollmuxd.daemon.http.routing import Call, Query, Routes
+from rollmuxd.daemon.http.routing import Call, Id, Query, Routes
 from rollmuxd.daemon.journal.file import Unreadable
 from rollmuxd.wire.answers import FactsPage, UnreadableFact
 

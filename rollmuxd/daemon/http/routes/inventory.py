@@ -5,15 +5,14 @@ from collections.abc import Callable
 from msgspec import UNSET, UnsetType
 
 from rollmuxd.core.errors import Rejected
-from rollmuxd.core.ids import HostId, Millis, NodeId
+from rollmuxd.core.ids import HostId, NodeId
 from rollmuxd.core.inputs import DeclareClean, DrainNode, Input, UndrainNode
-from rollmuxd.core.model import Group, Host, Node, NodeStatus
+from rollmuxd.core.model import Group, Node, NodeStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.routes._query import Id, PageQuery
-from rollmuxd.daemon.http.routing import Call, Routes, find
+from rollmuxd.daemon.http.routing import Call, Id, PageQuery, Routes, find
 from rollmuxd.wire.answers import GroupView, HostView, NodeView, Page, PoolView
 from rollmuxd.wire.requests import DrainBody, ReasonBody
 
@@ -49,10 +48,9 @@ async def list_nodes(call: Call, query: NodesQuery) -> Page[NodeView]:
             and query.host in (UNSET, node.host)
         )
 
-    def view(visibility: Visibility, node: Node, now: Millis) -> NodeView:
-        return _view(call, visibility, node)
-
-    return await call.page(query.limit, query.after, lambda state: state.nodes, view, wanted)
+    return await call.page(
+        query, lambda state: state.nodes, lambda visibility, node, now: _view(call, visibility, node), wanted
+    )
 
 
 # A node's id has a slash in it, so these three come before the node itself, which would match them too.
@@ -108,11 +106,9 @@ def _view(call: Call, visibility: Visibility, node: Node) -> NodeView:
 @routes.get("/v1/hosts", problems=(429,))
 async def list_hosts(call: Call, query: PageQuery) -> Page[HostView]:
     """All hosts."""
-
-    def view(visibility: Visibility, host: Host, now: Millis) -> HostView:
-        return views.host_view(visibility, host)
-
-    return await call.page(query.limit, query.after, lambda state: state.hosts, view)
+    return await call.page(
+        query, lambda state: state.hosts, lambda visibility, host, now: views.host_view(visibility, host)
+    )
 
 
 @routes.get("/v1/hosts/{host}")
@@ -160,7 +156,7 @@ async def _each_node(call: Call, host: HostId, given: Callable[[NodeId], Input],
 async def list_pools(call: Call, query: PageQuery) -> Page[PoolView]:
     """All pools."""
     pools = views.pool_views(call.services.driver.scheduler.state)  # once: each is made of all nodes
-    return await call.page(query.limit, query.after, lambda state: pools, lambda visibility, pool, now: pool)
+    return await call.page(query, lambda state: pools, lambda visibility, pool, now: pool)
 
 
 @routes.get("/v1/groups", problems=(429,))
@@ -173,10 +169,9 @@ async def list_groups(call: Call, query: GroupsQuery) -> Page[GroupView]:
             query.owner is UNSET or any(job.owner == query.owner and call.caller.may_read(job) for job in jobs)
         )
 
-    def view(visibility: Visibility, group: Group, now: Millis) -> GroupView:
-        return views.group_view(visibility, group)
-
-    return await call.page(query.limit, query.after, lambda state: state.groups, view, wanted)
+    return await call.page(
+        query, lambda state: state.groups, lambda visibility, group, now: views.group_view(visibility, group), wanted
+    )
 
 
 @routes.get("/v1/groups/{group}")

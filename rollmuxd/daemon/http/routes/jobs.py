@@ -30,8 +30,7 @@ from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.background import ask, copy_of
 from rollmuxd.daemon.http.limits import REGISTRATION
-from rollmuxd.daemon.http.routes._query import Id, PageQuery
-from rollmuxd.daemon.http.routing import Call, Routes, status_of_job
+from rollmuxd.daemon.http.routing import Call, Id, PageQuery, Routes, status_of_job
 from rollmuxd.daemon.http.wait_reasons import THOUGHTS
 from rollmuxd.daemon.settings import DefaultsTable, mb, ms
 from rollmuxd.spi import Residency, TakesOptions
@@ -116,7 +115,7 @@ async def page_of_jobs(call: Call, query: JobsQuery, *, turns: bool = True) -> P
         thoughts -= thought
         return views.job_view(visibility, job, now, waiting=False, reason=reason)
 
-    return await call.page(query.limit, query.after, lambda state: state.jobs, view, wanted)
+    return await call.page(query, lambda state: state.jobs, view, wanted)
 
 
 @routes.get("/v1/jobs/{job}")
@@ -221,11 +220,11 @@ def job_spec(body: RegisterBody, defaults: DefaultsTable) -> JobSpec:
     park = body.park or ("lazy" if body.ranks == 1 else "at_release")
     return JobSpec(
         name=body.name,
-        phases=tuple(_cycle_phase(phase, body.states) for phase in body.phases),
+        phases=tuple(_phase(phase, body.states) for phase in body.phases),
         wants=tuple(
             Want(pool, want.nodes, want.gpus, tuple(dict.fromkeys(want.named))) for pool, want in body.wants.items()
         ),
-        side=tuple(_phase(phase) for phase in body.side),
+        side=tuple(_phase(phase, {}) for phase in body.side),
         states=tuple(_state(pool, state, defaults) for pool, state in body.states.items()),
         slo=defaults.slo if body.slo is None and body.filler is None else body.slo,
         priority=body.priority,
@@ -292,22 +291,16 @@ def _on_loss(body: RegisterBody, defaults: DefaultsTable) -> OnLoss:
     return OnLoss(body.on_loss or defaults.on_loss)
 
 
-def _cycle_phase(body: PhaseBody, states: Mapping[str, StateBody]) -> PhaseSpec:
-    """A phase on one pool, where the job keeps several engines, can begin and end on one of them."""
-    phase = _phase(body)
-    state = states.get(phase.pools[0])
-    if phase.min_gpus or len(phase.pools) > 1 or state is None:
-        return phase
-    return structs.replace(phase, min_gpus=state.engine_gpus)
-
-
-def _phase(body: PhaseBody) -> PhaseSpec:
+def _phase(body: PhaseBody, states: Mapping[str, StateBody]) -> PhaseSpec:
+    """A phase of the cycle on one pool, where the job keeps several engines, can begin and end on one of them."""
+    state = states.get(body.pools[0])
+    engine_gpus = 0 if len(body.pools) > 1 or state is None else state.engine_gpus
     return PhaseSpec(
         name=body.name,
         pools=tuple(dict.fromkeys(body.pools)),
         planned_ms=None if body.seconds is None else ms(body.seconds),
         gap_ms=ms(body.gap_s),
-        min_gpus=body.min_gpus,
+        min_gpus=body.min_gpus or engine_gpus,
         every=body.every,
         traffic=body.traffic or "",
     )

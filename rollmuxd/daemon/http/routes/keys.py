@@ -3,8 +3,7 @@
 from rollmuxd.daemon.access.keys import ApiKey, Role, new_key, why_shut
 from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.routes._query import PageQuery
-from rollmuxd.daemon.http.routing import Call, Routes, find
+from rollmuxd.daemon.http.routing import Call, PageQuery, Routes, find
 from rollmuxd.wire.answers import KeyView, Page
 from rollmuxd.wire.requests import KeyBody
 
@@ -29,7 +28,7 @@ async def add_key(call: Call, body: KeyBody) -> KeyView:
 async def list_keys(call: Call, query: PageQuery) -> Page[KeyView]:
     """All keys, revoked ones too, without their secrets."""
     known = {key.id: key for key in await call.services.journal.list_keys()}
-    return await call.page(query.limit, query.after, lambda state: known, lambda visibility, it, now: _view(call, it))
+    return await call.page(query, lambda state: known, lambda visibility, it, now: _view(call, it))
 
 
 @routes.delete("/v1/keys/{key}", needs=Role.ADMIN)

@@ -6,7 +6,6 @@ from zlib import crc32
 from msgspec import UNSET, Meta, UnsetType
 
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.routes._query import Id, Limit, PageQuery
 from rollmuxd.daemon.http.routes.inventory import (
     GroupsQuery,
     NodesQuery,
@@ -18,7 +17,7 @@ from rollmuxd.daemon.http.routes.inventory import (
 from rollmuxd.daemon.http.routes.jobs import JobsQuery, page_of_jobs
 from rollmuxd.daemon.http.routes.slots import SlotsQuery, list_slots
 from rollmuxd.daemon.http.routes.web import whoami
-from rollmuxd.daemon.http.routing import Call, Query, Routes
+from rollmuxd.daemon.http.routing import Call, Id, Limit, PageQuery, Query, Routes
 from rollmuxd.wire.answers import Overview, OverviewLists
 
 routes = Routes("overview")

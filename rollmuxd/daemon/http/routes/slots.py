@@ -31,8 +31,7 @@ from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import problems, views
 from rollmuxd.daemon.http.problems import Refusal
-from rollmuxd.daemon.http.routes._query import Id, PageQuery
-from rollmuxd.daemon.http.routing import Call, ClientGone, Routes
+from rollmuxd.daemon.http.routing import Call, ClientGone, Id, PageQuery, Routes
 from rollmuxd.daemon.writer import Unavailable, Waiter
 from rollmuxd.wire.answers import Page, ReleaseView, SlotView
 from rollmuxd.wire.requests import GrowBody, ReasonBody, ReleaseBody, ShrinkBody, SlotBody
@@ -316,7 +315,7 @@ async def list_slots(call: Call, query: SlotsQuery) -> Page[SlotView]:
         job = visibility.core.state.jobs[slot.job]
         return views.slot_view(visibility, slot, job, now, why=query.why)
 
-    return await call.page(query.limit, query.after, lambda state: state.slots, view, wanted)
+    return await call.page(query, lambda state: state.slots, view, wanted)
 
 
 @routes.get("/v1/slots/{slot}")
