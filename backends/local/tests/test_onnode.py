@@ -8,11 +8,14 @@ import pytest
 from patience import PATIENCE_S
 from serving import serving
 
-from rollmuxd_backend_local.agent.onnode import _KEPT, OnNode
+from rollmuxd_backend_local.agent.onnode import _KEPT, Failed, OnNode
 
 
 async def run(node, *argv, call="c", stdin=b"", timeout_s=30.0):
-    return await node.run(call, list(argv), {}, stdin, timeout_s)
+    try:
+        return "said", await node.run(call, list(argv), {}, stdin, timeout_s)
+    except Failed as error:
+        return error.how, str(error)
 
 
 @pytest.mark.asyncio
@@ -79,6 +82,10 @@ async def test_a_connection_that_is_closed_before_it_is_open_is_not_kept():
     with anyio.fail_after(PATIENCE_S):
         async with serving(until_gone) as (host, port):
             await node.close("s")
-            assert (await node.connect("s", host, port, 5.0))[0] == "lost"
+            with pytest.raises(Failed) as connected:
+                await node.connect("s", host, port, 5.0)
+            assert connected.value.how == "lost"
             assert not node._streams
-    assert (await node.receive("s", 10))[0] == "broken"
+    with pytest.raises(Failed) as received:
+        await node.receive("s", 10)
+    assert received.value.how == "broken"

@@ -1,5 +1,7 @@
 """``RayBackend``: hosts that are nodes of Ray clusters, each reached through an actor that is pinned to it."""
 
+import msgspec
+
 from rollmuxd.spi import ContactLost, Finding, HostId
 from rollmuxd_backend_local.agent import AgentConnection, Reached, frames
 from rollmuxd_backend_local.agent.reached import why
@@ -19,10 +21,12 @@ class RayBackend(Reached[RayOptions]):
             seen = await self._wish(host, frames.Look(), options.connect_s)
         except ContactLost as error:
             return (Finding(what="cluster", level="bad", said=str(error)),)
-        if not isinstance(seen, frames.Seen):
+        if not isinstance(seen, frames.Data):
             return (Finding(what="node", level="bad", said=why(seen)),)
-        found = Finding(what="node", level="good", said=f"{seen.name} at {seen.address}, node {seen.id[:12]}")
-        gpus = seen.resources.get("GPU", 0)
+        node = msgspec.json.decode(seen.data)
+        about = f"{node['NodeName']} at {node['NodeManagerAddress']}, node {node['NodeID'][:12]}"
+        found = Finding(what="node", level="good", said=about)
+        gpus = node["Resources"].get("GPU", 0)
         if not gpus:
             return (found, *await super().check(host))
         return (

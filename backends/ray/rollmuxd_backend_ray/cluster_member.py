@@ -42,10 +42,6 @@ _RAYS_OWN: Final = "RAY_"
 _END_S: Final = 10.0
 
 
-class Lost(Exception):
-    """A node cannot be reached, or has been lost in the middle; says why."""
-
-
 class Nodes:
     """An actor on each node that was asked for, made when it is needed and made again when it has died."""
 
@@ -83,7 +79,7 @@ class Nodes:
     async def _tell(self, node: frames.Node, method: str, name: str) -> None:
         if node not in self._actors:
             return  # with it has gone whatever this is about
-        with contextlib.suppress(Lost, NotThere, TimeoutError):
+        with contextlib.suppress(NotThere, TimeoutError):
             await asyncio.wait_for(self.call(node, _END_S, method, name), _END_S)
 
     async def look(self, node: frames.Node) -> Mapping[str, Any]:
@@ -91,7 +87,7 @@ class Nodes:
         return pick(node, await asyncio.to_thread(ray.nodes))
 
     async def call(self, node: frames.Node, reach_s: float, method: str, *arguments: Any) -> Any:
-        """Call a method of the node's actor. Raises Lost, NotThere."""
+        """Call a method of the node's actor. Raises NotThere."""
         making = self._actors.get(node)
         if making is None or (making.done() and (making.cancelled() or making.exception() is not None)):
             making = self._actors[node] = asyncio.create_task(self._make(node))
@@ -100,16 +96,16 @@ class Nodes:
             # Shared by all that wait for it; none of them takes it along.
             actor = await asyncio.wait_for(asyncio.shield(making), reach_s)
         except TimeoutError:
-            raise Lost(f"no actor has started on the node within {reach_s:g} s") from None
+            raise NotThere(f"no actor has started on the node within {reach_s:g} s") from None
         try:
             return await getattr(actor, method).remote(*arguments)
         except ActorUnavailableError as error:
             self._doubt.set()
-            raise Lost(f"its actor cannot be reached ({_first_line(error)})") from error
+            raise NotThere(f"its actor cannot be reached ({_first_line(error)})") from error
         except RayError as error:
             if isinstance(error, ActorDiedError) and self._actors.get(node) is making:
                 del self._actors[node]
-            raise Lost(f"its actor has died ({_first_line(error)})") from error
+            raise NotThere(f"its actor has died ({_first_line(error)})") from error
 
     async def _make(self, node: frames.Node) -> Any:
         seen = await self.look(node)
@@ -120,9 +116,9 @@ class Nodes:
             await asyncio.wait_for(actor.hello.remote(), _MADE_S)
         except TimeoutError:
             ray.kill(actor)
-            raise Lost(f"no actor has started on the node within {_MADE_S:g} s") from None
+            raise NotThere(f"no actor has started on the node within {_MADE_S:g} s") from None
         except RayError as error:
-            raise Lost(f"no actor could be started on the node ({_first_line(error)})") from error
+            raise NotThere(f"no actor could be started on the node ({_first_line(error)})") from error
         return actor
 
 
@@ -143,7 +139,7 @@ class Service:
                 said = await frames.read(self._reader)
                 if isinstance(said, frames.Ask):
                     task = self._tasks[said.number] = asyncio.create_task(self._answer(said))
-                    task.add_done_callback(partial(self._done, said.number))
+                    task.add_done_callback(partial(self._tasks.pop, said.number))
                 elif isinstance(said, frames.Forget) and said.number in self._tasks:
                     self._tasks[said.number].cancel()
         except (EOFError, ValueError):
@@ -157,15 +153,12 @@ class Service:
                 self._nodes.tell(node, "close", self._of(stream))
             self._writer.close()
 
-    def _done(self, number: int, _: "asyncio.Task[None]") -> None:
-        del self._tasks[number]
-
     async def _answer(self, ask: frames.Ask) -> None:
         try:
             said: Said = await asyncio.wait_for(self._do(ask), ask.limit_s or None)
         except TimeoutError:
             said = frames.Failed("lost", f"the node did not answer within {ask.limit_s:g} s")
-        except (Lost, NotThere) as error:
+        except NotThere as error:
             said = frames.Failed("lost", str(error))
         except Exception as error:
             said = frames.Failed("lost", f"{type(error).__name__}: {error}")
@@ -176,8 +169,7 @@ class Service:
     async def _do(self, ask: frames.Ask) -> Said:
         node, wish, call = ask.node, ask.wish, self._of(str(ask.number))
         if isinstance(wish, frames.Look):
-            seen = await self._nodes.look(node)
-            return frames.Seen(seen["NodeID"], seen["NodeName"], seen["NodeManagerAddress"], seen["Resources"])
+            return frames.Data(msgspec.json.encode(await self._nodes.look(node)))
         told: dict[str, Any] = msgspec.to_builtins(wish)
         if isinstance(wish, frames.Close):
             self._streams.pop(wish.stream, None)

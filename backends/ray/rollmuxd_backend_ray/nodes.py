@@ -7,7 +7,7 @@ from rollmuxd_backend_local.agent.frames import Node
 
 
 class NotThere(Exception):
-    """No node can be it, or several can; says what there is, and what to do."""
+    """No node can be it, or several can, or it cannot be reached; says what there is, and what to do."""
 
 
 def pick(wanted: Node, nodes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ import anyio
 
 from rollmuxd.spi import ContactLost
 from rollmuxd_backend_local.agent import frames
-from rollmuxd_backend_local.agent.frames import Answer, Ask, Data, Failed, Forget, Ran, Seen
+from rollmuxd_backend_local.agent.frames import Answer, Ask, Data, Failed, Forget, Ran
 
 #: seconds between tries to connect, as long as they fail; a tenth more or less
 _AGAIN_S: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -49,7 +49,7 @@ class AgentConnection(ABC):
         self._next_at = 0.0
         self._why = ""
         self._reading: asyncio.Task[None] | None = None
-        self._waiting: dict[int, asyncio.Future[Ran | Data | Seen | Failed]] = {}
+        self._waiting: dict[int, asyncio.Future[Ran | Data | Failed]] = {}
         self._number = 0
         self._unanswered = 0
 
@@ -77,7 +77,7 @@ class AgentConnection(ABC):
 
     async def ask(
         self, node: frames.Node, reach_s: float, wish: frames.Wish, limit_s: float | None
-    ) -> Ran | Data | Seen | Failed:
+    ) -> Ran | Data | Failed:
         """Have something done on a node, within ``limit_s``. Raises ContactLost: it may have been done."""
         joined = False
         try:
@@ -112,8 +112,8 @@ class AgentConnection(ABC):
         self._number += 1
         return self._number
 
-    async def _ask(self, writer: asyncio.StreamWriter, ask: Ask) -> Ran | Data | Seen | Failed:
-        answered: asyncio.Future[Ran | Data | Seen | Failed] = asyncio.get_running_loop().create_future()
+    async def _ask(self, writer: asyncio.StreamWriter, ask: Ask) -> Ran | Data | Failed:
+        answered: asyncio.Future[Ran | Data | Failed] = asyncio.get_running_loop().create_future()
         self._waiting[ask.number] = answered
         try:
             try:

@@ -80,7 +80,7 @@ class Close(Struct, frozen=True, tag_field="do"):
 
 
 class Look(Struct, frozen=True, tag_field="do"):
-    """What the cluster says of the node. Answered by :class:`Seen`."""
+    """What the cluster says of the node. Answered by :class:`Data`, as JSON."""
 
 
 Wish: TypeAlias = Run | Question | Connect | Receive | Send | Close | Look
@@ -121,15 +121,6 @@ class Data(Struct, frozen=True, tag=True):
     data: bytes = b""
 
 
-class Seen(Struct, frozen=True, tag=True):
-    """A node, as the cluster has it."""
-
-    id: str
-    name: str
-    address: str
-    resources: dict[str, float]
-
-
 class Failed(Struct, frozen=True, tag=True):
     """It was not done, for certain (``not_done``); it is not known (``lost``); or a connection broke (``broken``)."""
 
@@ -141,7 +132,7 @@ class Answer(Struct, frozen=True, tag=True):
     """What became of the :class:`Ask` with this number."""
 
     number: int
-    said: Ran | Data | Seen | Failed
+    said: Ran | Data | Failed
 
 
 Said: TypeAlias = Ask | Forget | Beat | Answer

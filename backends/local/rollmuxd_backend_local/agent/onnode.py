@@ -27,8 +27,16 @@ _COMMANDS = 64
 _ENDED_KEPT = 1_000
 
 
+class Failed(Exception):
+    """It was not done, or broke, or is not known: how it went, as frames have it, and why."""
+
+    def __init__(self, how: str, why: str) -> None:
+        super().__init__(why)
+        self.how = how
+
+
 class OnNode:
-    """What is done there. Answers of all but ``do`` are pairs: how it went, and what there is to say.
+    """What is done there. All but ``do`` raises Failed.
 
     ``questions``: what questions are made of (``payload.questions``). Commands have no variables that begin with
     ``not_theirs``.
@@ -49,30 +57,29 @@ class OnNode:
 
     async def do(self, call: str, wish: dict[str, Any], reach_s: float) -> dict[str, Any]:
         """What :mod:`rollmuxd_backend_local.agent.frames` calls a wish, and its answer, both as JSON has them."""
-        do = wish["do"]
+        try:
+            return await self._do(call, wish, reach_s)
+        except Failed as error:
+            return {"type": "Failed", "how": error.how, "why": str(error)}
+
+    async def _do(self, call: str, wish: dict[str, Any], reach_s: float) -> dict[str, Any]:
+        do, data = wish["do"], b""
         if do in ("Run", "Question"):
             if do == "Run":
                 argv, env, stdin = wish["argv"], wish["env"], base64.b64decode(wish["stdin"])
             else:
                 argv, env, stdin = self._asking(wish)
-            how, value = await self.run(call, argv, env, stdin, wish["timeout_s"])
-            if how == "said":
-                code, out, err = value
-                return {"type": "Ran", "exit_code": code, "stdout": _text(out), "stderr": _text(err)}
-        elif do == "Connect":
-            how, value = await self.connect(wish["stream"], wish["address"], wish["port"], reach_s)
+            code, out, err = await self.run(call, argv, env, stdin, wish["timeout_s"])
+            return {"type": "Ran", "exit_code": code, "stdout": _text(out), "stderr": _text(err)}
+        if do == "Connect":
+            await self.connect(wish["stream"], wish["address"], wish["port"], reach_s)
         elif do == "Receive":
-            how, value = await self.receive(wish["stream"], wish["max_bytes"])
+            data = await self.receive(wish["stream"], wish["max_bytes"])
         elif do == "Send":
-            how, value = await self.send(wish["stream"], base64.b64decode(wish["data"]))
+            await self.send(wish["stream"], base64.b64decode(wish["data"]))
         elif do == "Close":
             await self.close(wish["stream"])
-            how, value = "said", b""
-        else:
-            how, value = "not_done", f"this process cannot {do}"
-        if how == "said":
-            return {"type": "Data", "data": _text(value)}
-        return {"type": "Failed", "how": how, "why": str(value)}
+        return {"type": "Data", "data": _text(data)}
 
     def _asking(self, wish: dict[str, Any]) -> tuple[list[str], dict[str, str], bytes]:
         """The command that answers a question, and its input."""
@@ -84,10 +91,10 @@ class OnNode:
 
     async def run(
         self, call: str, argv: list[str], env: dict[str, str], stdin: bytes, timeout_s: float
-    ) -> tuple[str, Any]:
+    ) -> tuple[int, bytes, bytes]:
         """Run a command to its end. A program without a name is the Python that runs here."""
         if self._is_over(call):
-            return "lost", "it was ended before it began"
+            raise Failed("lost", "it was ended before it began")
         command = self._commands[call] = Command()
         try:
             loop = asyncio.get_running_loop()
@@ -108,34 +115,29 @@ class OnNode:
         else:
             self._end_later(call)
 
-    async def connect(self, stream: str, address: str, port: int, limit_s: float) -> tuple[str, Any]:
+    async def connect(self, stream: str, address: str, port: int, limit_s: float) -> None:
         """Open a connection from here."""
         try:
             opened = await asyncio.wait_for(asyncio.open_connection(address, port), limit_s)
         except asyncio.TimeoutError:  # noqa: UP041  # they are two in Python 3.10
-            return "lost", f"no answer within {limit_s:g} s"
+            raise Failed("lost", f"no answer within {limit_s:g} s") from None
         except OSError as error:
-            return "not_done", str(error)
+            raise Failed("not_done", str(error)) from error
         if self._is_over(stream):
             opened[1].close()
-            return "lost", "it was closed before it was open"
+            raise Failed("lost", "it was closed before it was open")
         self._streams[stream] = opened
-        return "said", b""
 
-    async def receive(self, stream: str, max_bytes: int) -> tuple[str, Any]:
+    async def receive(self, stream: str, max_bytes: int) -> bytes:
         """The next bytes; none at the end."""
-        if stream not in self._streams:
-            return "broken", "the connection was closed"
         try:
-            return "said", await self._streams[stream][0].read(max_bytes)
+            return await self._stream(stream)[0].read(max_bytes)
         except OSError as error:
-            return "broken", str(error)
+            raise Failed("broken", str(error)) from error
 
-    async def send(self, stream: str, data: bytes) -> tuple[str, Any]:
+    async def send(self, stream: str, data: bytes) -> None:
         """Bytes on their way; without any, the end of them."""
-        if stream not in self._streams:
-            return "broken", "the connection was closed"
-        writer = self._streams[stream][1]
+        writer = self._stream(stream)[1]
         try:
             if data:
                 writer.write(data)
@@ -143,8 +145,12 @@ class OnNode:
             else:
                 writer.write_eof()
         except (OSError, RuntimeError) as error:
-            return "broken", str(error)
-        return "said", b""
+            raise Failed("broken", str(error)) from error
+
+    def _stream(self, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if name not in self._streams:
+            raise Failed("broken", "the connection was closed")
+        return self._streams[name]
 
     async def close(self, stream: str) -> None:
         """Close it; one that is not open yet will not be."""
@@ -186,12 +192,10 @@ class Command:
         os.close(self._wake)
         os.close(self._woken)
 
-    def run(self, argv: list[str], env: dict[str, str], stdin: bytes, timeout_s: float) -> tuple[str, Any]:
+    def run(self, argv: list[str], env: dict[str, str], stdin: bytes, timeout_s: float) -> tuple[int, bytes, bytes]:
         """To its end, in this thread."""
         if self._over:
-            return "lost", "it was ended before it began"
-        if not argv:
-            return "not_done", "a command needs at least the name of its program"
+            raise Failed("lost", "it was ended before it began")
         try:
             process = subprocess.Popen(
                 [argv[0] or sys.executable, *argv[1:]],
@@ -203,15 +207,15 @@ class Command:
                 bufsize=0,
             )
         except (OSError, ValueError) as error:
-            return "not_done", f"{argv[0]}: {error}"
+            raise Failed("not_done", f"{argv[0]}: {error}") from error
         over = False
         try:
             out, err = self._talk(process, stdin, time.monotonic() + timeout_s)
             over = True
         except TimeoutError:
-            return "lost", f"{argv[0]} took longer than {timeout_s:g} s, and was ended"
+            raise Failed("lost", f"{argv[0]} took longer than {timeout_s:g} s, and was ended") from None
         except InterruptedError:
-            return "lost", f"{argv[0]} was ended: no call waits for it"
+            raise Failed("lost", f"{argv[0]} was ended: no call waits for it") from None
         finally:
             if not over:  # its group may have outlived it
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -220,7 +224,7 @@ class Command:
                 if stream is not None:
                     stream.close()
             process.wait()
-        return "said", (process.returncode, out, err)
+        return process.returncode, out, err
 
     def _talk(self, process: subprocess.Popen[bytes], stdin: bytes, until: float) -> tuple[bytes, bytes]:
         """Give it its input and take its outputs until it has closed them and ended.

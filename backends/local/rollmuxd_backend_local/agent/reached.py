@@ -20,7 +20,7 @@ from rollmuxd_backend_local.options import HostOptions
 _WAY_S: Final = 2.0
 _MARK: Final = f"rollmuxd-{secrets.token_hex(8)}"
 
-Said: TypeAlias = frames.Ran | frames.Data | frames.Seen | frames.Failed
+Said: TypeAlias = frames.Ran | frames.Data | frames.Failed
 
 
 class ReachedOptions(HostOptions, frozen=True, kw_only=True):
