@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,65 +52,54 @@ def logs(call: Call, job: str, *, follow: bool, role: str | None) -> None:
     if not folder.exists():
         folder = folder_of(call.get(f"/v1/jobs/{part(job)}")["name"], "latest")
     if folder.exists():
-        _Files(folder.resolve(), role, as_json=call.as_json).show(follow=follow)
+        _from_files(folder.resolve(), role, follow=follow, as_json=call.as_json)
     else:
         _from_daemon(call, job, follow=follow)
 
 
-class _Files:
-    """The output of a run, as files that grow."""
-
-    def __init__(self, folder: Path, role: str | None, *, as_json: bool) -> None:
-        self._folder, self._role, self._as_json = folder, role, as_json
-        self._read: dict[Path, int] = {}
-        self._open_line: Path | None = None
-
-    def show(self, *, follow: bool) -> None:
-        if self._role is not None and self._role not in (there := sorted(path.stem for path in self._paths(all_=True))):
-            raise Failed(f"{self._folder} has no role {self._role}; it has {', '.join(there) or 'none yet'}")
-        while True:
-            over = not follow or self._over()
-            while self._more():
-                pass
-            if over:
-                return
-            time.sleep(LOOK_S)
-
-    def _paths(self, *, all_: bool = False) -> list[Path]:
-        return [path for path in sorted(self._folder.glob("*.log")) if all_ or self._role in (None, path.stem)]
-
-    def _more(self) -> bool:
-        any_there = False
-        for path in self._paths():
-            at = self._read.get(path, 0)
-            with path.open("rb") as file:
-                file.seek(at)
-                piece = file.read(PIECE)
-            if piece:
-                self._read[path] = at + len(piece)
-                self._print(path, piece.decode(errors="replace"))
-                any_there = True
-        return any_there
-
-    def _print(self, path: Path, text: str) -> None:
-        if self._as_json:
+def _from_files(folder: Path, role: str | None, *, follow: bool, as_json: bool) -> None:
+    if role is not None and role not in (there := [path.stem for path in sorted(folder.glob("*.log"))]):
+        raise Failed(f"{folder} has no role {role}; it has {', '.join(there) or 'none yet'}")
+    open_line: Path | None = None
+    for path, text in _pieces(folder, role, follow=follow):
+        if as_json:
             print_json({"role": path.stem, "text": text})
-            return
-        if self._open_line not in (None, path):
+            continue
+        if open_line not in (None, path):
             click.echo()
-        prefix = "" if self._role is not None else f"{path.stem} | "
-        lines = text.splitlines(keepends=True)
-        for number, line in enumerate(lines):
-            goes_on = number == 0 and self._open_line == path
+        prefix = "" if role is not None else f"{path.stem} | "
+        for number, line in enumerate(text.splitlines(keepends=True)):
+            goes_on = number == 0 and open_line == path
             echo_output(f"{'' if goes_on else prefix}{line}")
-        self._open_line = None if text.endswith("\n") else path
+        open_line = None if text.endswith("\n") else path
 
-    def _over(self) -> bool:
-        try:
-            pid, started = (self._folder / "pid").read_text(encoding="ascii").split()
-        except (OSError, ValueError):
-            return True
-        return files.started(int(pid)) != started
+
+def _pieces(folder: Path, role: str | None, *, follow: bool) -> Iterator[tuple[Path, str]]:
+    """What the files of a run have, and what comes to them until it is over."""
+    read: dict[Path, int] = {}
+    while True:
+        over, more = not follow or _is_over(folder), True
+        while more:
+            more = False
+            for path in sorted(folder.glob(f"{role or '*'}.log")):
+                with path.open("rb") as file:
+                    file.seek(read.get(path, 0))
+                    piece = file.read(PIECE)
+                if piece:
+                    read[path] = read.get(path, 0) + len(piece)
+                    more = True
+                    yield path, piece.decode(errors="replace")
+        if over:
+            return
+        time.sleep(LOOK_S)
+
+
+def _is_over(folder: Path) -> bool:
+    try:
+        pid, started = (folder / "pid").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return True
+    return files.started(int(pid)) != started
 
 
 def _from_daemon(call: Call, job: str, *, follow: bool) -> None:
