@@ -67,6 +67,10 @@ def read(path: Path) -> Hosts:
     """Read a hosts file. Raises ValueError with the line's name for what it must not have."""
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path}: there is no such file; it has [trainers] and [rollouts], and is on every host"
+        ) from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
     return hosts(given, str(path))

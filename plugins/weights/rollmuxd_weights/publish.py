@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import math
 import os
 import time
 import zlib
@@ -87,6 +88,8 @@ class Publisher:
     ) -> None:
         if not 1 << 10 <= chunk <= 64 << 20 or chunk % 2:
             raise ValueError(f"chunk={chunk}: an even number of bytes, from 1024 to {64 << 20}")
+        if ram_gb is not None and (isinstance(ram_gb, bool | str) or not 0 < ram_gb < math.inf):
+            raise ValueError(f"ram_gb={ram_gb!r}: gigabytes, above 0: what two versions may take")
         self.store = Store(Path(dir) if dir is not None else default_folder(job))
         self._ram = None if ram_gb is None else int(ram_gb * _GB)
         self._chunk, self._delta, self.run = chunk, delta, run

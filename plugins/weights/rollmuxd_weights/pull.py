@@ -224,6 +224,13 @@ class Puller:
             manifest = self.store.manifest(parse(path.name.removesuffix(".have")))
             if manifest is not None and version in (manifest.identity, manifest.identity.version):
                 ranges = _ranges(manifest, [at for at, here in enumerate(path.read_bytes()) if not here])
+        folder = self.store.folder
+        if self.hosts is None and not self.store.whole() and not any(folder.glob("*.have")):
+            return Incomplete(
+                f"version {version} is not whole after {timeout_s:g} s: nothing was ever pulled to {folder}: "
+                f"start `rollmuxd weights pull {self.job}` on this host, as this user and with this folder",
+                ranges,
+            )
         why = f" ({self.failure})" if self.failure is not None else ""
         return Incomplete(
             f"version {version} is not whole after {timeout_s:g} s{why}; `rollmuxd weights status` shows where it is, "

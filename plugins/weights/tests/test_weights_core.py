@@ -29,7 +29,7 @@ def test_what_is_no_identity_is_refused(text):
         fence.parse(text)
 
 
-@pytest.mark.parametrize(("version", "held"), [(-1, None), (1, "17"), (1, "a.b"), (1 << 60, None)])
+@pytest.mark.parametrize(("version", "held"), [(-1, None), (1, "17"), (1, "a.b"), (1 << 60, None), (1, 17)])
 def test_what_cannot_be_a_version_or_a_fence_is_refused(version, held):
     with pytest.raises(ValueError, match=r"identity|fence"):
         fence.identity(version, fence=held, run=0)

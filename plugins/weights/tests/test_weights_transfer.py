@@ -410,6 +410,24 @@ def test_a_publish_that_does_not_fit_writes_nothing_and_says_how_to_mend_it(tmp_
         assert not [path for path in (tmp_path / "train0").iterdir() if path.name != "lock"]
 
 
+@pytest.mark.parametrize("ram_gb", [-1, 0, "40", float("nan"), True])
+def test_room_that_is_no_number_of_gigabytes_is_refused_at_the_start(tmp_path, ram_gb):
+    with pytest.raises(ValueError, match=re.escape(f"ram_gb={ram_gb!r}: gigabytes, above 0")):
+        Publisher("job", dir=tmp_path, ram_gb=ram_gb)
+
+
+def test_what_waits_where_nothing_was_ever_pulled_is_told_to_start_a_puller(tmp_path):
+    with pytest.raises(
+        Incomplete, match=f"nothing was ever pulled to {tmp_path}: start `rollmuxd weights pull job` on"
+    ):
+        Puller("job", dir=tmp_path).ready(1, 0)
+
+
+def test_a_hosts_file_that_is_not_there_is_said_in_words(tmp_path):
+    with pytest.raises(ValueError, match=r"hosts\.toml: there is no such file; it has \[trainers\] and \[rollouts\]"):
+        Publisher("job", tmp_path / "hosts.toml", dir=tmp_path)
+
+
 @pytest.fixture
 def small(tmp_path):
     """A file system in memory, of 2 MiB."""

@@ -36,7 +36,8 @@ def identity(version: int, *, fence: str | None, run: int) -> Identity:
 
     Raises ValueError for numbers below 0, and for a fence of another form.
     """
-    found = _FENCE.fullmatch(fence or "0.0")
+    text: object = fence or "0.0"
+    found = _FENCE.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         raise ValueError(f"fence={fence!r}: it is the fence of a slot, such as '1.17' (slot.fence), or None")
     return parse(f"{run}.{found[1]}.{found[2]}.{version}")
