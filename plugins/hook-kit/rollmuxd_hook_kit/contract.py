@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FunctionType
@@ -139,7 +140,10 @@ def look_at(contract: Contract) -> None:
     package = contract.classes[0].path.partition("/")[0]
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise UnknownFramework(f"{contract.hook} is for {contract.framework}, and there is no package {package} here")
+        raise UnknownFramework(
+            f"{contract.hook} is for {contract.framework}, and there is no package {package} here: install "
+            f"{contract.framework} {_known(contract)} for {sys.executable}, or start the Python that has it"
+        )
     root = Path(next(iter(spec.submodule_search_locations))).parent
     check(contract, version_of(package, root), facts_under(root, contract))
 
@@ -172,11 +176,12 @@ def check_class(contract: Contract, used: type, hook: type, framework: type) -> 
 def _unknown(contract: Contract, version: str) -> Iterator[str]:
     first, last = contract.known
     if not first <= release(version) < last:
-        before = ".".join(map(str, (*last[:-1], last[-1] - 1)))
-        yield (
-            f"the hook knows {contract.framework} {'.'.join(map(str, first))} to {before}, and this is "
-            f"{version or 'unknown'}"
-        )
+        yield f"the hook knows {contract.framework} {_known(contract)}, and this is {version or 'unknown'}"
+
+
+def _known(contract: Contract) -> str:
+    first, last = contract.known
+    return f"{'.'.join(map(str, first))} to {'.'.join(map(str, (*last[:-1], last[-1] - 1)))}"
 
 
 def _changed(contract: Contract, version: str, facts: Mapping[str, Any]) -> Iterator[str]:

@@ -89,8 +89,9 @@ def under(package):
 
 
 def test_without_the_framework_the_refusal_says_so():
-    with pytest.raises(UnknownFramework, match="is for OpenRLHF, and there is no package noopenrlhf here"):
+    with pytest.raises(UnknownFramework, match="is for OpenRLHF, and there is no package noopenrlhf here") as refused:
         look_at(under("noopenrlhf"))
+    assert f"install OpenRLHF 0.10 to 0.11 for {sys.executable}, or start the Python that has it" in str(refused.value)
 
 
 def test_a_framework_that_differs_is_refused_with_what_to_do(tmp_path, monkeypatch):
