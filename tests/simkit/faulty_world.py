@@ -231,12 +231,14 @@ class FaultyFillers(Fillers):
                     self._world.tell(i.Heartbeat(session))
 
     def end(self) -> None:
-        """Until each end is heard."""
+        """Until each end is heard: then its process leaves, with what it has on GPUs."""
         self._working = {}
         for job in list(self._sessions):
             known = self._world.core.state.jobs.get(job)
             if self._world.up and (known is None or known.status is JobStatus.ENDED):
                 del self._sessions[job]
+                if known is not None:
+                    self._world.machines.wipe(job, known.run)
             elif self._world.up:
                 with suppress(DaemonDied, Rejected):
                     self._world.tell(i.EndJob(job, by="sim"))
