@@ -650,7 +650,9 @@ class FaultyWorld(World):
         process = self.processes.get(self.core.state.slots[fact.slot].job)
         if process is not None and process.slot == fact.slot and not process.silent and not process.stuck:
             self.later(process, self.chance.within(RETRY_MS), self.dies)
-        elif process is not None and fact.how is not SlotStatus.LOST and process.request is not None:
+        elif process is None or process.request is None:
+            return
+        elif fact.how is not SlotStatus.LOST or self._lives(process):  # a host that restarted had none of it yet
             self.later(process, RETRY_MS, self._asks_for_another)
 
     def _withdrawn(self, fact: f.SlotWithdrawn) -> None:
