@@ -15,14 +15,18 @@ class Moving(Placements):
     """Promises of moves, and what is heard of them."""
 
     def moves_keep_to_their_limits(self, fact: f.MovePlanned, member: Member) -> None:
-        """Only who allows it is moved, not again too soon, and in each group one at a time."""
+        """Only who allows it is moved, not again too soon unless for its promise, and in each group one at a time."""
         config, kept = self.config, member.kept
         why = ""
         if member.spec.movable is Movable.NO or config.moves is Moves.OFF:
             why = "it is not to be moved"
         elif member.status != "placed" or kept.going is not None:
             why = f"it is {member.status}, and goes to {kept.going}"
-        elif kept.moved_at is not None and fact.at < kept.moved_at + config.move_interval_ms:
+        elif (
+            fact.why.code != "earns_alone"
+            and kept.moved_at is not None
+            and fact.at < kept.moved_at + config.move_interval_ms
+        ):
             why = f"it was moved at {kept.moved_at}"
         under_way = {name: other for name, other in self.members.items() if other.kept.going is not None}
         for name, other in under_way.items():
