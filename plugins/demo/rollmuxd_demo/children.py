@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Self
@@ -43,19 +43,17 @@ class Children:
         env: Mapping[str, str],
         stdout: int | IO[str],
         stderr: int | IO[str],
-        core: int | None = None,
     ) -> subprocess.Popen[str]:
-        """Start one, on one core only if so asked."""
-        with on_core(core):
-            child = subprocess.Popen(
-                [str(word) for word in command],
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env=dict(env),
-                text=True,
-                start_new_session=True,
-            )
+        """Start one."""
+        child = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=dict(env),
+            text=True,
+            start_new_session=True,
+        )
         self._started.append(child)
         return child
 
@@ -80,20 +78,6 @@ class Children:
 def _kill_group(child: subprocess.Popen[str]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-
-
-@contextmanager
-def on_core(core: int | None) -> Iterator[None]:
-    """What is started within is allowed this core only: a child inherits it from the thread that starts it."""
-    if core is None or not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, allowed)
 
 
 def environment(**more: str) -> dict[str, str]:

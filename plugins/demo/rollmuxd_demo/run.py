@@ -92,7 +92,7 @@ class JobFailed(Exception):
 
 
 def measure_shapes(plan: Sequence[JobPlan], folder: Path, children: Children) -> dict[str, dict[str, float]]:
-    """CPU seconds per phase at scale 1, of each shape, from a short run of it on one core and without a daemon."""
+    """CPU seconds per phase at scale 1, of each shape, from a short run of it without a daemon."""
     measured: dict[str, dict[str, float]] = {}
     for job in plan:
         if job.shape in measured:
@@ -104,7 +104,6 @@ def measure_shapes(plan: Sequence[JobPlan], folder: Path, children: Children) ->
                 env=environment(ROLLMUX_URL="off"),
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                core=cores()[0],
             )
             output, _ = child.communicate(timeout=SILENCE_S)
         lines = [line for line in map(_parsed, output.splitlines()) if line is not None]

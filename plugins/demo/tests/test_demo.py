@@ -142,24 +142,6 @@ def test_a_sigterm_ends_the_processes_and_is_the_exit_status():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system pins no processes")
-def test_a_child_on_one_core_leaves_its_starter_on_all_of_its_own():
-    before = os.sched_getaffinity(0)
-    core = max(before)
-    with Children() as children:
-        child = children.start(
-            [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            core=core,
-        )
-        out, _ = child.communicate()
-
-    assert out.strip() == str({core})
-    assert os.sched_getaffinity(0) == before
-
-
 def test_violations_are_read_from_the_mock_backends_own_record(tmp_path):
     witness = tmp_path / "witness.jsonl"
     lines = [{"event": "load"}, {"event": "violation", "why": "two jobs"}, {"event": "clean"}]
