@@ -194,7 +194,7 @@ class Asking(JobProcesses[Options]):
         try:
             about = await self._said(host, {"ask": "about"}, LOOK_S)
         except (ContactLost, NotDone) as error:
-            return (Finding(what="answer", level="bad", said=str(error)),)
+            return (Finding("answer", "bad", str(error)),)
         return findings.of(about, self.hosts[host].gpus, host, (asked, time.time()))
 
     async def _look(self, host: HostId) -> dict[str, Any]:

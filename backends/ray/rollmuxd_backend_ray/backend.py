@@ -1,5 +1,7 @@
 """``RayBackend``: hosts that are nodes of Ray clusters, each reached through an actor that is pinned to it."""
 
+from typing import Final
+
 import msgspec
 
 from rollmuxd.spi import ContactLost, Finding, HostId
@@ -7,6 +9,11 @@ from rollmuxd_backend_local.agent import AgentConnection, Reached, frames
 from rollmuxd_backend_local.agent.reached import why
 from rollmuxd_backend_ray.connection import ClusterConnection
 from rollmuxd_backend_ray.options import RayOptions
+
+_NO_GPUS: Final = (
+    "rollmuxd finds them occupied then; start the node with --num-gpus 0, and give jobs their own Ray or their own "
+    "node ([ray] in job.toml)"
+)
 
 
 class RayBackend(Reached[RayOptions]):
@@ -20,26 +27,17 @@ class RayBackend(Reached[RayOptions]):
         try:
             seen = await self._wish(host, frames.Look(), options.connect_s)
         except ContactLost as error:
-            return (Finding(what="cluster", level="bad", said=str(error)),)
+            return (Finding("cluster", "bad", str(error)),)
         if not isinstance(seen, frames.Data):
-            return (Finding(what="node", level="bad", said=why(seen)),)
+            return (Finding("node", "bad", why(seen)),)
         node = msgspec.json.decode(seen.data)
         about = f"{node['NodeName']} at {node['NodeManagerAddress']}, node {node['NodeID'][:12]}"
-        found = Finding(what="node", level="good", said=about)
+        found = Finding("node", "good", about)
         gpus = node["Resources"].get("GPU", 0)
         if not gpus:
             return (found, *await super().check(host))
-        return (
-            found,
-            Finding(
-                what="GPU resource",
-                level="warning",
-                said=f"Ray itself has {gpus:g} GPUs to give there, to any task",
-                remedy="rollmuxd finds them occupied then; start the node with --num-gpus 0, and give jobs their own "
-                "Ray or their own node ([ray] in job.toml)",
-            ),
-            *await super().check(host),
-        )
+        said = f"Ray itself has {gpus:g} GPUs to give there, to any task"
+        return (found, Finding("GPU resource", "warning", said, _NO_GPUS), *await super().check(host))
 
     def _line(self, host: HostId, user: str = "") -> AgentConnection:
         address = self._of(host).address

@@ -39,9 +39,9 @@ class SshBackend(Reached[SshOptions]):
         try:
             await self._line(host).connection()
         except ContactLost as error:
-            return (Finding(what="connection", level="bad", said=str(error)),)
+            return (Finding("connection", "bad", str(error)),)
         took_ms = (anyio.current_time() - began) * 1000
-        found = Finding(what="connection", level="good", said=f"by ssh, made in {took_ms:.0f} ms")
+        found = Finding("connection", "good", f"by ssh, made in {took_ms:.0f} ms")
         return (found, *await super().check(host))
 
     def _line(self, host: HostId, user: str = "") -> AgentConnection:
