@@ -1,21 +1,17 @@
 """The smallest inventory that does for a purpose: how many nodes of each kind, cheapest where prices are known.
 
 Nodes of a kind can stand for each other. A count is tried by asking whether so many nodes do. The search reduces the
-kinds one after the other, in each order, by bisection. Then it tries one more node of a kind for fewer of another,
-until that gains nothing. What it finds does for the purpose, since it was tried. It is the smallest if more nodes never
-do worse, and if no exchange of two kinds leads past a worse one.
+kinds one after the other by bisection, the dearest first and the cheapest first. Then it tries one more node of a kind
+for fewer of another, until that gains nothing. What it finds does for the purpose, since it was tried. It is the
+smallest if more nodes never do worse, and if no exchange of two kinds leads past a worse one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import permutations
-from typing import Final
 
 from msgspec import Struct
 
 from rollmuxd.core.model import NodeSpec
-
-#: kinds up to which each order is tried; with more: the dearest first, and the cheapest first
-ORDERS: Final = 3
 
 Counts = tuple[int, ...]
 
@@ -84,7 +80,9 @@ class _Search:
     def found(self) -> Found:
         complete = True
         try:
-            for order in self._orders():
+            sizes = [kind.price if self._priced else kind.gpus for kind in self._kinds]
+            dearest = sorted(range(len(sizes)), key=lambda at: -sizes[at])
+            for order in (dearest, dearest[::-1]):
                 self._reduced(self.all, order)
             while self._exchanged():
                 pass
@@ -107,17 +105,6 @@ class _Search:
         each = list(zip(self._kinds, counts, strict=True))
         gpus = sum(kind.gpus * count for kind, count in each)
         return (sum(kind.price * count for kind, count in each) if self._priced else gpus, gpus, sum(counts))
-
-    def _orders(self) -> Iterator[Sequence[int]]:
-        dearest = sorted(range(len(self._kinds)), key=lambda at: -self._size_of(at))
-        if len(dearest) <= ORDERS:
-            yield from permutations(dearest)
-        else:
-            yield dearest
-            yield dearest[::-1]
-
-    def _size_of(self, at: int) -> float:
-        return self._kinds[at].price if self._priced else self._kinds[at].gpus
 
     def _reduced(self, counts: Counts, order: Sequence[int]) -> Counts:
         """As few nodes of each kind as do, given as many of the other kinds as there are when it is its turn."""

@@ -61,17 +61,11 @@ class Audience:
         return job or next((found for thing in things if (found := self._job(thing, state))), None)
 
     def _learn(self, fact: Fact) -> None:
-        match fact:
-            case f.JobRegistered():
-                self._remember(self._owners, fact.job, fact.owner)
-            case f.SlotQueued():
-                self._remember(self._jobs, fact.slot, fact.job)
-            case f.SessionOpened():
-                self._remember(self._jobs, fact.session, fact.job)
-            case f.OrderIssued():
-                self._remember(self._jobs, fact.order, fact.job)
-            case _:
-                pass
+        if isinstance(fact, f.JobRegistered):
+            self._remember(self._owners, fact.job, fact.owner)
+        elif (job := getattr(fact, "job", None)) is not None:
+            for thing in filter(None, (getattr(fact, name, None) for name in _OF_A_JOB[1:])):
+                self._remember(self._jobs, thing, job)
 
     @staticmethod
     def _remember(memory: dict[str, str], thing: str, what: str) -> None:

@@ -5,8 +5,6 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from rollmuxd.core.ids import JobId
-from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import find_job
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
@@ -38,7 +36,8 @@ async def get_logs(call: Call, job: str, query: LogsQuery) -> LogsView:
     """
     mine = await call.act_on(find_job, job)
     # Asked first: of a process that is over by then, nothing is printed after this piece.
-    launch, over = await call.read(lambda core, _: _launch(core.state, mine.id))
+    launch = await call.read(lambda core, _: core.state.job(mine.id).launch)
+    name, over = ("", True) if launch is None else (launch.id, launch.over)
     try:
         piece = await call.services.actuator.output(mine.id, query.after, query.limit)
     except NotDone as error:
@@ -49,10 +48,4 @@ async def get_logs(call: Call, job: str, query: LogsQuery) -> LogsView:
     decoder = _UTF_8(errors="replace")
     text = decoder.decode(piece.data, final=len(piece.data) < query.limit)
     cut = len(decoder.getstate()[0])
-    return LogsView(job=mine.id, launch=launch, text=text, next=piece.next - cut, over=over)
-
-
-def _launch(state: State, job: JobId) -> tuple[str, bool]:
-    """The job's last launch, and whether its process is over."""
-    launch = state.job(job).launch
-    return ("", True) if launch is None else (launch.id, launch.over)
+    return LogsView(job=mine.id, launch=name, text=text, next=piece.next - cut, over=over)
