@@ -85,7 +85,7 @@ async def test_who_acts_on_anothers_job_is_written_down_and_who_acts_on_ones_own
         paused, replaced = await audited(world)
     assert (paused.action, paused.about, paused.role) == ("pause_job", job.id, "lead")
     assert "paused" in paused.after
-    assert (replaced.action, replaced.about) == ("register_job", "math")
+    assert (replaced.action, replaced.about) == ("register_job", "team/math")
     assert "team/alice" in replaced.before
     assert "team/lea" in replaced.after
 
@@ -98,7 +98,7 @@ async def test_a_process_that_the_daemon_is_to_start_takes_an_admin_and_is_writt
         assert world.driver.durable_seq == seq
         assert (await root.post("/v1/jobs", json=body)).status_code == 201
         (started,) = await audited(world)
-    assert (started.action, started.who, started.about) == ("register_job", "ops/op", "math")
+    assert (started.action, started.who, started.about) == ("register_job", "ops/op", "ops/math")
     assert started.reason == "to be started"
 
 
@@ -188,8 +188,8 @@ async def test_who_opens_a_session_on_anothers_job_or_releases_its_slot_stands_i
         assert (await alice.post(f"/v1/sessions/{job.session}/heartbeat", json={})).status_code == 409
         released, session = await audited(world)
     assert (session.action, session.about, session.role) == ("open_session", job.id, "lead")
-    assert session.before == f"{job.session} alive, of job {job.id}"
-    assert session.after == f"{opened.json()['session']} alive, of job {job.id}"
+    assert session.before.endswith(f"session {job.session}")
+    assert session.after.endswith(f"session {opened.json()['session']}")
     assert (released.action, released.about) == ("release_slot", slot["slot"])
     assert released.before == f"running, of job {job.id}"
     assert released.after == f"over, of job {job.id}"
@@ -256,7 +256,7 @@ async def test_commands_that_an_admin_has_a_job_run_are_written_down(running, bo
         answer = await root.post("/v1/jobs", json=body_of_job("math", states={"rollout": state}))
         assert answer.status_code == 201, answer.text
         (said,) = await audited(world)
-    assert (said.action, said.who, said.about) == ("register_job", "ops/op", "math")
+    assert (said.action, said.who, said.about) == ("register_job", "ops/op", "ops/math")
     assert said.reason == "has states.rollout.options.load, states.rollout.options.park run"
 
 

@@ -110,14 +110,18 @@ class Plain(Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-#: says in a word or two how the thing of that id is
-Status: TypeAlias = Callable[[State, str], str]
-
-
-def status_of_job(state: State, job: JobId) -> str:
-    """How a job is, in a word or two, for :meth:`Call.operate`."""
-    known = state.jobs.get(job)
-    return "" if known is None else f"{known.status}, run {known.run} of {known.owner}/{known.user}"
+def status_of(state: State, about: str) -> str:
+    """How a slot, a session, a node or a job is, in a few words, for the audit; a job also by its owner/name."""
+    if (known := state.slots.get(about) or state.sessions.get(about)) is not None:
+        return f"{known.status}, of job {known.job}"
+    if (node := state.nodes.get(about)) is not None:
+        not_clean = [name for name, gpu in node.gpus.items() if gpu.dirty_by or gpu.holder]
+        jobs = f", of {len(node.pinned)} jobs" if node.pinned else ""
+        return f"{node.status}{jobs}{', with something on ' + ', '.join(not_clean) if not_clean else ''}"
+    if (job := state.jobs.get(state.names.get(about, about))) is not None:
+        session = f", session {job.session}" if job.session else ""
+        return f"{job.status}, run {job.run} of {job.owner}/{job.user}{session}"
+    return ""
 
 
 def find(noun: str, things: Mapping[str, T], name: str) -> T:
@@ -227,7 +231,6 @@ class Call:
         self,
         given: Input,
         about: str,
-        status: Status | None = None,
         *,
         reason: str = "",
         once: str = "",
@@ -239,21 +242,20 @@ class Call:
         if not self.others or (once and self._key(once) in self.shared.written):
             self._is_noted = bool(self.others)
             return await self.services.driver.submit(given)
-        status = status or (lambda state, _: status_of_job(state, self.others))
-        answer = await self.operate(given, about, status, reason=reason)
+        answer = await self.operate(given, about, reason=reason)
         if once:
             self._remember(once)
         return answer
 
-    async def operate(self, given: Input, about: str, status: Status, *, reason: str = "") -> Answer:
+    async def operate(self, given: Input, about: str, *, reason: str = "") -> Answer:
         """Submit an operator's input, and write down in the same commit which operator gave it and what came of it.
 
         What is refused is not written down.
         """
         driver = self.shared.services.driver
-        before = status(driver.scheduler.state, about)
+        before = status_of(driver.scheduler.state, about)
         return await driver.submit(
-            given, then=lambda: self.noted(about, before, status(driver.scheduler.state, about), reason=reason)
+            given, then=lambda: self.noted(about, before, status_of(driver.scheduler.state, about), reason=reason)
         )
 
     async def note(self, about: str, after: str, *, reason: str = "", once: str = "") -> None:

@@ -82,18 +82,8 @@ async def get_node(call: Call, node: str) -> NodeView:
 
 
 async def _operate(call: Call, node: NodeId, given: Input, reason: str = "") -> NodeView:
-    await call.operate(given, node, _status_of, reason=reason)
+    await call.operate(given, node, reason=reason)
     return await get_node(call, node)
-
-
-def _status_of(state: State, node: NodeId) -> str:
-    """How a node is, with what is on its GPUs: what an operator changes."""
-    known = state.nodes.get(node)
-    if known is None:
-        return ""
-    not_clean = [name for name, gpu in known.gpus.items() if gpu.dirty_by or gpu.holder]
-    jobs = f", of {len(known.pinned)} jobs" if known.pinned else ""
-    return f"{known.status}{jobs}{', with something on ' + ', '.join(not_clean) if not_clean else ''}"
 
 
 def _view(call: Call, visibility: Visibility, node: Node) -> NodeView:

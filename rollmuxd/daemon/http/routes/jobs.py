@@ -30,7 +30,7 @@ from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.background import ask, copy_of
 from rollmuxd.daemon.http.limits import REGISTRATION
-from rollmuxd.daemon.http.routing import Call, Id, PageQuery, Routes, status_of_job
+from rollmuxd.daemon.http.routing import Call, Id, PageQuery, Routes
 from rollmuxd.daemon.http.wait_reasons import THOUGHTS
 from rollmuxd.daemon.settings import DefaultsTable, mb, ms
 from rollmuxd.spi import Residency, TakesOptions
@@ -72,7 +72,7 @@ async def register_job(call: Call, body: RegisterBody) -> RegisteredView:
     anothers = known is not None and known.status is not JobStatus.ENDED and not caller.owns(known)
     if anothers or body.launch is not None or runs:  # a lead takes another's place, or an admin has something run
         what = "to be started" if body.launch is not None else f"has {runs} run" if runs else "registered again"
-        answer = await call.operate(given, body.name, partial(_status_named, caller.owner), reason=what)
+        answer = await call.operate(given, f"{caller.owner}/{body.name}", reason=what)
     else:
         answer = await call.services.driver.submit(given)
     if answer.repeated:
@@ -193,13 +193,8 @@ async def _mine(call: Call, ref: str) -> JobId:
 async def _tell(call: Call, given: PauseJob | ResumeJob | EndJob, reason: str = "", *, always: bool = False) -> JobView:
     """Tell the core. What is done to another's job is written down; ``always``: to one's own too."""
     tell = call.operate if always else call.submit
-    await tell(given, given.job, status_of_job, reason=reason)
+    await tell(given, given.job, reason=reason)
     return await _show(call, given.job)
-
-
-def _status_named(owner: str, state: State, name: str) -> str:
-    known = state.job_named(owner, name)
-    return "" if known is None else f"{known.id}: {status_of_job(state, known.id)}"
 
 
 async def _show(call: Call, job: JobId) -> JobView:

@@ -9,7 +9,6 @@ from rollmuxd.core import decision as core
 from rollmuxd.core.ids import JobId, Millis, SessionId, SlotId
 from rollmuxd.core.inputs import CloseSession, GiveBack, Heartbeat, OpenSession, ProcessGone
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import find_job, find_session
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
@@ -34,7 +33,7 @@ async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatV
     _, mine = await call.act_on(find_session, session)
     if body.gone is not None:
         gone = ProcessGone(session=session, pid=body.gone.pid, started=body.gone.started)
-        await call.submit(gone, session, _status_of)
+        await call.submit(gone, session)
         return HeartbeatView(lease_s=0.0)
     given = Heartbeat(session=session, slot=body.slot, done=body.done, total=body.total)
     answer = await call.submit(given, session, once=session)
@@ -86,7 +85,7 @@ async def open_session(call: Call, job: str, body: SessionBody) -> SessionView:
     given = OpenSession(
         job=mine.id, idempotency_key=body.idempotency_key, pid=body.pid, host=body.host, started=body.started
     )
-    answer = await call.submit(given, mine.id, _session_of)
+    answer = await call.submit(given, mine.id)
     if answer.repeated:
         call.status = 200
     assert answer.session is not None
@@ -98,7 +97,7 @@ async def close_session(call: Call, session: str) -> SessionView:
     """The process leaves in good order; its job stays."""
     found, _ = await call.act_on(find_session, session)
     view = SessionView(found.id, found.job, found.run, lease_s=0.0, heartbeat_s=call.shared.heartbeat_s)
-    await call.submit(CloseSession(session=session), session, _status_of)
+    await call.submit(CloseSession(session=session), session)
     return view
 
 
@@ -109,18 +108,8 @@ async def give_back(call: Call, session: str) -> SessionView:
     For a process that was interrupted in a call, and does not know whether that was heard. Repeating it is harmless.
     """
     await call.act_on(find_session, session)
-    await call.submit(GiveBack(session=session), session, _status_of)
+    await call.submit(GiveBack(session=session), session)
     return await _show(call, session)
-
-
-def _status_of(state: State, session: SessionId) -> str:
-    known = state.sessions.get(session)
-    return "" if known is None else f"{session} {known.status}, of job {known.job}"
-
-
-def _session_of(state: State, job: JobId) -> str:
-    known = state.jobs.get(job)
-    return "" if known is None or known.session is None else _status_of(state, known.session)
 
 
 async def _show(call: Call, session: str) -> SessionView:

@@ -135,7 +135,7 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
     driver = call.services.driver
     with driver.subscribe(slot) as waiter:
         given = ReleaseSlot(slot=slot, fence=fence, seen=seen, next=following, measured=body.measured)
-        answer = await call.submit(given, slot, _status_of)
+        answer = await call.submit(given, slot)
         if job.spec.park is Park.AT_RELEASE:
             parks = partial(_while, call, waiter, lambda core, _: _parks(core.state, slot, job.id))
             try:
@@ -223,7 +223,7 @@ async def shrink_slot(call: Call, slot: str, body: ShrinkBody) -> SlotView:
         back = _by_host(call.services.driver.scheduler.state, job, given_back)
     seen = await _observation(call, back)
     given = ShrinkSlot(slot=slot, fence=fence, keep=tuple(body.keep), seen=seen)
-    await call.submit(given, slot, _status_of)
+    await call.submit(given, slot)
     return await _show(call, slot)
 
 
@@ -242,7 +242,7 @@ async def grow_slot(call: Call, slot: str, body: GrowBody) -> SlotView:
         return any(it is not None and it.slot == slot and (it.kind, it.status) == loading for it in orders)
 
     with driver.subscribe(slot) as waiter:
-        await call.submit(GrowSlot(slot=slot, fence=views.fence_of(body.fence)), slot, _status_of)
+        await call.submit(GrowSlot(slot=slot, fence=views.fence_of(body.fence)), slot)
         await call.park(partial(_while, call, waiter, loads), PARK_BOUND_S)
     if await call.read(loads):
         raise Refusal(problems.DRAINING, "the daemon is being stopped or restarted; the load continues: ask again")
@@ -255,7 +255,7 @@ async def grow_slot(call: Call, slot: str, body: GrowBody) -> SlotView:
 async def withdraw_slot(call: Call, slot: str) -> SlotView:
     """Take a queued request back."""
     await call.act_on(find_slot, slot)
-    await call.submit(WithdrawSlot(slot=slot), slot, _status_of)
+    await call.submit(WithdrawSlot(slot=slot), slot)
     return await _show(call, slot)
 
 
@@ -264,13 +264,8 @@ async def revoke_slot(call: Call, slot: str, body: ReasonBody) -> SlotView:
     """End a slot now. Its GPUs are given on when they were verified clean."""
     await call.act_on(find_slot, slot)
     given = RevokeSlot(slot=slot, by=call.caller.name, reason=body.reason)
-    await call.operate(given, slot, _status_of, reason=body.reason)
+    await call.operate(given, slot, reason=body.reason)
     return await _show(call, slot)
-
-
-def _status_of(state: State, slot: SlotId) -> str:
-    known = state.slots.get(slot)
-    return "" if known is None else f"{known.status}, of job {known.job}"
 
 
 _OVER: Final = (SlotStatus.OVER, SlotStatus.WITHDRAWN)
