@@ -166,12 +166,9 @@ class _Run:
             time.sleep(self._step_s)
 
     def _view(self, timeout_s: float = LOOK_S) -> dict[str, Any] | None:
-        """The job as it is; None: the daemon is away."""
-        return self._look(f"/v1/jobs/{part(self._talk.job)}", timeout_s)
-
-    def _look(self, path: str, timeout_s: float = LOOK_S) -> dict[str, Any] | None:
-        """What the daemon says of it; None: the daemon is away, which stops nothing."""
+        """The job as it is; None: the daemon is away, which stops nothing."""
         try:
+            path = f"/v1/jobs/{part(self._talk.job)}"
             view: dict[str, Any] = self._daemon.call(calls.Call("GET", path, Any, timeout_s=timeout_s))
         except (Unreachable, Unavailable, TooManyRequests):
             return None
@@ -196,7 +193,10 @@ class _Run:
         names = dict.fromkeys(name for pinned in view["pins"].values() for name in pinned)
         if not names:
             return {}
-        nodes = {name: self._node(name) for name in names}
+        nodes: dict[str, Any] = {}
+        for name in names:
+            ask: calls.Call[Any] = calls.Call("GET", f"/v1/nodes/{part(name)}", Any, timeout_s=LOOK_S)
+            nodes[name] = self._daemon.run(persist(ask, tell=_say))
         hosts = list(dict.fromkeys(node["host"] for node in nodes.values()))
         here = host or (socket.gethostname() if socket.gethostname() in hosts or len(hosts) > 1 else hosts[0])
         if here not in hosts or (len(hosts) > 1 and host is None):
@@ -208,12 +208,6 @@ class _Run:
             pool: [gpu["gpu"] for name in names if nodes[name]["host"] == here for gpu in nodes[name]["gpus"]]
             for pool, names in view["pins"].items()
         }
-
-    def _node(self, name: str) -> dict[str, Any]:
-        while (node := self._look(f"/v1/nodes/{name}")) is None:
-            self._beat()
-            time.sleep(self._step_s)
-        return node
 
     def _environment(self, gpus: list[str] | None) -> dict[str, str]:
         """Ours, with these GPUs (None: as it is), and with what makes ``rollmuxd.job`` join this run."""
