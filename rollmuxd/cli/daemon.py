@@ -11,14 +11,14 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import click
 import msgspec
 
 from rollmuxd.cli.common import NO_DAEMON, Failed, config_option, fields, load_settings, print_json
 from rollmuxd.cli.processes import start_apart
-from rollmuxd.client.discovery import default_sockets
+from rollmuxd.client.discovery import Address, default_sockets
 from rollmuxd.client.errors import RollmuxError
 from rollmuxd.client.sync import Daemon
 from rollmuxd.daemon.files import Ready, find, started
@@ -215,7 +215,7 @@ def _running(config: Path | None) -> tuple[Path, Ready | None]:
 def readiness(path: str) -> str | None:
     """What the daemon on this Unix socket says of its journal ("": all is well), if it is ready; else None."""
     try:
-        with Daemon(url=f"unix://{quote(path)}") as there:
+        with Daemon(address=Address("http://rollmuxd", socket=path)) as there:
             return str(there.get("/readyz", timeout_s=5.0).get("reason", ""))
     except RollmuxError:
         return None

@@ -119,7 +119,8 @@ def test_a_daemon_that_does_not_answer_is_not_ready(rollmuxd, config, state_dir,
 
 
 @pytest.mark.parametrize("amiss", ["", "it could not be looked after"])
-def test_what_a_ready_daemon_says_of_its_journal_is_shown(rollmuxd, config, state_dir, process, amiss):
+def test_what_a_ready_daemon_says_of_its_journal_is_shown(rollmuxd, config, state_dir, process, amiss, monkeypatch):
+    monkeypatch.setenv("ROLLMUX_API_KEY_FILE", "/nowhere")  # no key is needed for it
     path = state_dir / "it.sock"
     said(state_dir, process().pid, socket=str(path))
     body = json.dumps({"status": "ready", "reason": amiss}).encode()
