@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import cached_property, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
@@ -78,14 +78,11 @@ class Call:
 
     def __init__(self, url: str | None, api_key: str | None, *, as_json: bool) -> None:
         self.url, self.api_key, self.as_json = url, api_key, as_json
-        self._daemon: Daemon | None = None
 
-    @property
+    @cached_property
     def daemon(self) -> Daemon:
         """The daemon; connecting is put off until something is asked of it."""
-        if self._daemon is None:
-            self._daemon = connect(self.url, self.api_key)
-        return self._daemon
+        return connect(self.url, self.api_key)
 
     def get(self, path: str, **params: Any) -> Any:
         """GET, without the parameters that were not given."""
@@ -120,8 +117,8 @@ class Call:
 
     def close(self) -> None:
         """Close the connection, if there is one."""
-        if self._daemon is not None:
-            self._daemon.close()
+        if "daemon" in vars(self):
+            self.daemon.close()
 
     def answer(self, value: Any, show: Callable[[Any], None]) -> None:
         """The value as JSON, or shown to people."""
