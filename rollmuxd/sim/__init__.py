@@ -6,7 +6,7 @@
 :mod:`.kernel`       the heap of events and the clock
 :mod:`.world`        fidelity ``phase``: each request, grant, load, park and release passes through the scheduler
 :mod:`.fluid`        fidelity ``cost``: only arrivals and departures are events; an iteration takes what the plan says
-:mod:`.execution`    what a phase does between grant and end; ``executions/`` has the answers, one for each fidelity
+:mod:`.execution`    what a phase does between grant and end; ``executions/`` has other answers, by fidelity
 :mod:`.machines`     what is on GPUs and in RAM; :mod:`.inventory` names the nodes, :mod:`.meter` charges for them
 :mod:`.outcome`      what one run came to; :mod:`.compare` makes many runs, :mod:`.tables` and ``report/`` show them
 :mod:`.perfetto`     from facts, a daemon's too, to a trace of slots and orders

@@ -1,13 +1,16 @@
-"""Several policies on the same workloads: which runs there are, and one of them."""
+"""Several policies on the same workloads: which runs there are, and one of them, with its history where asked."""
 
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rollmuxd.core.facts import Fact
-from rollmuxd.sim.execution import Executions
+from rollmuxd.core import facts as f
+from rollmuxd.sim import perfetto
+from rollmuxd.sim.execution import Durations
 from rollmuxd.sim.fluid import Fluid
 from rollmuxd.sim.outcome import PAPER, WORK, Outcome
 from rollmuxd.sim.policies import MAX_GROUP, bound, policy_under_test
@@ -96,7 +99,7 @@ def perform(
     task: Task,
     drawn: Workload | None = None,
     *,
-    hear: Callable[[Fact], None] | None = None,
+    hear: Callable[[f.Fact], None] | None = None,
     progress: Callable[[int], None] | None = None,
     make: Callable[..., World] = World,
     lit: Callable[[Sequence[Any]], None] | None = None,
@@ -113,7 +116,7 @@ def perform(
     if task.fidelity == "cost":
         return Fluid(drawn, found, task.seed, task.accounting, hear, progress).run()
     network: Any = None
-    executions: Executions | None = None
+    executions: Durations | None = None
     if task.fidelity == "engine":
         from rollmuxd.sim.executions.engines import Engines  # needs numpy, which cost and phase do not
 
@@ -132,6 +135,32 @@ def perform(
         }  # fmt: skip
         if lit is not None:
             lit(of.history)
+    return outcome
+
+
+def recorded(
+    task: Task,
+    drawn: Workload,
+    *,
+    facts: Path | None = None,
+    trace: Path | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
+    """One run with its history: every fact to a file as it happens, so that it is never in memory; and a trace."""
+    if facts is None and trace is None:
+        return perform(task, drawn, progress=progress)
+    with tempfile.TemporaryDirectory() as folder:
+        written = facts or Path(folder) / "facts.jsonl"
+        lit: list[Any] = []
+        with written.open("wb") as out:
+
+            def hear(fact: f.Fact) -> None:
+                out.write(f.encode(fact) + b"\n")
+
+            outcome = perform(task, drawn, hear=hear, progress=progress, lit=lit.extend)
+        if trace is not None:
+            with written.open("rb") as lines:
+                perfetto.write(trace, map(f.decode, lines), lit=lit)
     return outcome
 
 

@@ -28,8 +28,7 @@ from rollmuxd.core.spec import Movable, PhaseSpec, StateSpec
 from rollmuxd.core.state import State, state_key
 from rollmuxd.explain.causes import sentence
 from rollmuxd.explain.explainer import Explainer
-from rollmuxd.sim.execution import INIT, NEVER, Begun, Execution, Executions
-from rollmuxd.sim.executions.durations import Durations
+from rollmuxd.sim.execution import INIT, NEVER, Begun, Durations, Execution
 from rollmuxd.sim.fillers import DRIVER as FILLER_DRIVER
 from rollmuxd.sim.fillers import Fillers
 from rollmuxd.sim.inventory import Inventory
@@ -143,7 +142,7 @@ class World:
         accounting: str,
         hear: Callable[[f.Fact], None] | None = None,
         progress: Callable[[int], None] | None = None,
-        executions: Executions | None = None,
+        executions: Durations | None = None,
     ) -> None:
         self.began = time.perf_counter()
         workload.check()

@@ -4,8 +4,7 @@ from simkit import checked
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
-from rollmuxd.sim.execution import NEVER
-from rollmuxd.sim.executions.durations import Durations, Fixed
+from rollmuxd.sim.execution import NEVER, Durations, Execution
 from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 
@@ -37,7 +36,7 @@ class Told(Durations):
         if begun.phase.name != "rollout":
             return super().begin(begun, changed)
         now = self._kernel.now
-        made = Fixed(100_000, NEVER if self.first is None else now + self.first * 1000)
+        made = Execution(100_000, NEVER if self.first is None else now + self.first * 1000)
 
         def later():
             made.ends_ms = now + self.then * 1000

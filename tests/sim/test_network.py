@@ -9,7 +9,7 @@ from simkit import checked
 from rollmuxd.core import facts as f
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.fabric.topology import CARD
-from rollmuxd.sim import compare, record, tables
+from rollmuxd.sim import compare, tables
 from rollmuxd.sim.executions.engines import course
 from rollmuxd.sim.executions.network import Networks, placed
 from rollmuxd.sim.inside import Inside, hard_math
@@ -124,7 +124,7 @@ def task(**options):
 def test_a_run_is_the_same_each_time_and_its_trace_has_a_track_per_pair_of_racks(tmp_path):
     asked = task(topology="rfabric", more={"hours": "0.3"})
     path = tmp_path / "trace.json"
-    first, second = (record.run(asked, compare.draw(asked), trace=path) for _ in range(2))
+    first, second = (compare.recorded(asked, compare.draw(asked), trace=path) for _ in range(2))
     assert first.facts_digest == second.facts_digest
     assert first.fidelity == "network"
     events = json.loads(path.read_bytes())["traceEvents"]

@@ -19,7 +19,7 @@ from rollmuxd.cli.sim.processes import run_all
 from rollmuxd.cli.sim.rollout import rollout
 from rollmuxd.cli.sim.table import render
 from rollmuxd.cli.sim.validate import calibrate, validate
-from rollmuxd.sim import Violation, record, tables
+from rollmuxd.sim import Violation, tables
 from rollmuxd.sim import compare as runs
 from rollmuxd.sim.policies import known_policies
 from rollmuxd.sim.workload import Options
@@ -316,7 +316,7 @@ def run(
             writable(path)
     drawn = runs.draw(task)
     with bar("jobs", len(drawn.jobs)) as advance:
-        outcome = record.run(task, drawn, facts=facts, trace=trace, progress=advance)
+        outcome = runs.recorded(task, drawn, facts=facts, trace=trace, progress=advance)
     if as_json:
         row = tables.summary([outcome])[0]
         more: dict[str, Any] = {} if outcome.network is None else {"network": outcome.network}

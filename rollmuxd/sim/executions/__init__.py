@@ -1,1 +1,1 @@
-"""The answers to :mod:`rollmuxd.sim.execution`: one module for each way to say what a phase does."""
+"""Other answers to :mod:`rollmuxd.sim.execution`, one module for each: they need numpy."""

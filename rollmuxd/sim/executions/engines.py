@@ -13,8 +13,7 @@ from rollmuxd.core.ids import GpuId, Millis
 from rollmuxd.rollout.engine import Engine, Replica, Request, Tuning
 from rollmuxd.rollout.hardware import gpu
 from rollmuxd.rollout.models import model
-from rollmuxd.sim.execution import Begun, Execution
-from rollmuxd.sim.executions.durations import Durations
+from rollmuxd.sim.execution import Begun, Durations, Execution
 from rollmuxd.sim.inside import Inside
 from rollmuxd.sim.inventory import Inventory
 from rollmuxd.sim.kernel import Kernel
@@ -108,7 +107,7 @@ def _deal(requests: Sequence[Request], replicas: Sequence[Replica], now: float) 
         replicas[place].submit([request])
 
 
-class Rollout:
+class Rollout(Execution):
     """One rollout under way."""
 
     def __init__(self, begun: Begun, inside: Inside, now: Millis) -> None:
@@ -118,17 +117,12 @@ class Rollout:
         self._shape: Shape = ((0, tuple(range(len(begun.gpus)))),)
         self._may_shrink = 0 < begun.phase.min_gpus < len(begun.gpus)
         self.solo_ms = course(inside, self._batch, ((0, tuple(range(_wanted(begun)))),)).ends
-        self._course = course(inside, self._batch, self._shape)
+        self._goes(self._shape, course(inside, self._batch, self._shape))
 
-    @property
-    def ends_ms(self) -> Millis:
-        """When its last response is finished."""
-        return self._began + self._course.ends
-
-    @property
-    def tail_ms(self) -> Millis | None:
-        """When four of five of its responses are finished."""
-        return self._began + self._course.tail if self._may_shrink else None
+    def _goes(self, shape: Shape, found: Course) -> None:
+        """It ends with its last response; its tail begins when four of five are finished."""
+        self._shape, self.ends_ms = shape, self._began + found.ends
+        self.tail_ms = self._began + found.tail if self._may_shrink else None
 
     def move_ms(self, keep: tuple[GpuId, ...], now: Millis) -> Millis:
         """What it takes to empty the replicas outside ``keep``."""
@@ -136,11 +130,11 @@ class Rollout:
 
     def shrink(self, keep: tuple[GpuId, ...], now: Millis) -> None:
         """Its unfinished responses continue on these GPUs, after their contexts are computed there."""
-        self._shape, self._course = self._then(keep, now)
+        self._goes(*self._then(keep, now))
 
     def grow(self, gpus: tuple[GpuId, ...], now: Millis) -> None:
         """Replicas on the GPUs that it has back take a part of the unfinished responses."""
-        self._shape, self._course = self._then(gpus, now)
+        self._goes(*self._then(gpus, now))
 
     def _then(self, gpus: tuple[GpuId, ...], now: Millis) -> tuple[Shape, Course]:
         for name in gpus:

@@ -31,7 +31,6 @@ from rollmuxd.fabric.topology import CARD, GPUS_PER_HOST, GPUS_PER_POD, Demand, 
 from rollmuxd.fabric.traffic import Training, decoded, group_of, handed_on, rings, stages
 from rollmuxd.rollout.models import model
 from rollmuxd.sim.execution import NEVER, Begun, Execution
-from rollmuxd.sim.executions.durations import Fixed
 from rollmuxd.sim.executions.engines import Engines, decoding
 from rollmuxd.sim.inside import Inside
 from rollmuxd.sim.inventory import Inventory
@@ -140,7 +139,7 @@ class Networks(Engines):
             apart.begin(demand, units, window_s, program, lambda: ends.append(apart.now))
             apart.advance(math.inf)
             self._alone[key] = ends[0]
-        phase = Fixed(math.ceil(self._alone[key] * 1000), NEVER)
+        phase = Execution(math.ceil(self._alone[key] * 1000), NEVER)
 
         def over() -> None:
             phase.ends_ms = self._clock.now
