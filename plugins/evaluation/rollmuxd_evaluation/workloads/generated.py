@@ -93,13 +93,12 @@ def limit_of(kind: str) -> int:
 class Generated(Iterated):
     """The production trace's jobs with generated iterations."""
 
+    source = "jobs of the production trace; generated iterations"
+
     def __init__(self, name: str, summary: str, options: Options) -> None:
         super().__init__(name, summary, options)
         for kind, shape in self._profiles.items():
             self._profiles[kind] = replace(shape, min_gpus=shape.nodes[0])
-
-    def _source(self) -> str:
-        return "jobs of the production trace; generated iterations"
 
     def _drawn(self, seed: int) -> Drawn:
         draw, responses = random.Random(f"courses {seed}"), random.Random(f"responses {seed}")

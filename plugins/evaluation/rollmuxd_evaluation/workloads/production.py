@@ -13,11 +13,12 @@ nothing here counts.
 
 import csv
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rollmuxd.sim.workload import Options, Workload, by_arrival
+from rollmuxd.core.ids import Millis
+from rollmuxd.sim.workload import Options, SimJob, Workload, by_arrival
 from rollmuxd_evaluation.workloads.shapes import Shape, Terms, apart, inside, ms
 
 SOURCE = "wutianyuan1/ROLL, trace/wild.trace and trace/profile.json (Apache-2.0)"
@@ -67,26 +68,26 @@ def _shipped(name: str) -> Iterator[dict[str, str]]:
 class Production:
     """The trace. A seed draws the SLOs, which jobs stay if fewer are wanted, and which are asynchronous."""
 
-    def __init__(self, name: str, summary: str, options: Options) -> None:
+    def __init__(self, name: str, summary: str, options: Options, own: Sequence[str] = ("async",)) -> None:
         self.name, self.summary = name, summary
-        self._terms = Terms(options, ("async",))
+        self._terms = Terms(options, own)
         self._asynchronous = self._terms.amount("async", 0.0, most=1.0)
         self._profiles = profiles(honest=name.endswith("-honest"))
         self._arrivals = arrivals()
 
     def draw(self, seed: int) -> Workload:
         """The workload of one seed."""
-        chosen = self._terms.thinned(self._arrivals, seed)
-        jobs = [
-            self._terms.job(
-                it.job,
-                self._profiles[it.kind],
-                arrives_ms=round(it.submit_s * 1000),
-                lasts_ms=ms(it.duration_s),
-                slo=slo,
-            )
-            for it, slo in zip(chosen, self._terms.slos(len(chosen), seed), strict=True)
-        ]
+        jobs = list(self._jobs(seed, lambda shape, lasts_ms: {}))
         for number in random.Random(f"async {seed}").sample(range(len(jobs)), round(self._asynchronous * len(jobs))):
             jobs[number] = apart(jobs[number])
         return Workload(self.name, by_arrival(tuple(jobs)), self._terms.pools(), SOURCE)
+
+    def _jobs(self, seed: int, more: Callable[[Shape, Millis], Mapping[str, Any]]) -> Iterator[SimJob]:
+        """Each with what ``more`` says of a job of its type that lasts so long."""
+        chosen = self._terms.thinned(self._arrivals, seed)
+        for it, slo in zip(chosen, self._terms.slos(len(chosen), seed), strict=True):
+            shape, lasts_ms = self._profiles[it.kind], ms(it.duration_s)
+            arrives_ms = round(it.submit_s * 1000)
+            yield self._terms.job(
+                it.job, shape, arrives_ms=arrives_ms, lasts_ms=lasts_ms, slo=slo, **more(shape, lasts_ms)
+            )

@@ -50,9 +50,8 @@ class RealLogs(Iterated):
     def __init__(self, name: str, summary: str, options: Options) -> None:
         super().__init__(name, summary, options)
         self._families = families(find(f"{FOLDER}/runs.csv", options.data, ORIGIN).parent)
-
-    def _source(self) -> str:
-        return f"arrivals and types of the production trace, iterations of {sum(map(len, self._families))} logged runs"
+        runs = sum(map(len, self._families))
+        self.source = f"arrivals and types of the production trace, iterations of {runs} logged runs"
 
     def _drawn(self, seed: int) -> Drawn:
         draw = random.Random(f"logs {seed}")

@@ -1,12 +1,13 @@
 """Jobs whose iterations are not all alike: series of phase times, scaled to a type's means."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from rollmuxd.core.config import PlanWith
-from rollmuxd.sim.workload import Durations, Options, SimJob, Workload
-from rollmuxd_evaluation.workloads import production
-from rollmuxd_evaluation.workloads.shapes import Shape, Terms, ms
+from rollmuxd.core.ids import Millis
+from rollmuxd.sim.workload import Durations, Options, Workload
+from rollmuxd_evaluation.workloads.production import Production
+from rollmuxd_evaluation.workloads.shapes import Shape, ms
 
 #: rollout and train of one iteration, in whatever unit
 Step: TypeAlias = tuple[float, float]
@@ -28,12 +29,9 @@ def planned(series: Sequence[Durations], shape: Shape, plan: str) -> Durations:
     a short profile sees. ``max``: the longest of each phase, the paper's worst case. ``p90`` and ``worst``: the mean;
     it is the policy that plans with a quantile of what it sees, if it follows that.
     """
-    if plan in ("mean", "p90", "worst"):
-        return shape.planned
-    seen = series[:10] if plan == "first10" else series
     if plan == "first10":
-        return tuple(round(sum(phase) / len(seen)) for phase in zip(*seen, strict=True))
-    return tuple(max(phase) for phase in zip(*seen, strict=True))
+        return tuple(round(sum(phase) / len(phase)) for phase in zip(*series[:10], strict=True))
+    return tuple(max(phase) for phase in zip(*series, strict=True)) if plan == "max" else shape.planned
 
 
 class Series(NamedTuple):
@@ -47,46 +45,31 @@ class Series(NamedTuple):
 Drawn: TypeAlias = Callable[[Shape, int], Series]
 
 
-class Iterated:
+class Iterated(Production):
     """Arrivals, durations and types of the production trace, each job with iterations of its own.
 
     A seed draws those, the SLOs, and which jobs stay if fewer are wanted.
     """
 
+    #: where it is from and what was made of it
+    source: str
+
     def __init__(self, name: str, summary: str, options: Options) -> None:
-        self.name, self.summary = name, summary
-        self._terms = Terms(options, ("plan",))
+        super().__init__(name, summary, options, ("plan",))
         self._plan = self._terms.choice("plan", PLANS)
         self._sees = PlanWith(self._plan) if self._plan in ("p90", "worst") else PlanWith.MEAN
-        self._profiles = production.profiles()
-        self._arrivals = production.arrivals()
 
     def draw(self, seed: int) -> Workload:
         """The workload of one seed."""
-        return Workload(self.name, tuple(self._jobs(seed)), self._terms.pools(), self._source(), self._sees)
+        drawn = self._drawn(seed)
 
-    def _source(self) -> str:
-        raise NotImplementedError
+        def iterations(shape: Shape, lasts_ms: Millis) -> dict[str, Any]:
+            count = max(1, round(lasts_ms / sum(shape.planned)))
+            took, tails = drawn(shape, count)
+            plan = planned(took, shape, self._plan)
+            return {"planned": plan, "series": took, "tail_from": tails, "iterations": count}
+
+        return Workload(self.name, tuple(self._jobs(seed, iterations)), self._terms.pools(), self.source, self._sees)
 
     def _drawn(self, seed: int) -> Drawn:
         raise NotImplementedError
-
-    def _jobs(self, seed: int) -> Iterator[SimJob]:
-        chosen = self._terms.thinned(self._arrivals, seed)
-        drawn = self._drawn(seed)
-        for it, slo in zip(chosen, self._terms.slos(len(chosen), seed), strict=True):
-            shape = self._profiles[it.kind]
-            lasts = ms(it.duration_s)
-            count = max(1, round(lasts / sum(shape.planned)))
-            series = drawn(shape, count)
-            yield self._terms.job(
-                it.job,
-                shape,
-                arrives_ms=round(it.submit_s * 1000),
-                lasts_ms=lasts,
-                slo=slo,
-                planned=planned(series.took, shape, self._plan),
-                series=series.took,
-                tail_from=series.tail_from,
-                iterations=count,
-            )
