@@ -6,7 +6,7 @@ one iteration per pace, which its policy reads from the group's plan (for the sc
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
@@ -19,7 +19,7 @@ from rollmuxd.explain.explainer import Explainer
 from rollmuxd.sim.inventory import Inventory
 from rollmuxd.sim.kernel import Kernel
 from rollmuxd.sim.meter import Meter
-from rollmuxd.sim.outcome import WORK, JobOutcome, Outcome
+from rollmuxd.sim.outcome import WORK, JobOutcome, Outcome, PoolOutcome
 from rollmuxd.sim.policies import PolicyUnderTest
 from rollmuxd.sim.workload import Impossible, SimJob, Workload, by_arrival
 
@@ -44,6 +44,20 @@ class Course(Struct):
     resumes: Millis = 0
     #: grows with every change of pace; a planned end of an older one is void
     version: int = 0
+
+    def flow(self, now: Millis, pools: Mapping[PoolName, PoolOutcome]) -> None:
+        """Count what was done since the last change."""
+        passed = now - self.since
+        self.since = now
+        if not self.pace_ms or not passed:
+            return
+        moving = max(0, min(passed, self.resumes - now + passed))
+        share = (passed - moving) / self.pace_ms
+        self.outcome.iterations += share
+        self.outcome.elapsed_ms += passed
+        self.outcome.solo_ms += share * self.solo_ms
+        for pool, node_ms in self.busy_node_ms.items():
+            pools[pool].busy_node_ms += share * node_ms
 
 
 class Fluid:
@@ -151,7 +165,7 @@ class Fluid:
             return
         self.counted_ms = self.kernel.now
         for name, course in self.courses.items():
-            self.flow(course)
+            course.flow(self.kernel.now, self.meter.pools)
             progress = self.core.state.jobs[name].progress
             progress.finished = int(course.outcome.iterations)
             progress.solo_ms = int(course.outcome.solo_ms)
@@ -178,8 +192,9 @@ class Fluid:
                 self.group_of[fact.job] = fact.group
                 touched[fact.group] = None
             elif isinstance(fact, f.PlacementEnded):
-                self.flow(self.courses[fact.job])
-                self.courses[fact.job].pace_ms = 0
+                course = self.courses[fact.job]
+                course.flow(self.kernel.now, self.meter.pools)
+                course.pace_ms = 0
                 touched[self.group_of.pop(fact.job)] = None
             elif isinstance(fact, f.MovePlanned | f.GroupReplanned):
                 touched[fact.group] = None
@@ -201,7 +216,7 @@ class Fluid:
     def moved(self, name: JobId, course: Course) -> None:
         """The job sits elsewhere, and for a while it does nothing."""
         takes = self.policy_under_test.move_ms()
-        self.flow(course)
+        course.flow(self.kernel.now, self.meter.pools)
         course.pace_ms, course.resumes = 0, max(self.kernel.now, course.resumes) + takes
         course.outcome.moves += 1
         self.counted_ms = None  # it is paid for before anything else is
@@ -217,7 +232,7 @@ class Fluid:
                 worst = max(worst, slow)
             if course.pace_ms == pace:
                 continue
-            self.flow(course)
+            course.flow(self.kernel.now, self.meter.pools)
             course.pace_ms = pace
             course.version += 1
             if self.by_work:
@@ -238,21 +253,6 @@ class Fluid:
         until_now, since = self.fines.get(group, (0.0, self.kernel.now))
         self.outcome.fines += until_now * (self.kernel.now - since) / 3_600_000
         self.fines[group] = per_hour, self.kernel.now
-
-    def flow(self, course: Course) -> None:
-        """Count what was done since the last change."""
-        passed = self.kernel.now - course.since
-        course.since = self.kernel.now
-        if not course.pace_ms or not passed:
-            return
-        moving = max(0, min(passed, course.resumes - course.since + passed))
-        share = (passed - moving) / course.pace_ms
-        outcome = course.outcome
-        outcome.iterations += share
-        outcome.elapsed_ms += passed
-        outcome.solo_ms += share * course.solo_ms
-        for pool, node_ms in course.busy_node_ms.items():
-            self.meter.pools[pool].busy_node_ms += share * node_ms
 
 
 def busy_node_ms(job: SimJob) -> dict[PoolName, float]:

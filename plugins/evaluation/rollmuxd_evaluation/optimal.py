@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from rollmuxd.core.ids import Millis, PoolName
 from rollmuxd.core.spec import StateSpec
-from rollmuxd.sim.fluid import busy_node_ms
+from rollmuxd.sim.fluid import Course, busy_node_ms
 from rollmuxd.sim.outcome import JobOutcome, Outcome, PoolOutcome
 from rollmuxd.sim.policies import MAX_GROUP, Bound
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Workload, by_arrival
@@ -512,14 +512,6 @@ class Search:
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
-class _Job(Struct):
-    """One job under way."""
-
-    outcome: JobOutcome
-    pace_ms: Millis = 0
-    ends_ms: Millis | None = None
-
-
 class _Course:
     """Arrivals and departures; between them everybody's iteration takes its group's period."""
 
@@ -533,7 +525,9 @@ class _Course:
             pool.name: PoolOutcome(pool.name, pool.gpu_type, pool.gpus_per_node, pool.price_per_gpu_hour)
             for pool in workload.pools
         }
-        self.present: dict[int, _Job] = {}
+        self.present: dict[int, Course] = {}
+        #: when jobs end, as far as is known
+        self.ends: dict[int, Millis] = {}
         self.bought: dict[PoolName, int] = {}
         self.now: Millis = 0
 
@@ -541,11 +535,10 @@ class _Course:
         outcome = self.outcome
         coming = 0
         while coming < len(self.jobs) or self.present:
-            ends = [job.ends_ms for job in self.present.values() if job.ends_ms is not None]
-            times = [*ends, self.jobs[coming].arrives_ms] if coming < len(self.jobs) else ends
-            self.flow(min(times))
-            for name in [name for name, job in self.present.items() if job.ends_ms == self.now]:
-                self.present.pop(name).outcome.ended_ms = self.now
+            arrives = [job.arrives_ms for job in self.jobs[coming : coming + 1]]
+            self.flow(min([*self.ends.values(), *arrives]))
+            for name in [name for name in self.present if self.ends.get(name) == self.now]:
+                self.present.pop(name).outcome.ended_ms = self.ends.pop(name)
                 self.search.depart(name)
                 outcome.events += 1
             arrived = 0
@@ -567,7 +560,9 @@ class _Course:
         made = JobOutcome(job.name, job.kind, job.spec.slo, job.arrives_ms, placed_ms=job.arrives_ms)
         self.outcome.jobs.append(made)
         self.outcome.events += 1
-        self.present[name] = _Job(made, ends_ms=None if self.by_work else job.arrives_ms + job.lasts_ms)
+        self.present[name] = Course(job, made, job.solo_ms, busy_node_ms(job), since=self.now)
+        if not self.by_work:
+            self.ends[name] = job.arrives_ms + job.lasts_ms
         self.search.arrive(name)
 
     def flow(self, to: Millis) -> None:
@@ -575,13 +570,8 @@ class _Course:
         passed = to - self.now
         for pool, nodes in self.bought.items():
             self.pools[pool].bought_node_ms += nodes * passed
-        for name, course in self.present.items():
-            share = passed / course.pace_ms
-            course.outcome.iterations += share
-            course.outcome.elapsed_ms += passed
-            course.outcome.solo_ms += share * self.jobs[name].solo_ms
-            for pool, node_ms in busy_node_ms(self.jobs[name]).items():
-                self.pools[pool].busy_node_ms += share * node_ms
+        for course in self.present.values():
+            course.flow(to, self.pools)
         self.now = to
 
     def follow(self, partition: Partition) -> None:
@@ -605,5 +595,5 @@ class _Course:
             return
         course.pace_ms = max(1, pace_ms)
         if self.by_work:
-            left = max(0.0, self.jobs[name].work - course.outcome.iterations)
-            course.ends_ms = self.now + ceil(left * pace_ms)
+            left = max(0.0, course.job.work - course.outcome.iterations)
+            self.ends[name] = self.now + ceil(left * pace_ms)

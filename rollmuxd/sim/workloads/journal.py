@@ -21,9 +21,9 @@ single responses were done is not in a journal: no tail is released.
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct, field
@@ -94,55 +94,52 @@ class Reading:
         self._run_of: dict[JobId, Run] = {}
         self._slots: dict[SlotId, Asked] = {}
         self._orders: dict[OrderId, tuple[Run, PoolName, OrderKind, Millis]] = {}
-        self._heard: dict[type[Fact], Callable[[Any], None]] = {
-            f.HostAdded: self._host_added,
-            f.NodeAdded: self._node_added,
-            f.NodeRemoved: self._node_removed,
-            f.JobRegistered: self._job_registered,
-            f.JobLost: self._job_gone,
-            f.JobEnded: self._job_gone,
-            f.JobPaused: self._job_paused,
-            f.SlotQueued: self._slot_queued,
-            f.SlotGranted: self._slot_granted,
-            f.SlotReleased: self._slot_released,
-            f.OrderIssued: self._order_issued,
-            f.OrderEnded: self._order_ended,
-        }
 
     def hear(self, fact: Fact) -> None:
         """The next fact."""
         self.last = max(self.last, fact.at)
-        heard = self._heard.get(type(fact))
-        if heard is not None:
-            heard(fact)
+        match fact:
+            case f.HostAdded():
+                self.hosts[fact.host.id] = fact.host
+            case f.NodeAdded():
+                self.nodes[fact.node.id] = self._there[fact.node.id] = fact.node
+                for pool in fact.node.pools:
+                    now = sum(pool in node.pools for node in self._there.values())
+                    self.most[pool] = max(self.most.get(pool, 0), now)
+            case f.NodeRemoved():
+                self._there.pop(fact.node, None)
+            case f.JobRegistered():
+                self._over(fact.job, fact.at)
+                self._begins(fact)
+            case f.JobLost() | f.JobEnded():
+                self._over(fact.job, fact.at)
+            case f.JobPaused() if fact.job in self._run_of:
+                self._run_of[fact.job].idle_from = None
+            case f.SlotQueued() if fact.job in self._run_of:
+                self._asks(self._run_of[fact.job], fact)
+            case f.SlotGranted() if fact.slot in self._slots:
+                self._slots[fact.slot].granted = fact.at
+            case f.SlotReleased() if fact.slot in self._slots:
+                self._gives_back(self._slots.pop(fact.slot), fact.at)
+            case f.OrderIssued() if fact.job in self._run_of:
+                asked = self._slots.get(fact.slot or "")
+                if asked is None or not asked.side:  # what is loaded for ``init`` is not there yet
+                    self._orders[fact.order] = (self._run_of[fact.job], fact.pool, fact.kind, fact.at)
+            case f.OrderEnded() if fact.order in self._orders:
+                run, pool, kind, at = self._orders.pop(fact.order)
+                run.moves.setdefault((pool, kind), []).append(fact.at - at)
 
-    # ---- hosts and nodes -------------------------------------------------------------------------------------------
+    def finish(self) -> None:
+        """The journal is over, and what still runs is over with it."""
+        for job in list(self._run_of):
+            self._over(job, self.last)
 
-    def _host_added(self, fact: f.HostAdded) -> None:
-        self.hosts[fact.host.id] = fact.host
-
-    def _node_added(self, fact: f.NodeAdded) -> None:
-        self.nodes[fact.node.id] = self._there[fact.node.id] = fact.node
-        for pool in fact.node.pools:
-            now = sum(pool in node.pools for node in self._there.values())
-            self.most[pool] = max(self.most.get(pool, 0), now)
-
-    def _node_removed(self, fact: f.NodeRemoved) -> None:
-        self._there.pop(fact.node, None)
-
-    # ---- runs ------------------------------------------------------------------------------------------------------
-
-    def _job_registered(self, fact: f.JobRegistered) -> None:
-        self._over(fact.job, fact.at)
+    def _begins(self, fact: f.JobRegistered) -> None:
         name = fact.spec.name if fact.run == 1 else f"{fact.spec.name}-run{fact.run}"
         if name in self._named:
             name = f"{name}-{fact.job}"
-        run = self._named[name] = Run(name, fact.owner, fact.spec, fact.at)
+        run = self._named[name] = self._run_of[fact.job] = Run(name, fact.owner, fact.spec, fact.at)
         self.runs.append(run)
-        self._run_of[fact.job] = run
-
-    def _job_gone(self, fact: f.JobLost | f.JobEnded) -> None:
-        self._over(fact.job, fact.at)
 
     def _over(self, job: JobId, at: Millis) -> None:
         run = self._run_of.pop(job, None)
@@ -150,22 +147,7 @@ class Reading:
             run.iteration_over()
             run.ended = at
 
-    def finish(self) -> None:
-        """The journal is over, and what still runs is over with it."""
-        for job in list(self._run_of):
-            self._over(job, self.last)
-
-    def _job_paused(self, fact: f.JobPaused) -> None:
-        run = self._run_of.get(fact.job)
-        if run is not None:
-            run.idle_from = None
-
-    # ---- slots -----------------------------------------------------------------------------------------------------
-
-    def _slot_queued(self, fact: f.SlotQueued) -> None:
-        run = self._run_of.get(fact.job)
-        if run is None:
-            return
+    def _asks(self, run: Run, fact: f.SlotQueued) -> None:
         self._slots[fact.slot] = Asked(run, fact.phase, fact.side)
         if fact.iteration:
             run.iteration_over()
@@ -173,34 +155,14 @@ class Reading:
             run.gaps.setdefault(fact.phase, []).append(fact.at - run.idle_from)
         run.idle_from = None
 
-    def _slot_granted(self, fact: f.SlotGranted) -> None:
-        asked = self._slots.get(fact.slot)
-        if asked is not None:
-            asked.granted = fact.at
-
-    def _slot_released(self, fact: f.SlotReleased) -> None:
-        asked = self._slots.pop(fact.slot, None)
-        if asked is None or asked.granted is None:
+    def _gives_back(self, asked: Asked, at: Millis) -> None:
+        if asked.granted is None:
             return
-        took = max(1, fact.at - asked.granted)
+        took = max(1, at - asked.granted)
         asked.run.times.setdefault(asked.phase, []).append(took)
         if not asked.side:
             asked.run.current[asked.phase] = took
-            asked.run.idle_from = fact.at
-
-    # ---- orders ----------------------------------------------------------------------------------------------------
-
-    def _order_issued(self, fact: f.OrderIssued) -> None:
-        run = self._run_of.get(fact.job)
-        asked = self._slots.get(fact.slot or "")
-        if run is not None and not (asked is not None and asked.side):  # what is loaded for ``init`` is not there yet
-            self._orders[fact.order] = (run, fact.pool, fact.kind, fact.at)
-
-    def _order_ended(self, fact: f.OrderEnded) -> None:
-        issued = self._orders.pop(fact.order, None)
-        if issued is not None:
-            run, pool, kind, at = issued
-            run.moves.setdefault((pool, kind), []).append(fact.at - at)
+            asked.run.idle_from = at
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------
