@@ -200,8 +200,8 @@ class RollMux:
         summary = self._summary(state, known, fresh=True)
         if summary.unknown:
             return Replan(None)
-        if len(known.jobs) + len(known.coming) == 1 and not self._moves_alone(state, known):
-            return Replan(solo_ms(state.jobs[(*known.jobs, *known.coming)[0]]))
+        if len(jobs := (*known.jobs, *known.coming)) == 1 and not moves_alone(state.jobs[jobs[0]]):
+            return Replan(solo_ms(state.jobs[jobs[0]]))
         period = self._period_ms(summary.legs)
         limits = {name: self.bound_ms(state.jobs[name]) for name in summary.rates if state.jobs[name].promised}
         takes = self._promised_ms(state, summary, period)
@@ -216,11 +216,6 @@ class RollMux:
         """A search for moves finds nothing here, whenever it is made."""
         del state, now
         return LOOK_AGAIN_MS
-
-    def _moves_alone(self, state: State, group: Group) -> bool:
-        """Whether a job that is alone in a group moves states all the same."""
-        job = state.jobs[(*group.jobs, *group.coming)[0]]
-        return job.spec.park is Park.AT_RELEASE or job.spec.colocate
 
     def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
         """The paper's jobs stay where they were put."""
@@ -244,9 +239,11 @@ class RollMux:
             text = f"the nodes that it names are in groups {', '.join(map(str, groups))}, which are not merged"
             return [Reason("named_apart", text)]
         reasons, wishes, others = [], [], []
+        all_free: dict[PoolName, list[NodeId]] = {}
         for want in job.spec.wants:
             free = [node for node in state.nodes.values() if want.pool in node.pools and _free(node)]
             if len(free) >= want.nodes and sum(len(node.gpus) for node in free) >= want.gpus:
+                all_free[want.pool] = [node.id for node in free]
                 others.append(want)
                 continue
             needed = f"{want.gpus} GPUs" if want.gpus else f"{want.nodes} node{'' if want.nodes == 1 else 's'}"
@@ -254,10 +251,6 @@ class RollMux:
             reasons.append(Reason("no_free_nodes", text, {"pool": want.pool, "free": len(free)}))
             wishes.append("" if want.gpus else f"{want.nodes - len(free)} more free {want.pool} node(s)")
         if free_nodes(state, job, others) is None:
-            all_free = {
-                want.pool: [node.id for node in state.nodes.values() if want.pool in node.pools and _free(node)]
-                for want in others
-            }
             text = "of the free nodes, not enough have the RAM for its parked states on their hosts, or they overlap"
             reasons.append(short_of_time(state, job, all_free) or Reason("no_ram", text))
         elif wishes and all(wishes) and not any(want.named for want in job.spec.wants):
@@ -266,13 +259,14 @@ class RollMux:
             suggestions[" and ".join(wishes)] = None
         elif not wishes:
             reasons += self._why_too_slow_alone(job, suggestions)
-            reasons += self._why_too_many_alone(state, job)
+            pins = free_nodes(state, job, [want for want in job.spec.wants if not want.named], {})
+            if pins is not None and (over := self._over_its_nodes(state, job, pins)) is not None:
+                reasons.append(over)
         return reasons
 
     def _why_too_slow_alone(self, job: Job, suggestions: dict[str, None]) -> list[Reason]:
         shape = Shape(job, self.whole_pools)
-        moves = job.spec.park is Park.AT_RELEASE or job.spec.colocate
-        if not moves or shape.limit_ms is None or shape.solo_ms is None or shape.shared_ms <= shape.limit_ms:
+        if not moves_alone(job) or shape.limit_ms is None or shape.solo_ms is None or shape.shared_ms <= shape.limit_ms:
             return []
         takes, allowed = shape.shared_ms, shape.limit_ms
         suggestions[f"slo={ceil(takes / shape.solo_ms * 100) / 100:g}"] = None
@@ -285,11 +279,6 @@ class RollMux:
         most, owner = self.max_nodes[job.owner], state.owners.get(job.owner)
         wanted = sum(max(want.nodes, len(want.named)) for want in job.spec.wants)
         return bool(most) and owner is not None and len(owner.nodes) + wanted > most
-
-    def _why_too_many_alone(self, state: State, job: Job) -> list[Reason]:
-        pins = free_nodes(state, job, [want for want in job.spec.wants if not want.named], {})
-        miss = None if pins is None else self._miss_nodes(state, job, Candidate(None, pins, "isolated", 0.0))
-        return [] if miss is None else [miss.reason]
 
     # ---- candidates --------------------------------------------------------------------------------------------------
 
@@ -386,10 +375,9 @@ class RollMux:
 
     def _miss(self, state: State, shape: "Shape", candidate: Candidate) -> Miss | None:
         """Why a candidate does not do, for people; another SLO is no help where RAM or memory are short as well."""
-        short = self._short(state, shape.job, candidate)
-        group = candidate.group
-        if group is None or self._too_slow_ms(state, shape, candidate) is None:
-            return short
+        short, group = self._short(state, shape.job, candidate), candidate.group
+        if group is None or not self._is_too_slow(state, shape, candidate):
+            return None if short is None else Miss(short)
         summary = self._summary(state, group)
         period = self._period_ms(self._joined(summary, shape.legs(candidate.pins)))
         slow = _slo_miss(state, shape, summary, group, period)
@@ -397,26 +385,23 @@ class RollMux:
 
     def _fits(self, state: State, shape: "Shape", candidate: Candidate) -> bool:
         """Whether every member's promise, every host's RAM, every GPU's memory and the owner's limit allow it."""
-        return self._too_slow_ms(state, shape, candidate) is None and self._short(state, shape.job, candidate) is None
+        return not self._is_too_slow(state, shape, candidate) and self._short(state, shape.job, candidate) is None
 
-    def _short(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
+    def _short(self, state: State, job: Job, candidate: Candidate) -> Reason | None:
         """What there is too little of, whatever the times."""
-        if (miss := self._miss_nodes(state, job, candidate)) is not None:
-            return miss
-        short = check(state, job, candidate.pins)
-        return None if short is None else Miss(short)
+        return self._over_its_nodes(state, job, candidate.pins) or check(state, job, candidate.pins)
 
-    def _too_slow_ms(self, state: State, shape: "Shape", candidate: Candidate) -> Millis | None:
-        """The group's period with the job, if it is more than a member's SLO x T_solo; None: it is not.
+    def _is_too_slow(self, state: State, shape: "Shape", candidate: Candidate) -> bool:
+        """Whether the group's period with the job is more than a member's SLO x T_solo.
 
         Most candidates fail by the load of one node, so that is looked at first.
         """
         if candidate.group is None or shape.solo_ms is None:
-            return None
+            return False
         summary = self._summary(state, candidate.group)
         limits = [limit for limit in (summary.limit_ms, shape.limit_ms) if limit is not None]
         if not limits or summary.unknown:
-            return None
+            return False
         limit = min(limits)
         bound = max(summary.longest_ms, summary.busiest_ms, shape.shared_ms)
         for phase, busy in shape.busy:
@@ -425,10 +410,7 @@ class RollMux:
                 took = shape.scaled(phase, busy, len(nodes))
                 for node in nodes:
                     bound = max(bound, summary.load.get(node, 0) + took)
-        if bound > limit:
-            return bound
-        legs = shape.legs(candidate.pins)
-        return None if self._within(summary, legs, limit) else self._period_ms(self._joined(summary, legs))
+        return bound > limit or not self._within(summary, shape.legs(candidate.pins), limit)
 
     def _within(self, summary: Summary, legs: tuple[Leg, ...], limit: Millis) -> bool:
         """Whether everybody's iteration stays within the limit when these legs join a group that has room for them."""
@@ -451,11 +433,11 @@ class RollMux:
         """What everybody's iteration takes in a group of these legs. Another order within groups has another."""
         return period_ms(legs)
 
-    def _miss_nodes(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
+    def _over_its_nodes(self, state: State, job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> Reason | None:
         """How many nodes the job's owner may hold."""
         most = self.max_nodes[job.owner]
-        over = over_its_nodes(job.owner, state.owners.get(job.owner), candidate.pins, most) if most else ""
-        return Miss(Reason("owner_nodes", over, {"owner": job.owner})) if over else None
+        over = over_its_nodes(job.owner, state.owners.get(job.owner), pins, most) if most else ""
+        return Reason("owner_nodes", over, {"owner": job.owner}) if over else None
 
     def _why_not_group(self, state: State, shape: "Shape", group: Group) -> Miss:
         """The reason against the best placement in a group."""
@@ -573,6 +555,11 @@ def limit_of(job: Job) -> Millis | None:
     """What an iteration may take at most, SLO x T_solo; None: without an SLO, or while its times are not known."""
     solo = solo_ms(job)
     return None if job.spec.slo is None or solo is None else int(job.spec.slo * solo)
+
+
+def moves_alone(job: Job) -> bool:
+    """Whether a job that is alone in a group moves states all the same."""
+    return job.spec.park is Park.AT_RELEASE or job.spec.colocate
 
 
 def rate_of(group: Group, job: Job) -> int:

@@ -167,6 +167,9 @@ class World:
         self.growing: dict[OrderId, tuple[JobId, SlotId]] = {}
         self.fillers = Fillers(self, workload.fillers)
         self.waiting_to_end = 0
+        #: when every job must have ended (None: when nothing more is to happen), and how long all is then cleared away
+        self.latest_ms: Millis | None = None
+        self.settle_ms: Millis = SETTLE_MS
         #: the last facts, for the message about a broken promise
         self.last: deque[f.Fact] = deque(maxlen=20)
 
@@ -209,13 +212,12 @@ class World:
 
     def _run(self) -> None:
         self.begin()
-        latest = self.latest_end()
         while self.waiting_to_end:
-            if not self._step(latest):
+            if not self._step(self.latest_ms):
                 self._stuck()
         self.outcome.span_ms = self.kernel.now - (self.jobs[0].arrives_ms if self.jobs else 0)
         self.fillers.end()
-        until = self.kernel.now + self.settle_ms()
+        until = self.kernel.now + self.settle_ms
         while self._step(until):
             pass
         self.meter.until(self.kernel.now)
@@ -236,14 +238,6 @@ class World:
         if self.jobs:
             first = self.jobs[0].arrives_ms
             self.kernel.at(min(1, first) if self.workload.fillers else first, self.beat_all)
-
-    def latest_end(self) -> Millis | None:
-        """When every job must have ended; None: when nothing more is to happen."""
-        return None
-
-    def settle_ms(self) -> Millis:
-        """Time after the last job's end in which everything is to be cleared away."""
-        return SETTLE_MS
 
     def deadline(self) -> Millis | None:
         """When the daemon's clock is to report next."""
@@ -368,12 +362,7 @@ class World:
     def register(self, process: Process) -> None:
         """A run begins, from the last finished iteration."""
         self.rewind(process)
-        key = self.idempotency_key(process)
-        self.call(process, i.RegisterJob("team", "sim", process.job.spec, key), self.registered)
-
-    def idempotency_key(self, process: Process) -> str:
-        """The same for each try of one registration; "" where the first is answered."""
-        return ""
+        self.call(process, i.RegisterJob("team", "sim", process.job.spec), self.registered)
 
     def rewind(self, process: Process) -> None:
         """A process begins with its engines, and with the first phase of an iteration."""

@@ -304,21 +304,14 @@ class FaultyWorld(World):
     def begin(self) -> None:
         """Plan also the faults that do not belong to a process."""
         super().begin()
+        # whatever goes wrong: all of them one after the other, ten times over
+        longest = sum(max(job.lasts_ms, job.work * job.solo_ms) for job in self.jobs)
+        last = max([self.faults.until_ms, *(job.arrives_ms for job in self.jobs[-1:])])
+        self.latest_ms = last + 10 * longest + self.faults.longest_ms
+        self.settle_ms += self.faults.longest_ms
         self._plan(self.faults.outages_per_hour * len(self.inventory.gpus_of), self._outage)
         self._plan(self.faults.daemon_deaths_per_hour, self._doom)
         self.kernel.after(self.faults.operator_ms, self._operator)
-
-    def latest_end(self) -> Millis:
-        """When every job must have ended, whatever goes wrong: all of them one after the other, ten times over."""
-        jobs = self.jobs
-        if not jobs:
-            return 0
-        longest = sum(max(job.lasts_ms, job.work * job.solo_ms) for job in jobs)
-        return max(jobs[-1].arrives_ms, self.faults.until_ms) + 10 * longest + self.faults.longest_ms
-
-    def settle_ms(self) -> Millis:
-        """Longer by what may be out of order."""
-        return super().settle_ms() + self.faults.longest_ms
 
     def check_placed(self, process: Process) -> None:
         """A job may have to wait for a node that is lost."""
@@ -341,9 +334,11 @@ class FaultyWorld(World):
 
     # ---- processes ---------------------------------------------------------------------------------------------------
 
-    def idempotency_key(self, process: Process) -> str:
-        """A registration may be made again."""
-        return f"{process.job.name}-{process.life}"
+    def register(self, process: Process) -> None:
+        """A registration may be made again, by the same key."""
+        self.rewind(process)
+        key = f"{process.job.name}-{process.life}"
+        self.call(process, i.RegisterJob("team", "sim", process.job.spec, key), self.registered)
 
     def opened(self, process: Process, answer: Answer) -> None:
         """Plan also the end of the process, and what happens to it before."""

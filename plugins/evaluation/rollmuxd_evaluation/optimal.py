@@ -18,6 +18,7 @@ and is no optimum. Either way it looks no further than now: what is cheapest for
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import combinations
 from math import ceil, inf
 from typing import Final, NamedTuple, TypeAlias
@@ -136,17 +137,12 @@ class Planner:
         self.needs = [self._need(job) for job in jobs]
         self.widest = max((need.whole for need in self.needs), default=0)
         self.exact = all(need.part == 1 for need in self.needs)
-        self._known: dict[Members, Plan | None] = {}
+        self.plan = lru_cache(REMEMBERED)(self._plan)
 
-    def plan(self, members: Members) -> Plan | None:
+    def _plan(self, members: Members) -> Plan | None:
         """The cheapest plan; None: they cannot share. Jobs that can share with others can share with fewer of them."""
-        if members in self._known:
-            return self._known[members]
-        if len(self._known) >= REMEMBERED:
-            self._known.clear()
         needs = [self.needs[job] for job in members]
-        made = self._known[members] = self._alone(needs[0]) if len(needs) == 1 else self._together(needs)
-        return made
+        return self._alone(needs[0]) if len(needs) == 1 else self._together(needs)
 
     def dollars(self, plan: Plan) -> int:
         """Price per hour, in millionths."""
