@@ -23,7 +23,11 @@ def main() -> None:
     parser.add_argument("name", nargs="?", default="hello")
     name = parser.parse_args().name
     rng, centre = random.Random(7), (0.0, 0.0)
-    with rollmuxd.job(name, rollout=dict(nodes=1), train=dict(nodes=1)) as job:
+    try:
+        job = rollmuxd.job(name, rollout=dict(nodes=1), train=dict(nodes=1))
+    except ValueError as error:
+        parser.error(str(error))
+    with job:
         for step in range(10):
             with job.phase("rollout"):
                 points = [(rng.gauss(centre[0], 1), rng.gauss(centre[1], 1)) for _ in range(20_000)]

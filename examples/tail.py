@@ -48,8 +48,14 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.1, help="seconds per token (default: %(default)s)")
     parser.add_argument("--name", default="tail")
     args = parser.parse_args()
+    if args.step_s < 0:
+        parser.error(f"--step-s is {args.step_s}, and it is at least 0")
+    try:
+        job = rollmuxd.job(args.name, rollout=dict(nodes=1, min_gpus=1), train=dict(nodes=1))
+    except ValueError as error:
+        parser.error(str(error))
     rng, mean = random.Random(7), 0.0
-    with rollmuxd.job(args.name, rollout=dict(nodes=1, min_gpus=1), train=dict(nodes=1)) as job:
+    with job:
         for step in range(args.iterations):
             starts = [rng.randrange(2, 100_000) for _ in range(64)]
             with job.phase("rollout") as slot:

@@ -85,7 +85,12 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     # What a process with a CUDA context keeps in any case.
     keeps = dict(nodes=1, gpu_gb=asked.gpu_gb, residual_gb=min(1.5, asked.gpu_gb), ram_gb=asked.gpu_gb)
-    job, learner = rollmuxd.job(asked.name, rollout=keeps, train=keeps, colocate=asked.colocate), None
+    if asked.width < 1:
+        parser.error(f"--width is {asked.width}, and it is at least 1")
+    try:
+        job, learner = rollmuxd.job(asked.name, rollout=keeps, train=keeps, colocate=asked.colocate), None
+    except ValueError as error:
+        parser.error(str(error))
 
     def part(name: str):  # asked at each park: before `init` there is nothing to be parked
         return lambda: getattr(learner, name, None)

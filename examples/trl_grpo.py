@@ -99,6 +99,10 @@ def main() -> None:
     parser.add_argument("--parking", action="store_true", help="park the weights on CPUs too, where it frees nothing")
     parser.add_argument("--split", action="store_true", help="a pool for each phase, which only CPUs allow")
     asked = parser.parse_args()
+    if asked.steps < 1:
+        parser.error(f"--steps is {asked.steps}, and it is at least 1")
+    if asked.width < 2 or asked.width % 2:
+        parser.error(f"--width is {asked.width}, and it is a multiple of 2, the attention heads")
     torch.set_num_threads(1)  # the same bits with any number of cores
     rollmux = dict(name=asked.name or f"trl-{asked.task}", train=dict(nodes=1), replace=asked.resume)
     if asked.parking:
@@ -106,9 +110,11 @@ def main() -> None:
     if asked.split:
         rollmux["rollout"] = dict(nodes=1)
     saving = dict(save_strategy="steps", save_steps=asked.save_every) if asked.save_every else {}
-    run = trainer(
-        asked.task, asked.out, seed=asked.seed, width=asked.width, max_steps=asked.steps, rollmux=rollmux, **saving
-    )
+    sizes = dict(seed=asked.seed, width=asked.width, max_steps=asked.steps)
+    try:
+        run = trainer(asked.task, asked.out, **sizes, rollmux=rollmux, **saving)
+    except ValueError as error:
+        parser.error(str(error))
     run.train(resume_from_checkpoint=asked.resume)
     print(f"{rollmux['name']}: weights {digest(run.model)}", flush=True)
 

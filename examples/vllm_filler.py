@@ -139,7 +139,11 @@ async def main() -> None:
     server["options"] = {"url": args.url, **commands}
     filler = dict(yield_s=args.yield_s, min_run_s=5 * args.yield_s)
     total = len(batch.todo)
-    async with rollmuxd.ajob(args.name, filler=filler, pools={args.pool: server}) as job:
+    try:
+        job = rollmuxd.ajob(args.name, filler=filler, pools={args.pool: server})
+    except ValueError as error:
+        parser.error(str(error))
+    async with job:
         while batch.todo:
             with contextlib.suppress(rollmuxd.SlotLost):  # it comes again
                 async with job.filler() as slot:

@@ -17,6 +17,8 @@ import pytest
 from patience import PATIENCE_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+TORCH = pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
+TRL = pytest.mark.skipif(not find_spec("trl"), reason="trl is not installed")
 LOOPS = EXAMPLES.with_name("plugins") / "demo" / "rollmuxd_demo" / "loops"
 
 
@@ -30,7 +32,7 @@ LOOPS = EXAMPLES.with_name("plugins") / "demo" / "rollmuxd_demo" / "loops"
         pytest.param(
             ["torch_states.py", "--iterations", "5", "--width", "16"],
             "step 4: reward",
-            marks=pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed"),
+            marks=TORCH,
         ),
         ([LOOPS / "sort_digits.py", "--iterations", "2", "--scale", "0.01", "--name", "mine"], "mine   1  reward"),
     ],
@@ -53,6 +55,17 @@ def test_an_example_runs_to_its_end_without_a_daemon(program, says, tmp_path):
         (["vllm_filler.py", "missing", os.devnull], "No such file or directory: 'missing'"),
         (["vllm_filler.py", __file__, os.devnull], "JSONDecodeError"),
         (["vllm_filler.py", os.devnull, "missing/answers"], "No such file or directory: 'missing/answers'"),
+        (["vllm_filler.py", os.devnull, os.devnull, "--gpu-gb", "-1"], "gpu_gb=-1.0: expected `float` >= 0"),
+        (["vllm_filler.py", os.devnull, os.devnull, "--name", "a b"], "error: the job's name is 'a b'"),
+        (["hello.py", "a b"], "error: the job's name is 'a b'"),
+        (["tail.py", "--name", "a b"], "error: the job's name is 'a b'"),
+        (["tail.py", "--step-s", "-1"], "error: --step-s is -1.0, and it is at least 0"),
+        pytest.param(["torch_states.py", "--name", "a b"], "error: the job's name is 'a b'", marks=TORCH),
+        pytest.param(["torch_states.py", "--gpu-gb", "-1"], "gpu_gb=-1.0: expected `float` >= 0", marks=TORCH),
+        pytest.param(["torch_states.py", "--width", "0"], "error: --width is 0, and it is at least 1", marks=TORCH),
+        pytest.param(["trl_grpo.py", "--name", "a b"], "error: the job's name is 'a b'", marks=TRL),
+        pytest.param(["trl_grpo.py", "--width", "7"], "error: --width is 7, and it is a multiple of 2", marks=TRL),
+        pytest.param(["trl_grpo.py", "--steps", "0"], "error: --steps is 0, and it is at least 1", marks=TRL),
     ],
 )
 def test_an_example_says_in_a_line_what_is_wrong_with_its_arguments(program, says, tmp_path):
