@@ -60,7 +60,11 @@ def find(kind: Kind, name: str) -> Any:
     about = _KINDS[kind]
     points = [point for point in _entry_points(about.group) if point.name == name]
     if not points:
-        raise NotInstalled(_not_installed(about.word, name, names(kind)))
+        there = names(kind)
+        meant = nearest(name, there)
+        # Not told to install a project by a name that is not ours.
+        hint = f'did you mean "{meant}"?' if meant else "install the project that has it, or name another"
+        raise NotInstalled(f'{about.word} "{name}" is not installed (installed: {", ".join(there) or "none"}); {hint}')
     origin = " and ".join(dict.fromkeys(_origin(point) for point in points))
     broken = f'{about.word} "{name}" ({origin}) cannot be used: '
     point = points[0]
@@ -102,13 +106,6 @@ def _ours(path: tuple[str, ...]) -> dict[str, tuple[EntryPoint, ...]]:
     """By group, what there is on ``sys.path``. Kept: each look reads a file of every package that is installed."""
     points = entry_points()
     return {group: tuple(points.select(group=group)) for group in points.groups if group.startswith("rollmuxd.")}
-
-
-def _not_installed(word: str, name: str, there: tuple[str, ...]) -> str:
-    meant = nearest(name, there)
-    # Not told to install a project by a name that is not ours.
-    hint = f'did you mean "{meant}"?' if meant else "install the project that has it, or name another"
-    return f'{word} "{name}" is not installed (installed: {", ".join(there) or "none"}); {hint}'
 
 
 def _needed(point: EntryPoint, error: Exception) -> str | None:

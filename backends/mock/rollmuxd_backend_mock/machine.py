@@ -46,7 +46,6 @@ class DoubleHold(Violation):
             f"{order.state.gpu_mb} MB onto it, while job {holder.name!r} run {holder.run} ({holder.place} by order "
             f"{holder.order}) has {holder.gpus[gpu]} MB there, and {agreed_mb} MB were agreed"
         )
-        self.gpu, self.holder, self.intruder = gpu, holder.job, order.job
 
 
 class RamOverfull(Violation):
@@ -57,7 +56,6 @@ class RamOverfull(Violation):
             f"host RAM of {order.host} overfull: job {order.name!r} (order {order.order}) parks "
             f"{order.state.ram_mb} MB, and {held_mb} MB of {ram_mb} MB are held"
         )
-        self.host, self.held_mb, self.ram_mb = order.host, held_mb, ram_mb
 
 
 class StateBytes(Struct):
@@ -68,19 +66,19 @@ class StateBytes(Struct):
     name: str
     pool: str
     node: str
-    place: Place
-    #: MB on each GPU now
-    gpus: dict[str, int]
     #: MB that may stay on each GPU while it is parked
     agreed_mb: int
+    place: Place = "loading"
+    #: MB on each GPU now
+    gpus: dict[str, int] = field(default_factory=dict)
     #: MB of host RAM
-    ram_mb: int
+    ram_mb: int = 0
     #: a copy lies in host RAM: the next load is warm
-    copied: bool
+    copied: bool = False
     #: the order that moved it last
-    order: str
-    pid: int
-    started: str
+    order: str = ""
+    pid: int = 0
+    started: str = ""
 
 
 class Hardware(Struct):
@@ -171,21 +169,7 @@ class Machine:
             self._check_room(order, gpu, others, strangers)
         state = self.hardware.states.get(key)
         if state is None:
-            state = StateBytes(
-                job=order.job,
-                run=order.run,
-                name=order.name,
-                pool=order.pool,
-                node=order.node,
-                place="loading",
-                gpus={},
-                agreed_mb=order.state.residual_mb,
-                ram_mb=0,
-                copied=False,
-                order=order.order,
-                pid=order.pid,
-                started=order.started,
-            )
+            state = StateBytes(order.job, order.run, order.name, order.pool, order.node, order.state.residual_mb)
             self.hardware.states[key] = state
         state.place, state.order = "loading", order.order
         if order.pid:

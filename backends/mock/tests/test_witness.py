@@ -79,7 +79,6 @@ async def test_a_second_jobs_bytes_on_a_loaded_gpu_are_a_double_hold():
         await world.load("b", gpu_mb=1_000)  # it would fit: memory is not the point
     assert isinstance(caught.value, NotDone)
     assert str(caught.value).startswith("VIOLATION, THE SCHEDULER IS BROKEN: double hold of h/gpu0")
-    assert (caught.value.gpu, caught.value.holder, caught.value.intruder) == ("h/gpu0", "j-a", "j-b")
     assert len(world.violations) == 1
     assert await world.used() == (40_000, 40_000), "nothing of the second one was put there"
 

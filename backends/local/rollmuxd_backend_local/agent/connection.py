@@ -84,7 +84,8 @@ class AgentConnection(ABC):
             with anyio.fail_after(None if limit_s is None else limit_s + _WAY_S):
                 _, writer = await self.connection()
                 joined = True
-                answer = await self._ask(writer, Ask(self._next(), node, reach_s, limit_s or 0, wish))
+                self._number += 1
+                answer = await self._ask(writer, Ask(self._number, node, reach_s, limit_s or 0, wish))
         except TimeoutError as error:
             if not joined:
                 raise ContactLost(self._why or f"{self._what} is not reached yet") from error
@@ -107,10 +108,6 @@ class AgentConnection(ABC):
             await asyncio.wait([self._reading])
 
     # ---- how ---------------------------------------------------------------------------------------------------------
-
-    def _next(self) -> int:
-        self._number += 1
-        return self._number
 
     async def _ask(self, writer: asyncio.StreamWriter, ask: Ask) -> Ran | Data | Failed:
         answered: asyncio.Future[Ran | Data | Failed] = asyncio.get_running_loop().create_future()

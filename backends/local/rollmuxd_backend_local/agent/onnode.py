@@ -97,16 +97,12 @@ class OnNode:
             raise Failed("lost", "it was ended before it began")
         command = self._commands[call] = Command()
         try:
-            loop = asyncio.get_running_loop()
-            env = {**self._environment(), **env}
+            loop, own = asyncio.get_running_loop(), self._not_theirs
+            env = {**{name: value for name, value in os.environ.items() if not own or not name.startswith(own)}, **env}
             return await loop.run_in_executor(self._threads, command.run, argv, env, stdin, timeout_s)
         finally:
             del self._commands[call]
             command.close()
-
-    def _environment(self) -> dict[str, str]:
-        own = self._not_theirs
-        return {name: value for name, value in os.environ.items() if not own or not name.startswith(own)}
 
     async def end(self, call: str) -> None:
         """End a command with what it has started; one that comes later than this is not begun."""

@@ -97,7 +97,8 @@ class Reached(Asking[ReachedBy]):
         wish = frames.Run(tuple(argv), dict(env or {}), stdin, timeout_s)
         said = await self._wish(host, wish, reach_s + timeout_s + _WAY_S)
         if not isinstance(said, frames.Ran):
-            raise _error(host, said)
+            done = isinstance(said, frames.Failed) and said.how == "not_done"
+            raise (NotDone if done else ContactLost)(f"{host}: {why(said)}")
         return Ran(exit_code=said.exit_code, stdout=said.stdout, stderr=said.stderr)
 
     async def connect(self, host: HostId, address: str, port: int) -> anyio.abc.ByteStream:
@@ -109,11 +110,6 @@ class Reached(Asking[ReachedBy]):
         if not isinstance(said, frames.Data):
             raise ContactLost(f"{host}: {address} port {port}: {why(said)}")
         return NodeStream(self._line(host), self._where(host), name, self._reach_s(host))
-
-
-def _error(host: HostId, said: object) -> NotDone | ContactLost:
-    done = isinstance(said, frames.Failed) and said.how == "not_done"
-    return (NotDone if done else ContactLost)(f"{host}: {why(said)}")
 
 
 def why(said: object) -> str:

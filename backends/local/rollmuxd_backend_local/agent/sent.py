@@ -46,15 +46,11 @@ class SentAgent(AgentConnection):
         with contextlib.suppress(*self._breaks):  # it has ended: why, the caller finds in what it said
             writer.write(self._program)
             await writer.drain()
-        told = await self._greeting(reader)
-        self._beating = asyncio.create_task(self._beat(writer))
-        return told
-
-    async def _greeting(self, reader: asyncio.StreamReader) -> dict[str, Any]:
         noise = ""
         while line := await reader.readline():
             before, found, said = line.decode(errors="replace").partition(self._mark)
             if found:
+                self._beating = asyncio.create_task(self._beat(writer))
                 told: dict[str, Any] = json.loads(said)
                 return told
             noise = before.strip()[:_NOISE] or noise
