@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NO_DAEMON = 3
 #: things that `rollmuxd THING list` shows
-LISTED = ("group", "host", "job", "key", "node", "slot")
+LISTED = ("fabric", "group", "host", "job", "key", "node", "slot")
 
 F = TypeVar("F", bound=Callable[..., Any])
 View: TypeAlias = dict[str, Any]
@@ -178,7 +178,8 @@ def fail(error: Exception) -> NoReturn:
         raise Failed(str(error), NO_DAEMON) from error
     if isinstance(error, errors.NotFound):
         noun = error.data.get("kind")  # none: it is not the name that is wrong
-        more = f"; `rollmuxd {noun} list` shows what there is" if noun in LISTED else ""
+        shows = "show" if noun == "fabric" else "list"
+        more = f"; `rollmuxd {noun} {shows}` shows what there is" if noun in LISTED else ""
         raise Failed(f"{error}{more}") from error
     if isinstance(error, errors.RollmuxError):
         raise Failed(str(error)) from error

@@ -680,6 +680,8 @@ def _line(problem: Mapping[str, Any], file: Path | None) -> str:
     if problem["type"] == "missing":
         return f"{source}: {key} is missing"
     message, given = str(problem["msg"]).removeprefix("Value error, "), problem["input"]
+    if problem["type"] == "string_pattern_mismatch" and problem["ctx"]["pattern"] == _NAME:
+        message = "letters, digits, . _ - are needed (first a letter or digit)"
     if problem["type"] == "tuple_type":
         message = _list_needed(location, given)
     if not key:

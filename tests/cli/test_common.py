@@ -112,6 +112,13 @@ def test_a_job_that_is_not_there_is_told_with_where_to_look(rollmuxd, daemon):
     assert (ran.code, ran.err) == (1, "rollmuxd: there is no 'nope'; `rollmuxd job list` shows what there is\n")
 
 
+def test_a_fabric_that_is_not_there_is_told_with_where_to_look(rollmuxd, daemon):
+    daemon["POST /v1/fabrics/osc/restore"] = refused(404, "there is no fabric 'osc'", data={"kind": "fabric"})
+    assert rollmuxd("fabric restore osc").err == (
+        "rollmuxd: there is no fabric 'osc'; `rollmuxd fabric show` shows what there is\n"
+    )
+
+
 def test_where_the_name_is_not_what_is_wrong_no_list_is_named(rollmuxd, daemon):
     daemon["GET /v1/jobs/j1"] = refused(404, "the daemon keeps no output of this job")
 

@@ -165,7 +165,10 @@ def test_a_typo_is_answered_with_the_key_that_was_meant():
         (HOST.replace('"0-1"', '"1-0"'), "hosts[0].nodes[0].gpus: '1-0' names no GPUs"),
         (HOST.replace('"0-1"', "[0, 0]"), "hosts[0].nodes[0].gpus: a GPU is named twice"),
         (HOST.replace('"0-1"', "[]"), "hosts[0].nodes[0].gpus: a node has at least one GPU"),
-        (HOST.replace('"box"', '"a/b"'), "hosts[0].id: string should match pattern"),
+        (
+            HOST.replace('"box"', '"a/b"'),
+            "hosts[0].id: letters, digits, . _ - are needed (first a letter or digit) (it is 'a/b')",
+        ),
         (
             HOST.replace("[[hosts]]", "[hosts]"),
             "rollmux.toml: hosts: it is one table, and a list of tables is needed; ",

@@ -86,6 +86,14 @@ BAD_BODIES = [
 
 
 @pytest.mark.asyncio
+async def test_what_is_no_name_is_told_what_a_name_has_and_no_pattern(running):
+    async with running() as world, world.client() as client:
+        answer = await client.post("/v1/jobs", json={"name": "my job", "phases": [], "wants": {}})
+        needed = "letters, digits, . _ - are needed (first a letter or digit), at most 100 of them"
+        assert answer.json()["detail"] == f"body: name: {needed}"
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(("body", "status", "field"), BAD_BODIES)
 async def test_a_bad_body_is_refused_by_the_name_of_its_field_and_changes_nothing(running, body, status, field):
     async with running(limits={"max_body_mb": 0.1}) as world, world.client() as client:

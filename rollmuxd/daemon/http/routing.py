@@ -722,6 +722,10 @@ _WHERE = re.compile(r"^(?P<what>.*?)(?: - at (?:key in )?`(?P<path>\$[^`]*)`)?$"
 _NAMED = re.compile(r"field `(?P<field>[^`]*)`")
 
 
+#: by which msgspec says that a text is no name
+_OF_A_NAME = "matching regex '^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+
+
 def _invalid(message: str, where: str) -> Refusal:
     """A refusal that names the field: msgspec says ``Expected `int`, got `str` - at `$.phases[0].min_gpus```."""
     match = _WHERE.match(message)
@@ -731,5 +735,7 @@ def _invalid(message: str, where: str) -> Refusal:
     if named := _NAMED.search(match["what"]):
         path = f"{path}.{named['field']}" if path else named["field"]
     what = match["what"].replace("`", "")
+    if _OF_A_NAME in what:
+        what = "letters, digits, . _ - are needed (first a letter or digit), at most 100 of them"
     detail = f"{path}: {what[:1].lower()}{what[1:]}" if path else f"{what[:1].lower()}{what[1:]}"
     return Refusal(problems.INVALID, f"{where}: {detail}", data={"in": where, "field": path})
