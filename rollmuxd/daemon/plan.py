@@ -66,7 +66,8 @@ class PlanQuestion:
         began = time.process_time()
         core = _core(self)
         before = _slowdowns(core)
-        cost_before, used_before = _cost(core.state), _used(core.state)
+        cost_before = _cost(core.state)
+        used_before = {name: node.group is not None for name, node in core.state.nodes.items()}
         placed: dict[JobId, f.JobPlaced] = {}
         came = _come(core, self, placed)
         planned = {job for _, job in came if isinstance(job, str)}
@@ -341,10 +342,6 @@ def _price(state: State, node: str) -> float:
 
 def _cost(state: State) -> float:
     return round(sum(_price(state, name) for name, node in state.nodes.items() if node.group is not None), 6)
-
-
-def _used(state: State) -> dict[str, bool]:
-    return {name: node.group is not None for name, node in state.nodes.items()}
 
 
 def _pools(state: State, used_before: Mapping[str, bool]) -> dict[PoolName, tuple[int, int, int]]:

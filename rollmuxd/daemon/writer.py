@@ -78,9 +78,7 @@ TICK_PAUSE, LONGEST_PAUSE_S = 10, 0.05
 SINKS_AFTER_S: Final = 0.02
 log = structlog.get_logger("rollmuxd.driver")
 
-Numbered: TypeAlias = tuple[int, Fact]
 #: gets each batch of facts once it is durable; must be quick, and must not wait
-PromptSink: TypeAlias = Callable[[Sequence[Numbered]], None]
 Sink: TypeAlias = Callable[[Sequence[Entry]], None]
 
 #: refused while the disk is full: what would make more work, which needs more space
@@ -143,7 +141,7 @@ class Driver:
         start: Start,
         *,
         sinks: Sequence[Sink] = (),
-        prompt: Sequence[PromptSink] = (),
+        prompt: Sequence[Sink] = (),
         begun: Sequence[Callable[[State], None]] = (),
         replaying: Callable[[int, int], None] = lambda done, of: None,
         lease_ms: Millis = 60_000,
@@ -487,7 +485,7 @@ class Driver:
             facts = [(self.last_seq + number, fact) for number, fact in enumerate(decision.facts, 1)]
             self.last_seq = facts[-1][0]
             life, of = self._life, entries(self.scheduler.state, facts, order)
-            self._journal.append(facts).add_done_callback(lambda done: self._committed(life, facts, of, done))
+            self._journal.append(facts).add_done_callback(lambda done: self._committed(life, of, done))
         if decision.effects:
             if self.last_seq <= self.durable_seq:
                 self._perform(decision.effects)
@@ -503,9 +501,7 @@ class Driver:
 
     # ---- one commit ------------------------------------------------------------------------------------------------
 
-    def _committed(
-        self, life: int, facts: Sequence[Numbered], of: Sequence[Entry], done: "asyncio.Future[None]"
-    ) -> None:
+    def _committed(self, life: int, facts: Sequence[Entry], done: "asyncio.Future[None]") -> None:
         """Facts are durable: let out what waited for them. Or they are not: end."""
         error = None if done.cancelled() else done.exception()
         if not self._up or life != self._life or done.cancelled():
@@ -514,9 +510,9 @@ class Driver:
             log.error("commit_failed", reason=str(error))
             self._end(Unavailable(f"the journal cannot be written: {error}"))
             return
-        self.durable_seq = facts[-1][0]
-        self._recent.extend(facts)
-        self._wake_for(of)
+        self.durable_seq = facts[-1].seq
+        self._recent.extend((entry.seq, entry.fact) for entry in facts)
+        self._wake_for(facts)
         for sink in self._prompt:
             _tell(sink, facts)
         while self._effects and self._effects[0][0] <= self.durable_seq:
@@ -527,13 +523,13 @@ class Driver:
                 future.set_result(None)
         if self._followers:
             topics = dict.fromkeys(
-                topic for _, fact in facts for topic in self.belongs.topics(fact, self.scheduler.state)
+                topic for entry in facts for topic in self.belongs.topics(entry.fact, self.scheduler.state)
             )
-            self._wake(self._followers, topics, facts[0][0] - 1)
+            self._wake(self._followers, topics, facts[0].seq - 1)
         # Later and not soon: a hand-over goes round the loop a dozen times, and need not wait for a log line.
         if not self._untold:
             asyncio.get_running_loop().call_later(SINKS_AFTER_S, self.tell_sinks)
-        self._untold += of
+        self._untold += facts
         if self.durable_seq - self._snapshot_seq >= self._snapshot_every:
             self._snapshot()
 
@@ -596,7 +592,7 @@ class Driver:
             self.post(Tick())
 
 
-def _tell(sink: Callable[[Sequence[T]], None], facts: Sequence[T]) -> None:
+def _tell(sink: Sink, facts: Sequence[Entry]) -> None:
     try:
         sink(facts)
     except Exception:

@@ -142,7 +142,10 @@ def running() -> Callable[..., Any]:
         def perform(effects: Sequence[Effect]) -> None:
             performed.extend(effects)
 
-        sinks = {"prompt": [sunk.extend], "sinks": [later.extend]}
+        sinks = {
+            "prompt": [lambda facts: sunk.extend((entry.seq, entry.fact) for entry in facts)],
+            "sinks": [later.extend],
+        }
         driver = Driver(make, journal, clock, perform, i.Start((), ()), **sinks, **options)
         rig = Rig(driver, performed, sunk, cores, jumped=jumped, later=later)
 

@@ -26,9 +26,10 @@ from rollmuxd.core.ids import Fence
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon.clock import SystemClock
+from rollmuxd.daemon.entries import Entry
 from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.observer import Observer
-from rollmuxd.daemon.writer import Driver, Numbered
+from rollmuxd.daemon.writer import Driver
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import HostConfig, Observation
 
@@ -92,8 +93,8 @@ async def four_hosts() -> AsyncIterator[tuple[MockBackend, dict[str, Team]]]:
     backend = await Hosts.open([HostConfig(host, said, (f"{host}/gpu0",), 80_000, 500_000) for host in HOSTS], {})
     granted: dict[str, asyncio.Future[Fence]] = {}
 
-    def hear(facts: list[Numbered]) -> None:
-        for _, fact in facts:
+    def hear(facts: list[Entry]) -> None:
+        for _, fact, *_ in facts:
             if isinstance(fact, f.SlotGranted):
                 granted.setdefault(fact.slot, loop.create_future()).set_result(fact.fence)
 

@@ -722,7 +722,7 @@ async def test_what_comes_in_the_moment_in_which_who_waits_gives_up_is_not_passe
             (follower,) = rig.driver._followers["host", "b"]
             given_up.append(waiting.cancelling() > 0 and follower.after is None)
             fact = f.HostAdded(at=0, host=i.HostSpec("b", "fake", 0))
-            rig.driver._committed(rig.driver._life, [(2, fact)], entries(rig.core.state, [(2, fact)]), done)
+            rig.driver._committed(rig.driver._life, entries(rig.core.state, [(2, fact)]), done)
 
         waiting = loop.create_task(rig.driver.facts_after(1, 1_000, 10, [("host", "b")]))
         await asyncio.sleep(0)

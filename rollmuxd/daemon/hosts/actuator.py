@@ -22,7 +22,7 @@ from msgspec import Struct
 from rollmuxd.core import causes
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
-from rollmuxd.core.facts import Audited, Fact, SlotGranted, StateObserved
+from rollmuxd.core.facts import Audited, SlotGranted, StateObserved
 from rollmuxd.core.ids import GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName, SlotId
 from rollmuxd.core.inputs import (
     Audit,
@@ -38,6 +38,7 @@ from rollmuxd.core.inputs import (
 from rollmuxd.core.model import Job, Order, OrderKind, OrderStatus, Session, SessionStatus, nodes_in
 from rollmuxd.core.spec import StateSpec
 from rollmuxd.core.state import State, state_key
+from rollmuxd.daemon.entries import Entry
 from rollmuxd.daemon.hosts.cuda_env import visible
 from rollmuxd.daemon.hosts.gpu_identity import GpuIdentities
 from rollmuxd.daemon.hosts.plugin_calls import STOPS_S, ask, checked, said, text
@@ -222,11 +223,11 @@ class Actuator:
         # It was to be sent again, and meanwhile its outcome became unknown: it may only be probed.
         return await self._probe(driver, told) if driver.traits.probes or isinstance(effect, Probe) else None
 
-    def on_facts(self, facts: Sequence[tuple[int, Fact]]) -> None:
+    def on_facts(self, facts: Sequence[Entry]) -> None:
         """Stop what is under way for orders that have left the books: their GPUs may be another job's by now."""
-        if self._under_way and any(isinstance(fact, StateObserved) for _, fact in facts):
+        if self._under_way and any(isinstance(fact, StateObserved) for _, fact, *_ in facts):
             self.begin(self._state())
-        for _, fact in facts:
+        for _, fact, *_ in facts:
             if isinstance(fact, SlotGranted):
                 self._remember_phase(fact.slot)
 

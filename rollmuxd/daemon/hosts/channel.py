@@ -31,7 +31,7 @@ from rollmuxd.core.facts import JobEnded, SessionClosed, SessionLost, SessionOpe
 from rollmuxd.core.ids import JobId, OrderId, SessionId
 from rollmuxd.core.model import SessionStatus
 from rollmuxd.core.state import State
-from rollmuxd.daemon.writer import Numbered
+from rollmuxd.daemon.entries import Entry
 from rollmuxd.spi import ChannelCommand, ContactLost, RankResult
 
 #: a rank that was not heard of for this long is not counted as there
@@ -253,9 +253,9 @@ class ChannelHub:
             if order.id not in line.told:
                 self._told(line, order.id).from_before = True
 
-    def on_facts(self, facts: Sequence[Numbered]) -> None:
+    def on_facts(self, facts: Sequence[Entry]) -> None:
         """A sink. It must get a fact before ranks get anything that follows from the fact."""
-        for _, fact in facts:
+        for _, fact, *_ in facts:
             match fact:
                 case SessionOpened():
                     self._open(fact.job, fact.session)

@@ -19,7 +19,8 @@ _REQUEST_ID: Final = {"X-Request-Id": {"description": "the caller's, if it sent 
 def describe(endpoints: Iterable[Endpoint], version: str) -> bytes:
     """The whole description, as JSON."""
     endpoints = list(endpoints)
-    shapes = _shapes(endpoints)
+    given = [shape for endpoint in endpoints for shape in (endpoint.body, _json_answer(endpoint)) if shape is not None]
+    shapes: list[Any] = list(dict.fromkeys([Problem, *given]))
     refs, components = msgspec.json.schema_components(shapes, ref_template=_REF)
     by_shape = dict(zip(shapes, refs, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -47,16 +48,6 @@ def describe(endpoints: Iterable[Endpoint], version: str) -> bytes:
     return msgspec.json.encode(document)
 
 
-def _shapes(endpoints: Iterable[Endpoint]) -> list[Any]:
-    """Every struct that a component is to be made of, each once."""
-    shapes: dict[Any, None] = {Problem: None}
-    for endpoint in endpoints:
-        for shape in (endpoint.body, _json_answer(endpoint)):
-            if shape is not None:
-                shapes[shape] = None
-    return list(shapes)
-
-
 def _json_answer(endpoint: Endpoint) -> Any:
     """What the route answers as JSON, if it does."""
     return None if endpoint.answer is Plain else endpoint.answer
@@ -75,7 +66,10 @@ def _operation(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
         operation["description"] = re.sub(r"\s+", " ", rest).strip()
     if endpoint.needs is not None:
         operation["x-role"] = str(endpoint.needs)
-    parameters = [_path_parameter(name) for name in endpoint.path_names]
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in endpoint.path_names
+    ]
     if endpoint.query is not None:
         parameters += _query_parameters(endpoint.query)
     if parameters:
@@ -86,10 +80,6 @@ def _operation(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
             "content": {"application/json": {"schema": refs[endpoint.body]}},
         }
     return operation
-
-
-def _path_parameter(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
 def _query_parameters(query: type[Struct]) -> list[dict[str, Any]]:

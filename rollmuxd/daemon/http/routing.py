@@ -227,14 +227,7 @@ class Call:
             self.others = job.id
         return found
 
-    async def submit(
-        self,
-        given: Input,
-        about: str,
-        *,
-        reason: str = "",
-        once: str = "",
-    ) -> Answer:
+    async def submit(self, given: Input, about: str, *, reason: str = "", once: str = "") -> Answer:
         """Have an input decided that is about what :meth:`act_on` has found; of another's job, as by :meth:`operate`.
 
         ``once`` names what may be said many times: it is written down the first time.
