@@ -2,9 +2,9 @@
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rollmuxd.client import discovery, fakes
+from rollmuxd.client import fakes
 from rollmuxd.client.calls import Call
 from rollmuxd.client.discovery import Address
 from rollmuxd.client.errors import RollmuxError
@@ -19,8 +19,8 @@ T = TypeVar("T")
 class AsyncDaemon:
     """A daemon, over TCP or its Unix socket. Opens its connection at the first call."""
 
-    def __init__(self, url: str | None = None, api_key: str | None = None, *, address: Address | None = None) -> None:
-        self.address = address or discovery.need(url, api_key)
+    def __init__(self, address: Address) -> None:
+        self.address = address
         self._client: AsyncClient | None = None
         self._leads_to: Address | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -61,14 +61,8 @@ class AsyncDaemon:
             except BaseException as interrupted:
                 error = interrupted
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the connections. The next call would open them again."""
         client, loop, self._client = self._client, self._loop, None
         if client is not None and loop is asyncio.get_running_loop():
             await client.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()

@@ -114,10 +114,7 @@ class Beater:
         gone = {"pid": self._parent, "started": self._started}
         while self._now.get("session") and self._now.get("last_beat") and time.monotonic() < until:
             try:
-                with contextlib.closing(self._send(self._now["session"], self._body() | {"gone": gone})) as beat:
-                    while (answer := beat.read()) is None:
-                        select.select([beat.socket], [], [], max(0.0, beat.until - time.monotonic()))
-                status = answer[0]
+                status = self._post(self._now["session"], gone=gone)
             except Exception:  # no daemon; it may come back
                 status = 0
             if status == 200 or status in {400, 401, 403, 404, 409, 410, 422}:
@@ -226,6 +223,13 @@ class Beater:
 
     def _body(self) -> dict[str, Any]:
         return {name: self._now.get(name) or 0 for name in ("done", "total")} | {"slot": self._now.get("slot")}
+
+    def _post(self, session: str, **more: Any) -> int:
+        """Send a beat, and wait for its answer."""
+        with contextlib.closing(self._send(session, self._body() | more)) as beat:
+            while (answer := beat.read()) is None:
+                select.select([beat.socket], [], [], max(0.0, beat.until - time.monotonic()))
+            return answer[0]
 
     def _send(self, session: str, body: dict[str, Any]) -> _Exchange:
         headers = {"content-type": "application/json", "connection": "close"}

@@ -498,7 +498,7 @@ class Runtime(Generic[S]):
 
         self._loop = asyncio.get_running_loop()
         if self._async is None:
-            self._async = AsyncDaemon(address=self._address or _NOWHERE)
+            self._async = AsyncDaemon(self._address or _NOWHERE)
         around = sys.exception()
         try:
             return await self._async.run(flow)
@@ -520,7 +520,7 @@ class Runtime(Generic[S]):
         """Close both connections."""
         self.close()
         if self._async is not None and os.getpid() == self._pid:
-            await self._async.close()
+            await self._async.aclose()
 
 
 def _left_to(ranks: list[int], phase: str, slot: str) -> str:

@@ -5,6 +5,7 @@ import gc
 import pickle
 import socket
 import threading
+from contextlib import aclosing
 
 import httpx
 import pytest
@@ -12,7 +13,7 @@ from msgspec import structs
 from patience import PATIENCE_S
 
 import rollmuxd
-from rollmuxd.client import calls, errors
+from rollmuxd.client import calls, discovery, errors
 from rollmuxd.client.aio import AsyncDaemon
 from rollmuxd.client.discovery import Address
 from rollmuxd.client.sync import Daemon
@@ -38,7 +39,7 @@ REGISTER = {"phases": [{"name": "train", "pools": ["train"]}], "wants": {"train"
 async def test_and_by_the_async_twin(listening):
     server = listening(unix=True)
 
-    async with AsyncDaemon(server.url) as daemon:
+    async with aclosing(AsyncDaemon(discovery.need(server.url))) as daemon:
         with pytest.raises(errors.NotFound, match="no session"):
             await daemon.call(calls.orders("j1", params={"rank": 0, "session": "none", "wait_s": 0.0}))
 
@@ -129,7 +130,7 @@ def ask(url, twin):
         return
 
     async def asks():
-        async with AsyncDaemon(url) as daemon:
+        async with aclosing(AsyncDaemon(discovery.need(url))) as daemon:
             await daemon.call(calls.job("j1"))
 
     asyncio.run(asks())

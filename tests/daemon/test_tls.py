@@ -6,7 +6,7 @@ import shutil
 import ssl
 import stat
 import subprocess
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 
 import anyio
 import httpx
@@ -106,7 +106,7 @@ async def test_clients_come_in_by_the_certificates_file_and_not_otherwise(settin
         assert ready.url.startswith("https://127.0.0.1:")
         by_file = address(ready, ROLLMUX_CA_FILE=ready.certificate)
         assert (await asked(by_file))["status"] == "ok"
-        async with AsyncDaemon(address=by_file) as daemon:
+        async with aclosing(AsyncDaemon(by_file)) as daemon:
             assert (await daemon.call(Call("GET", "/healthz", dict)))["status"] == "ok"
         with pytest.raises(Unreachable, match="set ROLLMUX_CA_FILE to its certificate"):
             await asked(address(ready))
@@ -127,7 +127,7 @@ async def test_clients_that_run_take_a_new_certificate_when_it_is_in_their_file(
     make_own(trusted, tmp_path / "k.pem", ["localhost"])
     async with running(settings()) as ready:
         theirs = address(ready, ROLLMUX_CA_FILE=str(trusted))
-        async with AsyncDaemon(address=theirs) as later:
+        async with aclosing(AsyncDaemon(theirs)) as later:
             with Daemon(address=theirs) as daemon:
                 call = Call("GET", "/healthz", dict)
                 with pytest.raises(Unreachable):
@@ -150,7 +150,7 @@ async def test_a_call_without_tls_is_told_to_speak_https(settings):
         plain = ready.url.replace("https://", "http://")
         with pytest.raises(Unreachable, match=said):
             await asked(discovery.need(plain, environ={"HOME": "/nowhere"}))
-        async with AsyncDaemon(plain) as daemon:
+        async with aclosing(AsyncDaemon(discovery.need(plain, environ={"HOME": "/nowhere"}))) as daemon:
             with pytest.raises(Unreachable, match=said):
                 await daemon.call(Call("GET", "/healthz", dict))
 
@@ -184,7 +184,7 @@ async def test_heartbeats_trust_the_same_certificate_and_tell_nobody_else_the_ke
         def beat(**trust):
             beater = Beater(0, 1, os.getppid())
             beater._now = {"base_url": ready.url, "api_key": "rmx_00000000_x", **trust}
-            return beater._post("e1")[0]
+            return beater._post("e1")
 
         assert await anyio.to_thread.run_sync(lambda: beat(ca_file=ready.certificate)) == 401  # it was heard
         with pytest.raises(ssl.SSLCertVerificationError):
