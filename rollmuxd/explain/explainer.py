@@ -188,10 +188,8 @@ class Explainer:
         """What would let a waiting job in, tried on the policy itself; of one that its own past keeps out, nothing."""
         state = self._c.state
         known = state.job(job)
-        if known.status is not JobStatus.WAITING or known.spec.filler is not None:
-            return ()
-        if known.pins:
-            return ()  # it waits for its own nodes: what would do is no matter of how many
+        if known.status is not JobStatus.WAITING or known.spec.filler is not None or known.pins:
+            return ()  # with pins it waits for its own nodes: what would do is no matter of how many
         return WhatIf(self._c.policy, state, known).all()
 
     def _how_long(self, slot: Slot, now: Millis) -> list[str]:

@@ -26,7 +26,8 @@ def wait_ms(state: State, rotation: Rotation, group: Group, slot: Slot, now: Mil
     jobs: dict[JobId, Millis] = {}
     nodes: dict[NodeId, Millis] = {}
     for name in group.jobs:
-        left = _free_after(state, state.jobs[name], now)
+        has = state.jobs[name].slot
+        left = 0 if has is None else left_ms(state, state.slots[has], now)
         if left is None:
             return None
         jobs[name] = left
@@ -71,11 +72,6 @@ def likely_ms(job: Job, phase: PhaseSpec) -> Millis | None:
         return known
     seen = job.times.get(phase.name, PhaseTimes()).recent_ms
     return (sum(seen) // len(seen) if seen else None) or phase.planned_ms
-
-
-def _free_after(state: State, job: Job, now: Millis) -> Millis | None:
-    """How long the job is busy with the slot that it has; None where that is not known."""
-    return 0 if job.slot is None else left_ms(state, state.slots[job.slot], now)
 
 
 def _moves_ms(state: State, job: Job, phase: str) -> Millis:

@@ -152,11 +152,6 @@ def steps_of(schedule: Sequence[Leg]) -> tuple[list[Step], int]:
     return steps, len(clocks)
 
 
-def certified(schedule: Sequence[Leg], limit_ms: Millis) -> bool:
-    """Whether the schedule's period is at most this, for any durations up to the planned ones. Exact."""
-    return period_ms(schedule) <= limit_ms
-
-
 def period_ms(schedule: Sequence[Leg]) -> Millis:
     """The schedule's period, rounded up to a whole millisecond: the least one that is certified."""
     steps, clocks = steps_of(schedule)

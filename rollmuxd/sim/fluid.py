@@ -13,11 +13,12 @@ from msgspec import Struct
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Config, DriverTraits, Moves
 from rollmuxd.core.ids import GroupId, JobId, Millis, PoolName
-from rollmuxd.core.inputs import EndJob, Input, RegisterJob, Tick
+from rollmuxd.core.inputs import EndJob, HostObserved, Input, RegisterJob, Tick
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.sim.inventory import Inventory
 from rollmuxd.sim.kernel import Kernel
+from rollmuxd.sim.machines import Machines
 from rollmuxd.sim.meter import Meter
 from rollmuxd.sim.outcome import WORK, JobOutcome, Outcome, PoolOutcome
 from rollmuxd.sim.policies import PolicyUnderTest
@@ -108,8 +109,9 @@ class Fluid:
     def run(self) -> Outcome:
         """To its end. Raises Impossible where a job waits though any number of nodes can be bought."""
         self.tell(self.inventory.start)
-        for seen in self.inventory.seen_empty():
-            self.tell(seen)
+        machines = Machines(self.inventory)
+        for host, gpus in machines.gpus_of.items():
+            self.tell(HostObserved(host, machines.observe(gpus), machines.boot[host]))
         for job in self.jobs:
             self.kernel.at(job.arrives_ms, self.arrive, job)
         while self.kernel.next_at() is not None:

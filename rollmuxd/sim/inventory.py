@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from rollmuxd.core.ids import GpuId, HostId, PoolName
-from rollmuxd.core.inputs import GpuObservation, HostObserved, Start
+from rollmuxd.core.inputs import Start
 from rollmuxd.core.model import HostSpec, NodeSpec
 from rollmuxd.sim.workload import SimJob, Workload
 
@@ -41,13 +41,6 @@ class Inventory:
         self.pool_of = {node.id: node.pools[0] for node in nodes}
         #: each GPU's pool, and what share of a node it is
         self.share_of = {gpu: (node.pools[0], 1 / len(node.gpus)) for node in nodes for gpu in node.gpus}
-
-    def seen_empty(self) -> list[HostObserved]:
-        """Every host, with nothing on it."""
-        return [
-            HostObserved(host, tuple(GpuObservation(gpu, 0) for gpu in gpus), BOOT)
-            for host, gpus in self.gpus_of.items()
-        ]
 
 
 def peak(jobs: Iterable[SimJob]) -> dict[PoolName, int]:

@@ -51,6 +51,9 @@ def check(options: Options, more: Sequence[str], pools: Sequence[PoolName]) -> N
         raise ValueError(f"jobs is {options.jobs}: it is how many jobs at most, or 0 for all")
     if not 0 <= options.fillers <= MOST_FILLERS:
         raise ValueError(f"fillers is {options.fillers}: it is how many there are, 0 to {MOST_FILLERS}")
+    for gpu_type, price in options.prices.items():
+        if not 0 <= price < math.inf:
+            raise ValueError(f"the price of {gpu_type} is {price:g}: dollars per GPU-hour are at least 0, and finite")
     for pool, nodes in options.nodes.items():
         if pool not in pools:
             raise ValueError(

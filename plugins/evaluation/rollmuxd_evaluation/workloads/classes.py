@@ -19,7 +19,7 @@ import math
 import random
 from typing import Final, TypeAlias
 
-from rollmuxd.sim.workload import Durations, Options, Workload
+from rollmuxd.sim.workload import Options, Workload
 from rollmuxd_evaluation.workloads.shapes import Shape, Terms, ms
 
 Range: TypeAlias = tuple[int, int]
@@ -52,12 +52,6 @@ def classes_of(name: str) -> list[str]:
     return [it for it in CLASSES if name == "mixed" or it.startswith(f"{name}-")]
 
 
-def times(kind: str, draw: random.Random) -> Durations:
-    """What the phases of one job of a class take."""
-    rollout, train = CLASSES[kind]
-    return (ms(draw.uniform(*rollout)), ms(draw.uniform(*train)))
-
-
 def durations_h(count: int, draw: random.Random) -> list[float]:
     """Hours: log-normal, of the paper's mean and longest. (A stretch of ln keeps the order and the form.)"""
     drawn: list[float] = []
@@ -78,11 +72,6 @@ def durations_h(count: int, draw: random.Random) -> list[float]:
     return [LONGEST_H * math.pow(it / longest, stretch) for it in drawn]
 
 
-def uniform_h(count: int, draw: random.Random) -> list[float]:
-    """Hours of arrival, anywhere in the span."""
-    return sorted(draw.uniform(0, SPAN_H) for _ in range(count))
-
-
 class Classes:
     """300 jobs of one class, of one kind or of all; a seed draws everything."""
 
@@ -94,13 +83,15 @@ class Classes:
 
     def draw(self, seed: int) -> Workload:
         """The workload of one seed."""
-        come = uniform_h(JOBS, random.Random(f"arrivals {seed}"))
+        arrivals = random.Random(f"arrivals {seed}")
+        come = sorted(arrivals.uniform(0, SPAN_H) for _ in range(JOBS))
         last = durations_h(JOBS, random.Random(f"durations {seed}"))
         draw = random.Random(f"classes {seed}")
         drawn = []
         for number, (hour, hours) in enumerate(zip(come, last, strict=True)):
             kind = draw.choice(self._classes)
-            drawn.append((f"job{number}", Shape(kind, self._model_b, times(kind, draw)), hour, hours))
+            rollout, train = (ms(draw.uniform(*bounds)) for bounds in CLASSES[kind])
+            drawn.append((f"job{number}", Shape(kind, self._model_b, (rollout, train)), hour, hours))
         chosen = self._terms.thinned(drawn, seed)
         jobs = tuple(
             self._terms.job(name, shape, arrives_ms=round(hour * 3.6e6), lasts_ms=ms(hours * 3600), slo=slo)

@@ -158,7 +158,11 @@ class Terms:
     def __init__(self, options: Options, more: Sequence[str] = ()) -> None:
         check(options, more, tuple(GPU_TYPES))
         self.options = options
-        self._prices = prices(options.prices, (*GPU_TYPES.values(), *options.gpus.values()))
+        types = (*GPU_TYPES.values(), *options.gpus.values())
+        for gpu_type in options.prices:
+            if gpu_type not in types:
+                raise ValueError(f"a price is given for {gpu_type!r}; the GPUs are {', '.join(types)}")
+        self._prices = {**PRICES, **options.prices}
 
     # ---- what a workload has of its own ------------------------------------------------------------------------------
 
@@ -331,13 +335,3 @@ def _handed_on(took: Durations, within: Millis, takes: Millis, place: str) -> Du
     if place == "phase":
         return (rollout, trains, takes)
     return (rollout, trains + takes if place == "within" else trains)
-
-
-def prices(given: Mapping[str, float], types: Sequence[str]) -> Mapping[str, float]:
-    """$ per GPU-hour by GPU type: as given for some of these types, else the artifact's."""
-    for gpu_type, price in given.items():
-        if gpu_type not in types:
-            raise ValueError(f"a price is given for {gpu_type!r}; the GPUs are {', '.join(types)}")
-        if not 0 <= price < math.inf:
-            raise ValueError(f"the price of {gpu_type} is {price:g}: dollars per GPU-hour are at least 0, and finite")
-    return {**PRICES, **given}
