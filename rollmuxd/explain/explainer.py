@@ -304,9 +304,9 @@ class Explainer:
         state = self._c.state
         known = state.slot(slot)
         job = state.jobs[known.job]
+        detached = (_NOBODY,) if slot in self._c.timers.detached else ()
         if known.status is SlotStatus.LOADING:
-            loading = Reason("loading", "its state is being loaded")
-            return (loading, _NOBODY) if slot in self._c.timers.detached else (loading,)
+            return (Reason("loading", "its state is being loaded"), *detached)
         if known.status is not SlotStatus.QUEUED:
             return _overrun(known, now)
         if job.status is JobStatus.WAITING:
@@ -315,15 +315,11 @@ class Explainer:
         if job.status is JobStatus.PAUSED:
             return (Reason("paused", f"its job is {self._words(job.reason)}"),)
         if job.spec.filler is not None:
-            detached = (_NOBODY,) if slot in self._c.timers.detached else ()
             return (*detached, *fillers.why_not_lent(self._c, job))
         group = state.groups.get(job.group or "")
         if group is None:
             return (Reason("no_placement", "its job has no placement"),)
-        reasons = [*self._gone(job)]
-        if slot in self._c.timers.detached:
-            reasons.append(_NOBODY)
-        reasons += self._turns_before(group, known)
+        reasons = [*self._gone(job), *detached, *self._turns_before(group, known)]
         if (yields := yields_to(self._c, group, known)) is not None:
             other = yields[0].spec.name
             why = "is ahead of its own" if job.promised else "was promised nothing"

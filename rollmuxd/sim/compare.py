@@ -79,11 +79,6 @@ def check(some: Sequence[Task]) -> None:
                 replace(drawn, jobs=adapted).check()
 
 
-def has_facts(task: Task) -> bool:
-    """Whether the scheduler plays this run, so that there is a history of it."""
-    return bound(task.policy) is None
-
-
 def draw(task: Task) -> Workload:
     """The workload of a task."""
     options = task.options

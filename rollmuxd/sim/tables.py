@@ -36,9 +36,8 @@ MEANING: Final = {
 _FEW: Final = (12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.306, 2.26216)
 UTILISATION: Final = (
     "Utilisation of a pool is the share of the node-time in groups (what is paid for) in which a phase was running; "
-    "loading and parking is not running."
+    "loading and parking is not running. The bubble is the rest: 1 - utilisation."
 )
-BUBBLE: Final = "The bubble is the rest: 1 - utilisation."
 #: of :func:`sent`
 SENT: Final = (
     "Phases that sent between hosts, and those of them that sent from rack to rack: only these differ by the network. "

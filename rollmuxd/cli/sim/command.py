@@ -21,9 +21,9 @@ from rollmuxd.cli.sim.table import render
 from rollmuxd.cli.sim.validate import calibrate, validate
 from rollmuxd.sim import Violation, tables
 from rollmuxd.sim import compare as runs
-from rollmuxd.sim.policies import known_policies
+from rollmuxd.sim.policies import bound, known_policies
 from rollmuxd.sim.workload import Options
-from rollmuxd.sim.workloads import names as known_workloads
+from rollmuxd.sim.workloads import catalogue
 
 
 class Bounds(click.ParamType[Any]):
@@ -213,7 +213,7 @@ sim.add_command(calibrate)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def workloads(*, as_json: bool) -> None:
     """What can be simulated."""
-    _list(known_workloads(), as_json=as_json)
+    _list([(name, summary) for name, (summary, _) in catalogue().items()], as_json=as_json)
 
 
 @sim.command()
@@ -308,7 +308,7 @@ def run(
     """One policy, one draw, one accounting: with its history, where asked."""
     some = runs.tasks(workload, options, [name], fidelity, [seed], move_s=move_s)
     (task,) = (one for one in some if one.accounting == accounting)
-    if (facts or trace) and not runs.has_facts(task):
+    if (facts or trace) and bound(name) is not None:
         raise click.UsageError(f"{name} is computed beside the scheduler, and has no facts: no --facts, no --trace")
     runs.check([task])
     for path in (facts, trace):

@@ -37,4 +37,4 @@ def render(outcomes: Sequence[Outcome]) -> None:
         click.echo(f"DIFFERENCE FROM {first}, seed by seed (mean +- sd over {of}; 95 %: where the mean is)\n")
         table(*tables.differences(tables.paired(outcomes, first)), "no two policies ran on one seed")
         click.echo()
-    click.echo(f"{tables.UTILISATION} {tables.BUBBLE}")
+    click.echo(tables.UTILISATION)

@@ -31,11 +31,6 @@ def catalogue() -> Catalogue:
     return {**_OURS, **discovery.added("rollmuxd.sim_workloads")}
 
 
-def names() -> list[tuple[str, str]]:
-    """Every workload with its line."""
-    return [(name, summary) for name, (summary, _) in catalogue().items()]
-
-
 def read(name: str, options: Options | None = None) -> Recipe:
     """The workload of this name.
 
