@@ -284,12 +284,12 @@ class FakeDaemon:
                 if status == 0:
                     raise Unreachable("connection refused, as the test wants it")
                 headers = {} if retry_after_s is None else {"retry-after": str(retry_after_s)}
-                return Reply(status, headers, _problem(_No(status, detail)))
+                return Reply(status, headers=headers, content=_problem(_No(status, detail)))
             try:
                 answer = self._answer(method, path, params, content)
             except _No as no:
-                return Reply(no.code, {"content-type": "application/problem+json"}, _problem(no))
-            return Reply(200, {"content-type": "application/json"}, msgspec.json.encode(answer))
+                return Reply(no.code, headers={"content-type": "application/problem+json"}, content=_problem(no))
+            return Reply(200, headers={"content-type": "application/json"}, content=msgspec.json.encode(answer))
 
     def _answer(self, method: str, path: str, params: Mapping[str, str], content: bytes) -> Any:
         for wanted, pattern, route in self._routes:

@@ -10,7 +10,7 @@ import errno
 import ssl
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -32,14 +32,8 @@ T = TypeVar("T")
 
 #: seconds: a daemon within reach takes a connection at once; its queue is full or its host is gone otherwise
 CONNECT_S = 5.0
-
-
-class Reply(NamedTuple):
-    """An answer as it came."""
-
-    status: int
-    headers: Mapping[str, str]
-    content: bytes
+#: an answer as it came
+Reply: TypeAlias = httpx.Response
 
 
 def client(address: Address) -> httpx.Client:
@@ -58,13 +52,12 @@ def mock(handle: Callable[[str, str, Mapping[str, str], bytes], Reply]) -> httpx
     ``handle`` raises :class:`Unreachable` to play a daemon that is down.
     """
 
-    def respond(request: httpx.Request) -> httpx.Response:
+    def respond(request: httpx.Request) -> Reply:
         params = dict(request.url.params)
         try:
-            reply = handle(request.method, request.url.raw_path.decode().partition("?")[0], params, request.content)
+            return handle(request.method, request.url.raw_path.decode().partition("?")[0], params, request.content)
         except Unreachable as error:
             raise httpx.ConnectError(str(error), request=request) from error
-        return httpx.Response(reply.status, headers=dict(reply.headers), content=reply.content)
 
     return httpx.MockTransport(respond)
 
@@ -168,10 +161,9 @@ def _errno(error: BaseException | None) -> int | None:
     return getattr(error, "errno", None)
 
 
-def understood(call: Call[T], response: httpx.Response) -> T:
+def understood(call: Call[T], reply: Reply) -> T:
     """Return the answer to a call. Raises :class:`Refused` and :class:`BadAnswer`."""
-    reply = Reply(response.status_code, response.headers, response.content)
-    if not 200 <= reply.status < 300:
+    if not reply.is_success:
         raise problem(reply)
     if call.answer is None:
         return None  # type: ignore[return-value]  # the caller said that the answer does not matter
@@ -190,9 +182,13 @@ def problem(reply: Reply) -> Refused:
         found = msgspec.json.decode(reply.content, type=Problem)
         detail, data, request_id = found.detail or found.title, found.data, found.request_id
     except (msgspec.DecodeError, UnicodeDecodeError):
-        detail, data, request_id = f"answered {reply.status}: {reply.content[:200].decode(errors='replace')}", {}, ""
+        detail, data, request_id = (
+            f"answered {reply.status_code}: {reply.content[:200].decode(errors='replace')}",
+            {},
+            "",
+        )
     try:
         retry_after_s = float(reply.headers.get("retry-after", ""))
     except ValueError:  # absent, or a date: then the back-off alone decides
         retry_after_s = None
-    return refused(reply.status, detail, data=data, request_id=request_id, retry_after_s=retry_after_s)
+    return refused(reply.status_code, detail, data=data, request_id=request_id, retry_after_s=retry_after_s)

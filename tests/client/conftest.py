@@ -23,7 +23,7 @@ class _Handler(BaseHTTPRequestHandler):
         except Unreachable:
             self.close_connection = True
             return
-        self.send_response(reply.status)
+        self.send_response(reply.status_code)
         for name, value in {**reply.headers, "content-length": str(len(reply.content))}.items():
             self.send_header(name, value)
         self.end_headers()

@@ -76,14 +76,14 @@ class PatientDaemon(HastyDaemon):
 
     def handle(self, method, path, params, content):
         reply, asked = super().handle(method, path, params, content), msgspec.json.decode(content)
-        if reply.status != 200 or not asked.get("wait_s"):
+        if reply.status_code != 200 or not asked.get("wait_s"):
             return reply
         if self.cuts:
             raise Unreachable("cut")
         with self.news:
             self.news.wait_for(lambda: self.tag != asked["tag"], PATIENCE_S)
             view = HeartbeatView(60.0, list(self._directives), self.tag)
-        return Reply(200, {"content-type": "application/json"}, msgspec.json.encode(view))
+        return Reply(200, headers={"content-type": "application/json"}, content=msgspec.json.encode(view))
 
 
 def alive(pid):

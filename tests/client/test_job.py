@@ -473,7 +473,7 @@ def each_comes_late(daemon, monkeypatch):
         if call in late:
             return handle(*call)
         late.append(call)
-        return Reply(408, {}, b'{"title": "too slow", "status": 408, "detail": "a call has to arrive within 30 s"}')
+        return Reply(408, content=b'{"title": "too slow", "status": 408, "detail": "a call has to arrive within 30 s"}')
 
     monkeypatch.setattr(daemon, "handle", first)
     return late

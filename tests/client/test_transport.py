@@ -193,7 +193,7 @@ def test_every_error_of_httpx_is_one_of_ours(error, monkeypatch):
 def test_each_status_has_its_error(status, kind):
     content = b'{"title": "no", "status": 1, "detail": "because", "request_id": "r7", "data": {"slot": "s1"}}'
 
-    error = problem(Reply(status, {"retry-after": "2.5"}, content))
+    error = problem(Reply(status, headers={"retry-after": "2.5"}, content=content))
 
     assert type(error) is kind
     assert (error.status, error.detail, error.request_id, error.data) == (status, "because", "r7", {"slot": "s1"})
@@ -201,13 +201,15 @@ def test_each_status_has_its_error(status, kind):
 
 
 def test_a_job_that_is_alive_elsewhere_has_an_error_of_its_own():
-    error = problem(Reply(409, {}, b'{"title": "no", "status": 409, "detail": "", "data": {"pid": 7, "host": "h"}}'))
+    error = problem(
+        Reply(409, content=b'{"title": "no", "status": 409, "detail": "", "data": {"pid": 7, "host": "h"}}')
+    )
 
     assert type(error) is rollmuxd.JobAlive
 
 
 def test_an_error_page_of_a_proxy_is_an_error_too():
-    error = problem(Reply(502, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, b"<html>Bad gateway"))
+    error = problem(Reply(502, headers={"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, content=b"<html>Bad gateway"))
 
     assert isinstance(error, errors.Unavailable)
     assert "<html>Bad gateway" in str(error)
