@@ -229,9 +229,7 @@ _OURS: Final[Mapping[str, PolicyUnderTest]] = {known.name: known for known in (D
 
 def known_policies() -> dict[str, PolicyUnderTest | Bound]:
     """All, by name: ours, the daemon's default first, then those of installed packages."""
-    known: dict[str, PolicyUnderTest | Bound] = {**_OURS}
-    added = discovery.added("rollmuxd.sim_policies")
-    known |= {name: policy for name, policy in added.items() if name not in known}
+    known = {**_OURS, **discovery.added("rollmuxd.sim_policies"), **_OURS}  # ours come first, and under their names
     plugged = (name for name in discovery.names("policy") if name != Thrift.name)
     return known | {name: Plugged(name) for name in plugged if name not in known}
 

@@ -18,13 +18,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-
-class NoSteps(ValueError):
-    """The log has no step whose rollout and training times it tells: says what it has, and what is needed."""
-
-
-class Asynchronous(ValueError):
-    """The log is of a run whose rollout and training overlap: says by what this is known, and what to do."""
+from rollmuxd.sim.workload import Malformed
 
 
 class Step(Struct, frozen=True):
@@ -85,20 +79,19 @@ def read(path: Path) -> list[Step]:
     """The steps of a log, its first left out if there are others.
 
     Raises:
-        NoSteps: there are none in it.
-        Asynchronous: its rollout and training overlap.
+        ValueError: there are none in it, or its rollout and training overlap (``Malformed``: it cannot be read).
         OSError: it cannot be read.
     """
     records = list(_records(path))
     if overlap := _overlap(records):
-        raise Asynchronous(
+        raise ValueError(
             f"{path}: this is the log of an asynchronous run: {overlap}. An estimate needs what each phase takes by "
             "itself. Log about 30 steps of the same job with its synchronous trainer, or write these times as a CSV "
             "with the columns gen_s and train_s (without step_s)"
         )
     found = [step for record in records if (step := _step(record)) is not None]
     if not found:
-        raise NoSteps(
+        raise ValueError(
             f"{path}: no step in it tells what rollout and training took. Known are the logs of verl, EasyR1, NeMo-RL "
             "and OpenRLHF, TRL's where it reports profiling (wandb, trackio or mlflow, exported as JSON lines), and a "
             "CSV with the columns gen_s and train_s"
@@ -157,7 +150,7 @@ def _check_seconds(path: Path, line: int, row: Mapping[str, Any]) -> None:
         except ValueError:
             wrong = True
         if wrong:
-            raise NoSteps(f"{path}, line {line}, column {column!r}: {text!r} is there, and seconds are needed")
+            raise Malformed(str(path), line, column, f"{text!r} is there, and seconds are needed")
 
 
 def _whole(text: str) -> list[Mapping[str, Any]] | None:

@@ -26,7 +26,6 @@ from rollmuxd.sim.compare import Task
 from rollmuxd.sim.executions.engines import course
 from rollmuxd.sim.outcome import WORK
 from rollmuxd.sim.policies import RollMuxPaper
-from rollmuxd.sim.training_logs import NoSteps
 from rollmuxd.sim.workload import Options, SimJob, Workload
 from rollmuxd.sim.workloads import read
 from rollmuxd.sim.world import World
@@ -446,7 +445,7 @@ def test_releasing_tails_gains_what_the_paper_measured_or_a_little_more(case, pa
 
 def test_a_log_without_steps_is_named(tmp_path):
     options = logs(tmp_path, one=[])
-    with pytest.raises(NoSteps, match=r"one.csv: no step in it tells what rollout and training took"):
+    with pytest.raises(ValueError, match=r"one.csv: no step in it tells what rollout and training took"):
         read("real-logs", options)
 
 

@@ -15,7 +15,7 @@ from rollmuxd.sim.estimate import Estimate, Gpus, Range
 from rollmuxd.sim.estimate import estimate as estimated
 from rollmuxd.sim.observed import LEAST, Seen, as_registered
 from rollmuxd.sim.observed import observed as seen_in
-from rollmuxd.sim.training_logs import Asynchronous, NoSteps, Step, read
+from rollmuxd.sim.training_logs import Step, read
 
 
 @click.command(short_help="Is sharing worth it, from a training log?")
@@ -78,7 +78,7 @@ def estimate(
             Gpus(rollout_gpus, train_gpus, ran_on),
             switch_s,
         )
-    except (Asynchronous, NoSteps, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise Failed(str(error)) from error
     if call.as_json:
         print_json(msgspec.to_builtins(found))
