@@ -9,6 +9,9 @@ from rollmuxd_demo.children import Children
 from rollmuxd_gateway import demo
 from rollmuxd_gateway.picture import _slots, picture
 
+#: httpcore leaves the socket to be collected that finds no daemon yet
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
 
 @pytest.mark.e2e
 @pytest.mark.slow
