@@ -66,6 +66,8 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--epochs", type=int, default=4)
     args = parser.parse_args()
+    if not args.url.startswith(("http://", "https://")):
+        parser.error(f"{args.url!r} is no address of a server; write http://HOST:PORT")
     try:
         asyncio.run(train(args.url, args.epochs))
     except httpx.HTTPError as error:

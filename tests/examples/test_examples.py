@@ -52,6 +52,7 @@ def test_an_example_runs_to_its_end_without_a_daemon(program, says, tmp_path):
     [
         (["hello.py", "--help"], "usage: hello.py"),
         (["tail_batching.py", "http://127.0.0.1:9"], "http://127.0.0.1:9 is no engine"),
+        (["tail_batching.py", "127.0.0.1:9"], "write http://HOST:PORT"),
         (["vllm_filler.py", "missing", os.devnull], "No such file or directory: 'missing'"),
         (["vllm_filler.py", __file__, os.devnull], "JSONDecodeError"),
         (["vllm_filler.py", os.devnull, "missing/answers"], "No such file or directory: 'missing/answers'"),

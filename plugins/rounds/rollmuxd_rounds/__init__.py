@@ -16,7 +16,7 @@ rollout gateway chooses the parallelism of the engines.
 from rollmuxd_rounds.core.ledger import Ledger, Plan
 from rollmuxd_rounds.core.limits import Adaptive, RewardTimeout
 from rollmuxd_rounds.core.stream import Accumulator, EarlyStart
-from rollmuxd_rounds.generate import Generate, OpenAI, Response, Unavailable
+from rollmuxd_rounds.generate import Generate, OpenAI, Refused, Response, Unavailable
 from rollmuxd_rounds.judge import Judge
 from rollmuxd_rounds.runner import Group, MixedWeights, Round, Rounds, Sample
 
@@ -31,6 +31,7 @@ __all__ = [
     "MixedWeights",
     "OpenAI",
     "Plan",
+    "Refused",
     "Response",
     "RewardTimeout",
     "Round",

@@ -1,10 +1,13 @@
 """Where samples come from: any OpenAI-compatible URL, a rollout gateway among them."""
 
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import httpx
 from msgspec import Struct
+
+#: no key or a wrong one, not allowed, no such path or model, another kind of server
+_REFUSES: Final = (401, 403, 404, 405)
 
 
 class Response(Struct, frozen=True):
@@ -31,6 +34,10 @@ class Unavailable(Exception):
         self.after_s = after_s
 
 
+class Refused(Exception):
+    """The server makes a sample of no prompt at all, since URL, key or model are wrong. The round ends with it."""
+
+
 class Generate(Protocol):
     """Makes one sample. Cancelled, it stops generating. May raise: the sample is then made again."""
 
@@ -43,9 +50,13 @@ class OpenAI:
     """``POST /v1/completions``, one call for each sample. A call that is cancelled closes its connection.
 
     ``params`` go along with each call (``model``, ``max_tokens``, ``temperature``, ...). ``limit_s`` bounds one call.
+    Raises ValueError for a URL that is none.
     """
 
     def __init__(self, url: str, *, api_key: str = "", limit_s: float = 3600.0, **params: Any) -> None:
+        scheme, _, host = url.partition("://")
+        if scheme not in ("http", "https") or not host:
+            raise ValueError(f"{url!r} is no address of a server; write http://HOST:PORT")
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         self._client = httpx.AsyncClient(base_url=url.rstrip("/"), headers=headers, limits=limits, timeout=limit_s)
@@ -54,8 +65,9 @@ class OpenAI:
     async def __call__(self, prompt: Any, sample: int) -> Response:
         """One completion.
 
-        Raises Unavailable for 503, where nothing listens and where a connection breaks. Raises httpx.HTTPError (no
-        answer within ``limit_s`` is one), and ValueError for an answer that is none, or was aborted.
+        Raises Unavailable for 503, where nothing listens and where a connection breaks, and Refused where the server
+        takes no call like this. Raises httpx.HTTPError (no answer within ``limit_s`` is one), and ValueError for an
+        answer that is none, or was aborted.
         """
         try:
             answer = await self._client.post("/v1/completions", json={"prompt": prompt, **self._params})
@@ -66,6 +78,11 @@ class OpenAI:
         if answer.status_code == 503:
             after = answer.headers.get("retry-after", "")
             raise Unavailable(f"{answer.url} answered 503", float(after) if after.isdecimal() else 0.0)
+        if answer.status_code in _REFUSES:
+            raise Refused(
+                f"{answer.url} answered {answer.status_code}: {answer.text[:500]}; look at the URL, api_key and model "
+                "that OpenAI() was given"
+            )
         answer.raise_for_status()
         body = answer.json()
         try:

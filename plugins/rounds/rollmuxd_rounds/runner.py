@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from rollmuxd_rounds.core.ledger import Kind, Ledger, Plan
 from rollmuxd_rounds.core.limits import Adaptive, RewardTimeout
-from rollmuxd_rounds.generate import Generate, Response, Unavailable
+from rollmuxd_rounds.generate import Generate, Refused, Response, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class _Making:
                 done, _ = await asyncio.wait(making, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     failures, error = making.pop(task), task.exception()
-                    if isinstance(error, Unavailable):
+                    if isinstance(error, Unavailable | Refused):
                         raise error
                     if error is None:
                         if len(grading) < plan.n:

@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import json
 import random
+import re
 from contextlib import asynccontextmanager
 from math import exp
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from patience import PATIENCE_S
 from serving import serving
 
-from rollmuxd_rounds import OpenAI, Rounds, Unavailable
+from rollmuxd_rounds import OpenAI, Refused, Rounds, Unavailable
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tail_batching.py"
 
@@ -151,6 +152,28 @@ async def test_a_connection_that_breaks_in_mid_sample_is_no_fault_of_the_prompt(
     async with asyncio.timeout(PATIENCE_S), listening(breaks) as url, OpenAI(url) as generate:
         with pytest.raises(Unavailable, match="broke off"):
             await generate("1", 0)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+async def test_a_server_that_makes_no_sample_of_any_prompt_ends_the_round_with_what_it_said(status):
+    async def refuses(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        said = b"The model `n` does not exist."
+        writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (status, len(said), said))
+
+    async with asyncio.timeout(PATIENCE_S), listening(refuses) as url, OpenAI(url, model="n") as generate:
+        rounds = Rounds(["1", "2"], generate, n=2, want=2)
+        with pytest.raises(
+            Refused, match=rf"answered {status}: The model `n` does not exist\..*URL, api_key and model"
+        ):
+            async with rounds.next() as rnd:
+                [group async for group in rnd]
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8400", "localhost", "unix:///run/x", "http://"])
+async def test_what_is_no_address_of_a_server_is_refused_at_the_start(url):
+    with pytest.raises(ValueError, match=re.escape(f"{url!r} is no address of a server; write http://HOST:PORT")):
+        OpenAI(url)
 
 
 async def test_what_is_no_engine_is_a_failed_group_with_the_reason():
