@@ -108,21 +108,14 @@ class Bound:
 
 
 class RollMuxPaper(PolicyUnderTest):
-    """Algorithm 1 as the paper has it.
-
-    Args:
-        prune: leave saturated groups out of the search. The paper's text does, its artifact does not.
-    """
+    """Algorithm 1 as the paper has it: saturated groups are left out of the search, which the artifact does not do."""
 
     name = "rollmux"
     summary = "the paper's Algorithm 1: packing, scaling, isolated; saturated groups pruned; strict round robin"
 
-    def __init__(self, *, prune: bool = True) -> None:
-        self._prune = prune
-
     def make(self, seed: int) -> Policy:
         """A new one: it draws nothing."""
-        return RollMux(prune=self._prune)
+        return RollMux(prune=True)
 
 
 class Moving(PolicyUnderTest):

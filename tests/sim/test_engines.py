@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from simkit import checked
+from simkit.chaos_policy import Unpruned
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
@@ -12,7 +13,6 @@ from rollmuxd.sim import compare
 from rollmuxd.sim.execution import Begun
 from rollmuxd.sim.executions.engines import Engines, Rollout, course
 from rollmuxd.sim.inside import Inside, drawn, hard_math
-from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Options, Pool, SimJob, Workload
 
 #: two long responses, and 14 short ones; 8 replicas of one GPU get two each
@@ -34,7 +34,7 @@ def run(*jobs):
     found = []
     pools = (Pool("rollout", "H20", 1.85, nodes=1), Pool("train", "H800", 5.28, nodes=1))
     outcome = checked.run(
-        Workload("made", jobs, pools), RollMuxPaper(prune=False), seed=0, accounting="work", hear=found.append,
+        Workload("made", jobs, pools), Unpruned(), seed=0, accounting="work", hear=found.append,
         executions=Engines(),
     )  # fmt: skip
     return outcome, found

@@ -1,11 +1,11 @@
 """A fidelity says when a phase ends, and may say it again: the world follows, by hand-worked times."""
 
 from simkit import checked
+from simkit.chaos_policy import Unpruned
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.sim.execution import NEVER, Durations, Execution
-from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 
 POOLS = (Pool("rollout", "H20", 1.85, nodes=1), Pool("train", "H800", 5.28, nodes=1))
@@ -20,9 +20,7 @@ def workload(iterations=2):
 
 def released(executions):
     found = []
-    checked.run(
-        workload(), RollMuxPaper(prune=False), seed=0, accounting="work", hear=found.append, executions=executions
-    )
+    checked.run(workload(), Unpruned(), seed=0, accounting="work", hear=found.append, executions=executions)
     return [fact.at / 1000 for fact in found if isinstance(fact, f.SlotReleased)]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from simkit import checked
+from simkit.chaos_policy import Unpruned
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.ids import Millis
@@ -25,7 +26,7 @@ from rollmuxd.policies.thrift.policy import Thrift
 from rollmuxd.sim.compare import Task, policy_under_test
 from rollmuxd.sim.fluid import COUNTED_MS, Fluid
 from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.policies import Moving, PolicyUnderTest, RollMuxPaper
+from rollmuxd.sim.policies import Moving, PolicyUnderTest
 from rollmuxd.sim.workload import Options, Pool, SimJob, Workload
 from rollmuxd.sim.workloads import read
 from rollmuxd.spi import discovery
@@ -49,7 +50,7 @@ def _rented(name: str, **options: Any) -> Moving:
 
 
 SETTINGS: dict[str, PolicyUnderTest] = {
-    "unpruned": RollMuxPaper(prune=False),
+    "unpruned": Unpruned(),
     "greedy": Moving(
         "greedy", "", lambda move_s: Greedy(objective="cost", warm_move_s=move_s, steady=True), move_s=300
     ),

@@ -4,17 +4,17 @@ from itertools import pairwise
 
 import pytest
 from simkit import checked
+from simkit.chaos_policy import Unpruned
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.spec import JobSpec, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.sim.fluid import Fluid
-from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Starts, Workload
 from rollmuxd.sim.world import World
 
 HOUR = 3_600_000
-UNPRUNED = RollMuxPaper(prune=False)
+UNPRUNED = Unpruned()
 POOLS = (Pool("rollout", "H20", 1.85), Pool("train", "H800", 5.28))
 
 
@@ -52,7 +52,7 @@ class Watched:
         self.facts = []
         self.outcome = checked.run(
             Workload("made", jobs, pools),
-            RollMuxPaper(prune=False),
+            Unpruned(),
             seed=0,
             accounting=accounting,
             hear=self.facts.append,

@@ -1,4 +1,4 @@
-"""A policy that moves jobs about for no good reason: nothing is scored with it, and every promise has to hold.
+"""Policies that only tests run. One moves jobs about for no good reason, and every promise has to hold.
 
 It places as RollMux does, so every place to which it has a job moved keeps its own and the other members' promises.
 """
@@ -16,7 +16,7 @@ from rollmuxd.core.policy import Move, Placed, Policy
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import RollMux, usable
-from rollmuxd.sim.policies import Moving
+from rollmuxd.sim.policies import Moving, RollMuxPaper
 
 #: where nodes are of several pools: the share of moves that stay within the job's group
 ABOUT: Final = 0.3
@@ -94,3 +94,11 @@ class ChaosPolicy(Moving):
     def make(self, seed: int) -> Policy:
         """A new one."""
         return Wanderer(seed)
+
+
+class Unpruned(RollMuxPaper):
+    """Algorithm 1 that looks at saturated groups, too, as the published artifact does."""
+
+    def make(self, seed: int) -> Policy:
+        """A new one: it draws nothing."""
+        return RollMux()

@@ -10,13 +10,14 @@ from random import Random
 
 from rollmuxd.core.spec import JobSpec, OnLoss, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.policies import RollMuxPaper, policy_under_test
+from rollmuxd.sim.policies import policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload
 from simkit import checked
+from simkit.chaos_policy import Unpruned
 from simkit.faults import PRESETS
 from simkit.faulty_world import FaultyWorld
 
-POLICIES = (policy_under_test("rollmux"), RollMuxPaper(prune=False), policy_under_test("rollmux-artifact"))
+POLICIES = (policy_under_test("rollmux"), Unpruned(), policy_under_test("rollmux-artifact"))
 POOLS = ("rollout", "train")
 
 

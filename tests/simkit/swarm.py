@@ -26,9 +26,9 @@ from rollmuxd.policies.observe import Watch
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.thrift.policy import Thrift
 from rollmuxd.sim.outcome import WORK
-from rollmuxd.sim.policies import AS_OBSERVED, Moving, PolicyUnderTest, RollMuxPaper, policy_under_test
+from rollmuxd.sim.policies import AS_OBSERVED, Moving, PolicyUnderTest, policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Workload
-from simkit.chaos_policy import ChaosPolicy
+from simkit.chaos_policy import ChaosPolicy, Unpruned
 from simkit.checked import check
 from simkit.faults import Faults
 from simkit.faulty_world import DaemonDied, FaultyWorld
@@ -106,7 +106,7 @@ class Watching(PolicyUnderTest):
 OTHERS: Final[dict[str, Callable[[], PolicyUnderTest]]] = {
     RESTLESS: ChaosPolicy,
     OBSERVE: Watching,
-    "rollmux-unpruned": lambda: RollMuxPaper(prune=False),
+    "rollmux-unpruned": Unpruned,
     "rollmux-guarded": lambda: Moving("rollmux-guarded", "", lambda _: RollMux(promise="measured")),
     "thrift-guarded": lambda: Moving(
         "thrift-guarded", "", lambda move_s: Thrift(objective="cost", warm_move_s=move_s, rounds=1, promise="measured")

@@ -9,11 +9,11 @@ from functools import lru_cache, partial
 
 import pytest
 from simkit import checked
+from simkit.chaos_policy import Unpruned
 
 from rollmuxd.sim.compare import Task
 from rollmuxd.sim.fluid import Fluid
 from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Options
 from rollmuxd.sim.workloads import read
 
@@ -27,7 +27,7 @@ def performed(options: Options, policy: str, fidelity: str, accounting: str, see
         return checked.perform(Task("weave-production", options, policy, fidelity, accounting, seed))
     drawn = read("weave-production", options).draw(seed)
     how = Fluid if fidelity == "cost" else partial(checked.make, checked.NONE)
-    return how(drawn, RollMuxPaper(prune=False), seed, accounting).run()
+    return how(drawn, Unpruned(), seed, accounting).run()
 
 
 @lru_cache

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from simkit.chaos_policy import Unpruned
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -15,7 +16,7 @@ from rollmuxd.core.model import Dispatch
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.policies.schedule import Leg, period_ms
-from rollmuxd.sim.policies import PolicyUnderTest, RollMuxPaper, policy_under_test
+from rollmuxd.sim.policies import PolicyUnderTest, policy_under_test
 from rollmuxd.sim.workload import Alone, Impossible, SimJob, Starts
 from rollmuxd_evaluation.baselines import makespan_ms, own_periods
 from rollmuxd_evaluation.workloads.shapes import apart
@@ -154,7 +155,7 @@ def test_the_artifact_turns_down_what_takes_as_much_as_the_bound_allows() -> Non
         cluster = Cluster(policy_under_test("rollmux-artifact"))
         cluster.arrives(job("a", 50_000, 149_000, slo))
         assert cluster.arrives(job("b", 50_000, 149_000, slo)).admission == admission
-    ours = Cluster(RollMuxPaper(prune=False))
+    ours = Cluster(Unpruned())
     ours.arrives(job("a", 50_000, 149_000, 1.5))
     assert ours.arrives(job("b", 50_000, 149_000, 1.5)).admission == "packing"  # the schedule takes 298, which is less
 

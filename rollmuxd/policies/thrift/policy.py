@@ -93,6 +93,8 @@ BOUNDS_STEPS: Final = 32
 #: what a group has of a pool of which it has nothing
 NOTHING: Final = (0, 0.0)
 HOUR_MS: Final = 3_600_000
+#: what moving a job takes that is started again
+RELAUNCH_MS: Final = 300_000
 
 
 class Thrift(RollMux):
@@ -103,7 +105,6 @@ class Thrift(RollMux):
         rounds: iterations of one job in a rotation, at most; 1: strict round robin.
         steady: promises hold at every instant: no credit is spent.
         warm_move_s: what moving a job takes that loads its state elsewhere.
-        relaunch_s: what moving a job takes that is started again.
         max_group: jobs in a group at most.
         promise: as for ``rollmux``: ``measured`` by credit and the guard, or ``certified`` by a proven order.
     """
@@ -117,7 +118,6 @@ class Thrift(RollMux):
         rounds: int = ROUNDS,
         steady: bool = False,
         warm_move_s: float = 30,
-        relaunch_s: float = 300,
         max_group: int = 5,
         promise: Promise = "certified",
     ) -> None:
@@ -126,10 +126,10 @@ class Thrift(RollMux):
             raise ValueError(f"objective is {objective!r}, and it is one of {', '.join(get_args(Objective))}")
         if not 1 <= rounds <= ROUNDS:
             raise ValueError(f"rounds is {rounds}, and it is 1 to {ROUNDS}")
-        if min(warm_move_s, relaunch_s) < 0:
-            raise ValueError(f"moving takes {warm_move_s} s and {relaunch_s} s, and neither can be below 0")
+        if warm_move_s < 0:
+            raise ValueError(f"moving takes {warm_move_s} s, and that cannot be below 0")
         self.objective, self.steady, self.rounds = objective, steady, rounds
-        self._takes_ms = {Movable.WARM: round(warm_move_s * 1000), Movable.RELAUNCH: round(relaunch_s * 1000)}
+        self._takes_ms = {Movable.WARM: round(warm_move_s * 1000), Movable.RELAUNCH: RELAUNCH_MS}
         self._known_planner: tuple[Key, Planner] | None = None
         #: the pools, and the nodes and RAM that they were derived from
         self._seen_pools: tuple[tuple[list[Node], list[int]], dict[PoolName, PoolCapacity]] | None = None
