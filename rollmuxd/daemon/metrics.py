@@ -10,6 +10,7 @@ as Prometheus expects; a replayed journal does not count.
 import os
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -41,34 +42,24 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        into = self.registry
-        self._facts = Counter("rollmux_facts", "Facts that became durable.", ["fact"], registry=into)
-        self._ended = Counter("rollmux_slots_ended", "Slots that ended, by how.", ["owner", "how"], registry=into)
-        self._gpu_seconds = Counter(
-            "rollmux_gpu_seconds_used", "GPU-seconds that released slots ran for.", ["owner"], registry=into
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self._facts = counter("rollmux_facts", "Facts that became durable.", ["fact"])
+        self._ended = counter("rollmux_slots_ended", "Slots that ended, by how.", ["owner", "how"])
+        self._gpu_seconds = counter("rollmux_gpu_seconds_used", "GPU-seconds that released slots ran for.", ["owner"])
+        self._wait = histogram(
+            "rollmux_slot_wait_seconds", "From a slot's request to its grant.", ["owner"], buckets=_WAIT_SECONDS
         )
-        self._wait = Histogram(
-            "rollmux_slot_wait_seconds",
-            "From a slot's request to its grant.",
-            ["owner"],
-            buckets=_WAIT_SECONDS,
-            registry=into,
-        )
-        self._switch = Histogram(
+        self._switch = histogram(
             "rollmux_switch_seconds",
             "Time that moving a state took, by what was done.",
             ["kind"],
             buckets=_SWITCH_SECONDS,
-            registry=into,
         )
-        self._switch_failed = Counter("rollmux_switches_failed", "Moves of state that failed.", ["kind"], registry=into)
-        self._harvested = Counter(
-            "rollmux_filler_gpu_seconds", "GPU time of loans to fillers.", ["owner"], registry=into
-        )
-        self._yields = Counter("rollmux_filler_yields", "Loans that were asked back.", ["reason"], registry=into)
-        self._requests = Counter(
-            "rollmux_http_requests", "Answered calls.", ["route", "method", "status"], registry=into
-        )
+        self._switch_failed = counter("rollmux_switches_failed", "Moves of state that failed.", ["kind"])
+        self._harvested = counter("rollmux_filler_gpu_seconds", "GPU time of loans to fillers.", ["owner"])
+        self._yields = counter("rollmux_filler_yields", "Loans that were asked back.", ["reason"])
+        self._requests = counter("rollmux_http_requests", "Answered calls.", ["route", "method", "status"])
         #: slots that run: how many GPUs they have, and since when
         self._running: dict[SlotId, tuple[int, Millis]] = {}
 

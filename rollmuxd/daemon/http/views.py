@@ -184,19 +184,14 @@ def _planned_slowdown(job: Job, group: Group | None) -> float | None:
 
 def _estimate(job: Job, phase: PhaseSpec) -> wire.Estimate:
     times = job.times.get(phase.name, PhaseTimes())
-    found = wire.Estimate(
+    return wire.Estimate(
         planned_s=seconds(phase.planned_ms),
         count=times.count,
+        mean_s=round(times.total_ms / times.count / 1000, 3) if times.count else None,
+        p50_s=seconds(quantile_ms(times, 0.5)) if times.count else None,
+        p95_s=seconds(quantile_ms(times, 0.95)) if times.count else None,
         estimate_s=seconds(phase_ms(job, phase)),
         estimate_samples=estimate_samples(job, phase),
-    )
-    if not times.count:
-        return found
-    return replace(
-        found,
-        mean_s=round(times.total_ms / times.count / 1000, 3),
-        p50_s=seconds(quantile_ms(times, 0.5)),
-        p95_s=seconds(quantile_ms(times, 0.95)),
     )
 
 
@@ -273,12 +268,8 @@ def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None, *, processes: bool) -> w
     view = wire.GpuView(gpu=name, holder=gpu.holder, dirty_by=gpu.dirty_by)
     if seen is None:
         return view
-    return replace(
-        view,
-        used_gb=seen.used_mb / 1000,
-        processes=list(seen.processes) if processes else [],
-        observed_at=iso(seen.at),
-    )
+    shown = list(seen.processes) if processes else []
+    return replace(view, used_gb=seen.used_mb / 1000, processes=shown, observed_at=iso(seen.at))
 
 
 def _pinned(visibility: Visibility, nodes: Iterable[Node]) -> list[wire.PinnedJob]:

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, convert
 
 from rollmuxd.core.errors import Conflict, UnknownThing
 from rollmuxd.core.model import Job, SessionStatus
@@ -37,18 +37,7 @@ async def next_order(call: Call, job: str, query: OrdersQuery) -> ChannelView:
     told = await call.park(
         lambda: call.services.hub.next_order(mine.id, query.session, query.rank, query.wait_s), query.wait_s + 5
     )
-    if told is None:
-        return ChannelView()
-    order = ChannelOrder(
-        order=told.order,
-        kind=str(told.kind),
-        pool=told.pool,
-        node=told.node,
-        gpus=list(told.gpus),
-        warm=told.warm,
-        source=told.source,
-    )
-    return ChannelView(order=order)
+    return ChannelView(order=None if told is None else convert(told, ChannelOrder, from_attributes=True))
 
 
 @routes.post("/v1/channel/{job}/results", problems=(409,))
