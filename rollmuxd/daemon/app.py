@@ -134,7 +134,12 @@ async def serve(
         controllers = await open_fabrics(settings, stack)
         policy = make_policy(settings)
         config = settings.to_core_config(
-            {name: driver.traits for name, driver in drivers.items()}, launch_hosts(settings, backends)
+            {name: driver.traits for name, driver in drivers.items()},
+            [
+                host.id
+                for host in settings.hosts
+                if isinstance(able := backends[host.backend], StartsProcesses) and able.starts_on(host.id)
+            ],
         )
         clock = SystemClock()
         metrics = Metrics()
@@ -377,12 +382,6 @@ async def open_fabrics(settings: Settings, stack: AsyncExitStack) -> dict[str, t
             log.warning("fabric_away", fabric=switch.name, reason=said(error))
         found[switch.name] = (switch.driver, controller, switch.ports)
     return found
-
-
-def launch_hosts(settings: Settings, backends: Mapping[str, Backend]) -> tuple[str, ...]:
-    """Hosts on which jobs' processes may be started."""
-    able = {name: backend for name, backend in backends.items() if isinstance(backend, StartsProcesses)}
-    return tuple(host.id for host in settings.hosts if host.backend in able and able[host.backend].starts_on(host.id))
 
 
 def make_policy(settings: Settings) -> Any:

@@ -555,10 +555,7 @@ def is_address(host: str) -> bool:
 def is_loopback(listen: str) -> bool:
     """Whether only this machine can reach the address. A name counts as loopback only if it is ``localhost``."""
     host, _ = split_address(listen)
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return ipaddress.ip_address(host).is_loopback if is_address(host) else host == "localhost"
 
 
 def ms(seconds: float) -> int:

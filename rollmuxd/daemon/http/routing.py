@@ -418,14 +418,16 @@ class Endpoint:
     path_names: tuple[str, ...] = field(init=False)
     #: an empty body is the same as ``{}``
     body_optional: bool = field(init=False)
-    decoder: msgspec.json.Decoder[Any] | None = field(init=False)
+    #: of calls that take no body: of nothing, or ``{}``
+    decoder: msgspec.json.Decoder[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         takes = get_type_hints(self.handler, include_extras=True)
         self.answer, self.body, self.query = takes.pop("return"), takes.pop("body", None), takes.pop("query", None)
         self.path_names = tuple(name for name in takes if name != "call")
-        self.body_optional = self.body is not None and not any(f.required for f in msgspec.structs.fields(self.body))
-        self.decoder = None if self.body is None else msgspec.json.Decoder(self.body)
+        taken = self.body or Request
+        self.body_optional = not any(item.required for item in msgspec.structs.fields(taken))
+        self.decoder = msgspec.json.Decoder(taken)
         of_body = () if self.body is None else (400, 413, 415, 422)
         self.problems = (*of_body, *((404,) if self.path_names else ()), *self.problems)
 
@@ -455,10 +457,9 @@ class Endpoint:
                 data={"journal": journal},
             )
         arguments: dict[str, Any] = scope["path_params"]
+        query = _decode_query(self.query or Query, scope["query_string"])
         if self.query is not None:
-            arguments["query"] = _decode_query(self.query, scope["query_string"])
-        elif scope["query_string"]:
-            _decode_query(Query, scope["query_string"])
+            arguments["query"] = query
         call = Call(shared, caller, request_id, self.status, self.handler.__name__, scope, receive)
         if not self.charged:
             return await self._done(call, arguments)
@@ -474,10 +475,10 @@ class Endpoint:
                 await turn
             if self.method != "GET":
                 shared.paces.charge(call.caller.owner, limits.COMMIT_S)
-        if self.decoder is not None:
-            arguments["body"] = _decode_body(self.decoder, await call.body(most), optional=self.body_optional)
-        elif self.method != "GET":
-            _decode_body(_NO_BODY, await call.body(most), optional=True)
+        if self.method != "GET":
+            body = _decode_body(self.decoder, await call.body(most), optional=self.body_optional)
+            if self.body is not None:
+                arguments["body"] = body
         answer = await self.handler(call, **arguments)
         if self.method != "GET":
             await call.note_what_was_not(operators=self.needs is Role.ADMIN)
@@ -675,10 +676,6 @@ def _header(scope: Scope, name: bytes) -> str | None:
 def _request_id(scope: Scope) -> str:
     given = _header(scope, b"x-request-id")
     return given if given and _SANE_REQUEST_ID.fullmatch(given) else f"{_THIS_DAEMON}{next(_numbers):08x}"
-
-
-#: the body of calls that take none: nothing, or ``{}``
-_NO_BODY = msgspec.json.Decoder(Request)
 
 
 def _decode_body(decoder: msgspec.json.Decoder[Any], raw: bytes, *, optional: bool) -> Any:
