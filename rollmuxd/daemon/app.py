@@ -51,7 +51,7 @@ from rollmuxd.daemon.hosts.observer import Observer, fill_in
 from rollmuxd.daemon.hosts.plugin_calls import said
 from rollmuxd.daemon.http.app import make_app
 from rollmuxd.daemon.http.listener import HANDSHAKE_S, Listener, Places
-from rollmuxd.daemon.http.peer import ConnectionLimits, limited
+from rollmuxd.daemon.http.peer import ConnectionLimits, PeerHttpToolsProtocol
 from rollmuxd.daemon.journal.file import JournalError, JournalFailed
 from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.metrics import Metrics
@@ -593,7 +593,6 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=limited(limits),
                 ws="none",
                 loop="none",
                 lifespan="off",
@@ -616,8 +615,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
         listeners: list[Any] = self.servers
-        protocol: Any = self.config.http_protocol_class
-        make = partial(protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        of_all = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        make = partial(PeerHttpToolsProtocol, limits=self._limits, **of_all)
         everywhere, local = Places(self._limits.max_connections), Places(self._limits.max_local)
         for bound in self._sockets:
             # An operator is to come in whatever happens at the port, and needs no TLS to get to the same machine.

@@ -9,7 +9,7 @@ import socket
 import struct
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import httptools
 import msgspec
@@ -87,10 +87,13 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
     for each call would cost more than the rest of this, so the server looks at all of them.
     """
 
-    limits: ClassVar[ConnectionLimits] = ConnectionLimits()
     #: called when the connection is gone
     on_gone: Callable[[], object] | None = None
     _extensions: dict[str, Any]
+
+    def __init__(self, *more: Any, limits: ConnectionLimits | None = None, **named: Any) -> None:
+        super().__init__(*more, **named)
+        self.limits = limits or ConnectionLimits()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         #: since when a call is on its way; None: none is
@@ -240,8 +243,3 @@ def refusal(kind: Kind, detail: str) -> bytes:
         f"content-length: {len(body)}\r\n{more}connection: close\r\n\r\n"
     )
     return head.encode() + body
-
-
-def limited(limits: ConnectionLimits) -> type[PeerHttpToolsProtocol]:
-    """The protocol with these limits."""
-    return type("LimitedProtocol", (PeerHttpToolsProtocol,), {"limits": limits})

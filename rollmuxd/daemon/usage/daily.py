@@ -153,14 +153,11 @@ class LiveUsage:
 
     async def _begun(self, today: int) -> UsageLedger:
         """The first day that is not written down, from its beginning."""
-        if (found := await self._journal.state_before(today)) is not None:
-            self._seq, self._day, state = found
-            self._state = msgspec.json.decode(state, type=State)
-        else:
-            self._seq, self._state = await _begin(self._journal, today)
+        self._seq, day, self._state = await _begin(self._journal, today)
+        if day is None:
             first = await self._journal.read(0, BATCH)
-            self._day = next((fact.at // DAY for _, fact in first if not isinstance(fact, Unreadable)), today)
-        self.first_day = self._day
+            day = next((fact.at // DAY for _, fact in first if not isinstance(fact, Unreadable)), today)
+        self.first_day = self._day = day
         self._ledger = UsageLedger(since=self._day * DAY, until=(self._day + 1) * DAY, state=self._state)
         return self._ledger
 
@@ -203,7 +200,7 @@ async def compute_usage(
         else:
             last = number not in days
             stop = end if last else min(end, ends)
-            begun, state = await _begin(journal, number)
+            begun, _, state = await _begin(journal, number)
             ledger = UsageLedger(since=at, until=None if last and until is None else stop, state=state)
             await _fold(journal, ledger, begun, durable, PAUSE_S)
             total.add(ledger.close(now)[0])
@@ -219,13 +216,16 @@ async def _stored_usage(journal: Journal, day: int) -> DailyUsage | None:
         return None
 
 
-async def _begin(journal: Journal, day: int) -> tuple[int, State]:
-    """The nearest state that is there of this day's beginning or before, and the last fact in it. Raises FactsGone."""
+async def _begin(journal: Journal, day: int) -> tuple[int, int | None, State]:
+    """The nearest state that is there of this day's beginning or before: its last fact, its day, and the state itself.
+
+    Without a day: the empty one, before the first fact. Raises FactsGone.
+    """
     if (found := await journal.state_before(day)) is not None:
-        return found[0], msgspec.json.decode(found[2], type=State)
+        return found[0], found[1], msgspec.json.decode(found[2], type=State)
     if journal.first > 1:
         raise FactsGone(journal.first)
-    return 0, State()
+    return 0, None, State()
 
 
 async def _fold(journal: Journal, ledger: UsageLedger, after: int, durable: int, pause_s: float = 0) -> int:
