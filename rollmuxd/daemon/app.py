@@ -179,7 +179,6 @@ async def serve(
             sinks=(
                 logs.write_facts,
                 metrics.sink,
-                observer.on_facts,
                 circuits.on_facts,
                 *(() if spans is None else (spans.sink,)),
             ),

@@ -111,7 +111,7 @@ async def four_hosts() -> AsyncIterator[tuple[MockBackend, dict[str, Team]]]:
     driver = Driver(
         lambda state: Scheduler(config, RollMux(), state), MemoryJournal(),
         clock, actuator.perform, start,
-        sinks=(observer.on_facts,), prompt=(hear, actuator.on_facts), lease_ms=10_000_000,
+        prompt=(hear, actuator.on_facts), lease_ms=10_000_000,
     )  # fmt: skip
     async with anyio.create_task_group() as tasks:
         await tasks.start(actuator.run)

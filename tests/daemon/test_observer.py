@@ -7,26 +7,13 @@ import anyio
 import pytest
 
 from rollmuxd.core.config import Config
-from rollmuxd.core.effects import Observe
-from rollmuxd.core.facts import DaemonStarted, LoopStalled
 from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon.entries import Entry
 from rollmuxd.daemon.hosts.observer import Observer, fill_in
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import ContactLost, GpuInfo, Inventory
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
-
-
-async def test_a_new_life_of_the_writer_looks_at_every_host_at_once():
-    performed = []
-    observer = Observer(["a", "b"], 15, performed.extend)
-    observer.on_facts([Entry(1, LoopStalled(at=0, late_ms=1), None, None, None)])
-    assert performed == []
-    observer.on_facts([Entry(2, DaemonStarted(at=0, incarnation=1), None, None, None)])
-
-    assert performed == [Observe("a"), Observe("b")]
 
 
 async def test_each_host_is_looked_at_about_as_often_as_configured_and_not_all_at_once():

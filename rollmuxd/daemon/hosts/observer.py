@@ -1,4 +1,4 @@
-"""Keeps asking what is: at the start every host at once, and then each of them again and again.
+"""Keeps asking what is, of each host again and again. At a start the core asks all of them at once.
 
 It decides nothing: it orders looks, and the core makes of them what it does.
 """
@@ -12,11 +12,9 @@ import msgspec
 import structlog
 
 from rollmuxd.core.effects import Effect, Observe
-from rollmuxd.core.facts import DaemonStarted
 from rollmuxd.core.ids import HostId
 from rollmuxd.core.inputs import Start
 from rollmuxd.core.model import HostSpec, NodeSpec
-from rollmuxd.daemon.entries import Entry
 from rollmuxd.daemon.hosts.plugin_calls import ask, checked, said
 from rollmuxd.spi import Backend, Inventory
 
@@ -28,7 +26,7 @@ INVENTORY_S: Final = 10.0
 
 
 class Observer:
-    """Orders a look at every host: when the writer begins a life, and every ``every_s`` seconds, not all at once."""
+    """Orders a look at every host every ``every_s`` seconds, not all at once."""
 
     def __init__(
         self,
@@ -42,11 +40,6 @@ class Observer:
         self._every_s = every_s
         self._perform = perform
         self._rng = rng if rng is not None else random.Random()
-
-    def on_facts(self, facts: Sequence[Entry]) -> None:
-        """A sink: a new life of the writer knows of no node what is on it, so all hosts are looked at, in parallel."""
-        if any(isinstance(entry.fact, DaemonStarted) for entry in facts):
-            self._perform([Observe(host) for host in self._hosts])
 
     async def run(self) -> None:
         """Look at each host again and again, for ever."""
