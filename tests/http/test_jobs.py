@@ -276,6 +276,17 @@ async def test_what_can_never_be_met_is_422_and_names_the_shortage(running, body
         assert "rollout" in answer.json()["detail"]
 
 
+async def test_a_named_node_that_is_not_in_its_pool_is_answered_with_those_that_are(running, body_of_job):
+    async with running() as world, world.client() as client:
+        nodes = [node for node, it in world.state.nodes.items() if "rollout" in it.pools]
+        wants = {"rollout": {"named": ["h1/gpu0-99"]}, "train": {}}
+        answer = await client.post("/v1/jobs", json=body_of_job("big", wants=wants))
+        assert answer.status_code == 422
+        assert answer.json()["detail"] == (
+            f"there is no node 'h1/gpu0-99' in pool rollout; its nodes are {', '.join(nodes)}"
+        )
+
+
 async def test_a_number_out_of_its_range_does_not_reach_the_core(running, body_of_job):
     train = {"name": "train", "pools": ["train"]}
     changes = (

@@ -29,6 +29,8 @@ SPENT_AT_ONCE: Final = 600
 AGAIN_MS: Final = 60_000
 #: where more than this differ they are tried less often: a try takes some milliseconds, so these take 1 % of a core
 TRIES_A_MINUTE: Final = 100
+#: so many nodes of a pool are named to a job that names one that is not there
+NODES_TOLD: Final = 8
 #: what it takes to try a placement, and to look at a job and see that its like was refused
 TRY, LOOK = 100, 1
 
@@ -341,7 +343,8 @@ def _check_wants(spec: JobSpec, state: State) -> None:
             if not spec.colocate and any(name in other.named for other in spec.wants if other is not want):
                 raise Impossible(f"node {name} is named for two pools; that takes colocate")
             if name not in state.nodes or want.pool not in state.nodes[name].pools:
-                raise Impossible(f"there is no node {name!r} in pool {want.pool}")
+                known = ", ".join(str(node.id) for node in there[:NODES_TOLD]) + ", ..." * (len(there) > NODES_TOLD)
+                raise Impossible(f"there is no node {name!r} in pool {want.pool}; its nodes are {known}")
         ram = spec.ram_mb_of(want.pool)
         if all(state.hosts[node.host].ram_mb < ram for node in there):
             most = max(state.hosts[node.host].ram_mb for node in there)
