@@ -118,7 +118,7 @@ def _watcher(plan: Plan, title: str, *, as_json: bool) -> Any:
     from rollmuxd_demo.live import Lines, Screen
 
     if as_json or not sys.stdout.isatty():
-        return Lines(title, plan.iterations * len(plan.jobs), err=as_json)
+        return Lines(title, err=as_json)
     return Screen(title)
 
 

@@ -154,29 +154,25 @@ def test_violations_are_read_from_the_mock_backends_own_record(tmp_path):
 # ---- what is shown meanwhile ---------------------------------------------------------------------------------------
 
 
-def test_without_a_terminal_the_run_is_told_in_lines(capsys, monkeypatch):
-    monkeypatch.setattr(live, "SAY_EVERY_S", 0.0)
-    lines = live.Lines("two jobs at once", 6, err=True)
-    lines.begins("unix:///nowhere")
-    lines.saw(run.Iterated("sort", {"step": 0, "reward": 0.5}))
-    lines.tick()
-    lines.saw(run.Exited("sort", 0))
-    lines.saw(run.Exited("sum", 3))
-
-    said = capsys.readouterr()
-
-    assert said.out == ""
-    assert said.err.splitlines()[0] == "two jobs at once"
-    assert [line.partition(" s  ")[2] for line in said.err.splitlines()[1:]] == [
-        "1 of 6 iterations",
-        "sort is done",
-        "sum is failed (3)",
-    ]
+LOOK = {
+    "at": "2026-01-01T00:00:00Z",
+    "pools": [],
+    "groups": [],
+    "jobs": [],
+    "slots": [{"slot": "s1", "job": "j1", "name": "sort", "phase": "rollout", "status": "running", "owner": "me"}],
+    "nodes": [
+        {"node": f"h/gpu{at}", "pools": [pool], "status": "up", "group": "g1", "states": {}, "gpus": [gpu]}
+        for at, (pool, gpu) in enumerate(
+            (("rollout", {"holder": "s1", "dirty_by": "j1"}), ("train", {"holder": None, "dirty_by": None}))
+        )
+    ],
+}
 
 
-def test_on_a_terminal_the_run_is_shown_as_by_top_also_while_its_daemon_is_away(monkeypatch):
-    looks = [{"at": "2026-01-01T00:00:00Z", "jobs": [], **{name: [] for name in ("pools", "nodes", "groups", "slots")}}]
-    drawn = []
+@pytest.fixture
+def one_look(monkeypatch):
+    """A daemon that is there for one look, and is killed then."""
+    looks = [LOOK]
 
     class Watch:
         def __init__(self, call, owner):
@@ -189,11 +185,40 @@ def test_on_a_terminal_the_run_is_shown_as_by_top_also_while_its_daemon_is_away(
 
     monkeypatch.setattr(live, "Watch", Watch)
     monkeypatch.setattr(live, "DRAW_EVERY_S", 0.0)
+    monkeypatch.setattr(live, "SAY_EVERY_S", 0.0)
+
+
+def test_without_a_terminal_the_run_is_told_in_lines(capsys, monkeypatch, one_look):
+    monkeypatch.setitem(LOOK, "jobs", [{"job": "j1", "name": "sort"}])
+    lines = live.Lines("two jobs at once", err=True)
+    lines.begins("unix:///nowhere")
+    for reward in (0.25, 0.5):
+        lines.saw(run.Iterated("sort", {"step": 0, "reward": reward}))
+    lines.tick()
+    lines.tick()
+    lines.saw(run.Exited("sort", 0))
+    lines.saw(run.Exited("sum", 3))
+
+    said = capsys.readouterr()
+
+    assert said.out == ""
+    assert said.err.splitlines()[0] == "two jobs at once"
+    assert [line.partition(" s  ")[2] for line in said.err.splitlines()[1:]] == [
+        "rollout: sort rollout; train: -; sort 2, reward 0.25 to 0.50",
+        "sort 2, reward 0.25 to 0.50",
+        "sort is done",
+        "sum is failed (3)",
+    ]
+
+
+def test_on_a_terminal_the_run_is_shown_as_by_top_also_while_its_daemon_is_away(monkeypatch, one_look):
+    drawn = []
     with live.Screen("two jobs at once") as screen:
         monkeypatch.setattr(screen._live, "update", lambda picture, refresh: drawn.append(picture))
         screen.tick()
         assert drawn == [], "there is no daemon yet"
         screen.begins("unix:///nowhere")
+        screen.saw(run.Iterated("sort", {"step": 0, "reward": 0.5}))
         screen.tick()
         screen.tick()
 
@@ -202,6 +227,7 @@ def test_on_a_terminal_the_run_is_shown_as_by_top_also_while_its_daemon_is_away(
         console.print(*drawn)
     assert len(drawn) == 1
     assert "rollmuxd top" in capture.get()
+    assert "sort 1, reward 0.50 to 0.50" in capture.get()
 
 
 # ---- the report ----------------------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def _nodes(holders: Mapping[str, View], names: Mapping[str, str]) -> Columns:
         "STATUS": _status,
         "GROUP": "group",
         "#GPUS": lambda node: len(node["gpus"]),
-        "HELD BY": lambda node: _held_by(node, holders, names),
+        "HELD BY": lambda node: held_by(node, holders, names),
         "STATES": lambda node: _states(node, names),
     }
 
@@ -193,7 +193,7 @@ def _status(view: View) -> Text:
     return Text(view["status"], _COLOUR.get(view["status"], ""))
 
 
-def _held_by(node: View, holders: Mapping[str, View], names: Mapping[str, str]) -> str:
+def held_by(node: View, holders: Mapping[str, View], names: Mapping[str, str]) -> str:
     """Which jobs hold the node's GPUs, and how many of them where it is not all."""
     counts = Counter((gpu["holder"], gpu["dirty_by"]) for gpu in node["gpus"] if gpu["holder"])
     said = []
