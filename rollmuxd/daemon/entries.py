@@ -4,10 +4,14 @@ A fact may name a slot, a session or an order only. The state forgets an order w
 soon after its end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from rollmuxd.core.facts import Fact
+from rollmuxd.core.ids import OrderId
+from rollmuxd.core.inputs import Input, Start
 from rollmuxd.core.model import Job, Order, Slot
 from rollmuxd.core.state import State
 
@@ -19,18 +23,24 @@ class Entry(NamedTuple):
     fact: Fact
     job: Job | None
     slot: Slot | None
-    #: of the fact that ends an order: as the order was before
+    #: as it was before the decision, if it was there then
     order: Order | None
 
 
-def entries(state: State, facts: Iterable[tuple[int, Fact]], ended: Order | None = None) -> list[Entry]:
-    """Facts of one decision, which this state has seen; ``ended``: the order that they may end, as it was before."""
-    return [_entry(state, seq, fact, ended) for seq, fact in facts]
+def orders_before(state: State, given: Input) -> dict[OrderId, Order]:
+    """The orders that an input may end, as they are before it: the one that it names; of a start, all."""
+    names = tuple(state.orders) if isinstance(given, Start) else (getattr(given, "order", ""),)
+    return {name: replace(state.orders[name]) for name in names if name in state.orders}
 
 
-def _entry(state: State, seq: int, fact: Fact, ended: Order | None) -> Entry:
+def entries(state: State, facts: Iterable[tuple[int, Fact]], before: Mapping[OrderId, Order]) -> list[Entry]:
+    """Facts of one decision, which this state has seen; ``before``: of :func:`orders_before`."""
+    return [_entry(state, seq, fact, before) for seq, fact in facts]
+
+
+def _entry(state: State, seq: int, fact: Fact, before: Mapping[OrderId, Order]) -> Entry:
     name = getattr(fact, "order", None)
-    order = None if name is None else ended if ended is not None and ended.id == name else state.orders.get(name)
+    order = None if name is None else before.get(name) or state.orders.get(name)
     slot = state.slots.get(getattr(fact, "slot", None) or (order.slot if order is not None else None) or "")
     of = slot or order or state.sessions.get(getattr(fact, "session", None) or "")
     job = state.jobs.get(getattr(fact, "job", None) or (of.job if of is not None else ""))

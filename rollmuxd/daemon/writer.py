@@ -23,7 +23,7 @@ What would surprise:
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import islice
 from typing import Final, TypeAlias, TypeVar
@@ -39,7 +39,7 @@ from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.facts import Fact, decode, encode
-from rollmuxd.core.ids import GroupId, JobId, Millis, SlotId
+from rollmuxd.core.ids import GroupId, JobId, Millis, OrderId, SlotId
 from rollmuxd.core.inputs import (
     Input,
     OpenSession,
@@ -58,7 +58,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.audience import EVERYTHING, Audience, Topic
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.entries import Entry, entries
+from rollmuxd.daemon.entries import Entry, entries, orders_before
 from rollmuxd.daemon.journal.file import JournalFailed, Unreadable
 from rollmuxd.daemon.journal.store import DISK_FULL, Journal, until_large
 
@@ -444,15 +444,14 @@ class Driver:
         """Handle one input, in this turn of the loop: from core to journal."""
         self._check_up()
         now, decision = self._clock.now(), None
-        order = self.scheduler.state.orders.get(getattr(given, "order", ""))
-        before = None if order is None else msgspec.structs.replace(order)
+        before = orders_before(self.scheduler.state, given)
         try:
             if now > self._due + self._late_ms and not self.draining.is_set():  # while stopping there is no pulse
                 # Clients could not be heard meanwhile, so none counts as silent: first of all, every lease is renewed.
                 late_ms = now - self._due
                 self._due = now + self._pulse_ms
                 log.warning("loop_stalled", late_ms=late_ms)
-                self._take(self.scheduler.handle(Stalled(late_ms=late_ms), now))
+                self._take(self.scheduler.handle(Stalled(late_ms=late_ms), now), {})
             decision = self.scheduler.handle(given, now)
             if then is not None:
                 noted = self.scheduler.handle(then(), now)
@@ -476,15 +475,15 @@ class Driver:
         self._arm(now)
         return decision
 
-    def _take(self, decision: Decision, order: Order | None = None) -> None:
+    def _take(self, decision: Decision, before: Mapping[OrderId, Order]) -> None:
         """Send a decision's facts to the journal; keep back its effects until they are durable.
 
-        ``order``: the one that the decision is about, as it was before.
+        ``before``: the orders that it may have ended, as they were.
         """
         if decision.facts:
             facts = [(self.last_seq + number, fact) for number, fact in enumerate(decision.facts, 1)]
             self.last_seq = facts[-1][0]
-            life, of = self._life, entries(self.scheduler.state, facts, order)
+            life, of = self._life, entries(self.scheduler.state, facts, before)
             self._journal.append(facts).add_done_callback(lambda done: self._committed(life, of, done))
         if decision.effects:
             if self.last_seq <= self.durable_seq:

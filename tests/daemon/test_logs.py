@@ -37,8 +37,8 @@ def test_every_line_names_the_job_and_the_slot_that_it_is_about(written):
         state.jobs[job] = m.Job(id=job, owner="o", user="u", spec=JobSpec("math", (), ()), registered_at=0)
     order = m.Order("o1", m.OrderKind.LOAD, "j1", 1, "rollout", "h/gpu0", "d", 0, slot="s1")
     facts = (f.SlotGranted(at=5, slot="s1", fence=Fence(1, 7)), f.SessionLost(at=5, session="n2"))
-    logs.write_facts(entries(state, enumerate(facts, 1)))
-    logs.write_facts(entries(state, [(3, f.OrderEnded(at=5, order="o1"))], ended=order))
+    logs.write_facts(entries(state, enumerate(facts, 1), {}))
+    logs.write_facts(entries(state, [(3, f.OrderEnded(at=5, order="o1"))], {order.id: order}))
     granted, lost, ended = written()
 
     assert (granted["event"], granted["job"], granted["slot"], granted["seq"]) == ("slot_granted", "j1", "s1", 1)
@@ -49,7 +49,7 @@ def test_every_line_names_the_job_and_the_slot_that_it_is_about(written):
 def test_no_secret_is_logged(written):
     spec = JobSpec("math", (), ())
     fact = f.JobRegistered(at=0, job="j1", owner="o", user="u", run=1, spec=spec, idempotency_key="hush")
-    logs.write_facts(entries(State(), [(1, fact)]))
+    logs.write_facts(entries(State(), [(1, fact)], {}))
 
     assert "hush" not in json.dumps(written())
     assert written()[0]["name"] == "math"

@@ -4,30 +4,33 @@ Histories of the simulator, in which daemons die, hosts vanish and reports are l
 """
 
 import pytest
-from msgspec.structs import replace
 from simkit import swarm
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.apply import apply
 from rollmuxd.core.model import SlotStatus
-from rollmuxd.core.state import State
-from rollmuxd.daemon.entries import entries
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.daemon.entries import entries, orders_before
 from rollmuxd.daemon.metrics import Metrics
 
 
 @pytest.fixture(scope="module")
 def played():
-    """Histories: the state at their end, and their entries."""
-    ended = []
-    for seed in range(13):
-        facts, state, made = [], State(), []
-        swarm.run(swarm.draw(seed), facts.append)
-        for number, fact in enumerate(facts, 1):
-            order = state.orders.get(getattr(fact, "order", ""))
-            before = order and replace(order)
-            apply(state, fact)
-            made += entries(state, [(number, fact)], before)
-        ended.append((state, made))
+    """Histories: the state at their end, and the entries of each decision, as the driver makes them."""
+    handle, ended = Scheduler.handle, []
+
+    def heard(core, given, now):
+        before = orders_before(core.state, given)
+        decision = handle(core, given, now)
+        states[:] = [core.state]
+        made.extend(entries(core.state, enumerate(decision.facts, len(made) + 1), before))
+        return decision
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scheduler, "handle", heard)
+        for seed in (*range(13), 23):  # in the last one a start ends several orders
+            states, made = [], []
+            swarm.run(swarm.draw(seed))
+            ended.append((states[0], made))
     return ended
 
 

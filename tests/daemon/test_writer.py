@@ -585,8 +585,8 @@ async def test_a_waiter_is_woken_by_facts_of_its_slot_and_of_its_job_and_no_othe
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(waiter.changed)
                     await anyio.sleep(0.01)
-                    rig.driver._wake_for(entries(rig.core.state, [(number, fact)]))
-            rig.driver._wake_for(entries(rig.core.state, [(9, f.SlotWithdrawn(at=0, slot="s2", reason=said("")))]))
+                    rig.driver._wake_for(entries(rig.core.state, [(number, fact)], {}))
+            rig.driver._wake_for(entries(rig.core.state, [(9, f.SlotWithdrawn(at=0, slot="s2", reason=said("")))], {}))
             with anyio.move_on_after(1) as scope:
                 await waiter.changed()
 
@@ -598,7 +598,7 @@ async def test_news_between_looking_and_waiting_is_not_missed(running):
     async with running(MemoryJournal()) as rig:
         knows(rig, "s1")
         with rig.driver.subscribe("s1") as waiter:
-            rig.driver._wake_for(entries(rig.core.state, [(1, f.SlotWithdrawn(at=0, slot="s1", reason=said("")))]))
+            rig.driver._wake_for(entries(rig.core.state, [(1, f.SlotWithdrawn(at=0, slot="s1", reason=said("")))], {}))
             with anyio.fail_after(0.1):
                 await waiter.changed()
 
@@ -635,7 +635,7 @@ async def test_a_thousand_parked_waiters_cost_a_handover_nothing(running):
         def takes():
             began = time.process_time()
             for number in range(1000):
-                rig.driver._wake_for(entries(rig.core.state, [(number, fact)]))
+                rig.driver._wake_for(entries(rig.core.state, [(number, fact)], {}))
             return time.process_time() - began
 
         with ExitStack() as waiters:
@@ -722,7 +722,7 @@ async def test_what_comes_in_the_moment_in_which_who_waits_gives_up_is_not_passe
             (follower,) = rig.driver._followers["host", "b"]
             given_up.append(waiting.cancelling() > 0 and follower.after is None)
             fact = f.HostAdded(at=0, host=i.HostSpec("b", "fake", 0))
-            rig.driver._committed(rig.driver._life, entries(rig.core.state, [(2, fact)]), done)
+            rig.driver._committed(rig.driver._life, entries(rig.core.state, [(2, fact)], {}), done)
 
         waiting = loop.create_task(rig.driver.facts_after(1, 1_000, 10, [("host", "b")]))
         await asyncio.sleep(0)

@@ -66,7 +66,7 @@ def entries_of(facts, state):
                 slot.ended, slot.reason = fact.how, fact.reason
             case f.SlotReleased() | f.SlotWithdrawn() if slot:
                 slot.ended = SlotStatus(f.name(fact).removeprefix("slot_"))
-        made += entries(state, [(number, fact)])
+        made += entries(state, [(number, fact)], {})
     return made
 
 
