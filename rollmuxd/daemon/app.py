@@ -47,7 +47,7 @@ from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.channel import ChannelHub
 from rollmuxd.daemon.hosts.circuits import PORTS_S, Circuits, Misconfigured, ports_of
 from rollmuxd.daemon.hosts.endings import Endings
-from rollmuxd.daemon.hosts.observer import Observer, fill_in
+from rollmuxd.daemon.hosts.observer import fill_in, watch
 from rollmuxd.daemon.hosts.plugin_calls import said
 from rollmuxd.daemon.http.app import make_app
 from rollmuxd.daemon.http.listener import HANDSHAKE_S, Listener, Places
@@ -163,7 +163,6 @@ async def serve(
             environment={"ROLLMUX_URL": f"unix://{settings.daemon.socket_path.absolute()}"},
         )
         circuits = Circuits(controllers, lambda: driver.scheduler.state, journal.notes.left_alone)
-        observer = Observer([host.id for host in settings.hosts], settings.limits.observe_s, actuator.perform)
         endings = Endings(
             {host.id: found for host in settings.hosts if isinstance(found := backends[host.backend], EndsSometime)},
             lambda: driver.scheduler.state,
@@ -208,7 +207,9 @@ async def serve(
                     starting.start_soon(_leave_at, stopping, tasks.cancel_scope)
                     await tasks.start(driver.run)
                     starting.cancel_scope.cancel()
-                for part in (observer, circuits, endings, today):
+                hosts = [host.id for host in settings.hosts]
+                tasks.start_soon(watch, hosts, settings.limits.observe_s, actuator.perform)
+                for part in (circuits, endings, today):
                     tasks.start_soon(part.run)
                 limits = connection_limits(settings)
                 server = Server(make_app(services, metrics), sockets, settings.daemon.shutdown_s, limits, tls)

@@ -16,7 +16,6 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import model as m
 from rollmuxd.core.causes import Cause, said
 from rollmuxd.core.effects import Kill, Observe, Perform, Probe
-from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import (
     Audit,
     GpuObservation,
@@ -476,9 +475,9 @@ async def test_a_driver_is_told_in_which_phase_the_state_was_used_last():
     async with acting(state, driver) as (actuator, _, _):
         for number, phase in enumerate(("", "eval", "train", "rollout")):
             if phase:
-                state.slots["s1"] = m.Slot("s1", "j1", 1, "n1", phase, "r1", 0)
-                actuator.on_facts([(number, f.SlotGranted(0, "s1", Fence(1, number)))])
-                del state.slots["s1"]
+                slot = f"s{number}"
+                state.slots[slot] = m.Slot(slot, "j1", 1, "n1", phase, slot, 0, granted_at=0)
+                state.slots_of["j1"] = [*state.slots_of.get("j1", ()), slot]
             actuator.perform([Perform("o1")])
             await anyio.sleep(0.01)
     assert [told.phase for _, told in driver.told] == ["", "eval", "eval", "rollout"]

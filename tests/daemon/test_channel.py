@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -12,6 +13,7 @@ from rollmuxd.core.facts import JobEnded, JobRegistered, SessionClosed, SessionL
 from rollmuxd.core.model import Order, OrderKind, SessionStatus
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
+from rollmuxd.daemon.entries import Entry
 from rollmuxd.daemon.hosts.channel import LATELY_S, LINGER_S, ChannelHub
 from rollmuxd.spi import ChannelCommand, ContactLost, RankResult
 
@@ -24,6 +26,10 @@ def park(order: str = "o1") -> ChannelCommand:
 
 def ok(rank: int) -> RankResult:
     return RankResult(rank, ok=True)
+
+
+def entry(seq, fact, job="j1") -> Entry:
+    return Entry(seq, fact, SimpleNamespace(id=getattr(fact, "job", job)), None, None)
 
 
 def restarted(*open_orders: str) -> ChannelHub:
@@ -284,7 +290,7 @@ async def test_a_poll_ends_in_time_and_when_the_daemon_stops():
 async def test_the_line_of_a_job_that_ended_is_taken_down():
     hub = ChannelHub()
     hub.dial("j1", "n1", 0, 1)
-    hub.on_facts([(1, JobEnded(at=0, job="j1", reason=""))])
+    hub.on_facts([entry(1, JobEnded(at=0, job="j1", reason=""))])
     await anyio.sleep(LINGER_S)
     with pytest.raises(Conflict):
         await hub.next_order("j1", "n1", 0, 1)
@@ -314,7 +320,7 @@ async def test_the_ranks_of_a_process_that_is_gone_are_not_counted_and_not_waite
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(tell)
         await anyio.sleep(10)
-        hub.on_facts([(1, over)])
+        hub.on_facts([entry(1, over)])
         await anyio.sleep(0.1)
         assert hub.ranks("j1") == ()
         assert ended, "what it was told before is waited for in vain"
@@ -334,7 +340,7 @@ async def test_a_process_that_ends_its_job_may_still_do_its_discards():
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(rank)
         await anyio.sleep(3)
-        hub.on_facts([(1, JobEnded(0, "j1", "finished")), (2, SessionClosed(0, "n1"))])
+        hub.on_facts([entry(1, JobEnded(0, "j1", "finished")), entry(2, SessionClosed(0, "n1"))])
         assert hub.lingers("j1", "n1")
         assert not hub.lingers("j1", "n0")
         assert hub.ranks("j1") == (0,)  # it is on the line at this moment
@@ -356,7 +362,7 @@ async def test_a_process_that_ends_its_job_has_only_seconds_for_its_discards():
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(takes_the_order_and_hangs)
         await anyio.sleep(1)
-        hub.on_facts([(1, JobEnded(0, "j1", "finished")), (2, SessionClosed(0, "n1"))])
+        hub.on_facts([entry(1, JobEnded(0, "j1", "finished")), entry(2, SessionClosed(0, "n1"))])
         what, after = await how_it_ends(hub)
         assert what != "done"
         assert after <= LINGER_S + 1
@@ -365,8 +371,8 @@ async def test_a_process_that_ends_its_job_has_only_seconds_for_its_discards():
 async def test_a_new_session_is_waited_for_again():
     hub = ChannelHub()
     hub.dial("j1", "n1", 0, 1)
-    hub.on_facts([(1, SessionClosed(0, "n1"))])
-    hub.on_facts([(2, SessionOpened(0, "n2", "j1", 1))])
+    hub.on_facts([entry(1, SessionClosed(0, "n1"))])
+    hub.on_facts([entry(2, SessionOpened(0, "n2", "j1", 1))])
 
     async def late() -> None:
         await anyio.sleep(30)
@@ -413,7 +419,7 @@ async def test_after_a_restart_nobody_is_waited_for_whose_session_is_over(status
         tasks.cancel_scope.cancel()
 
 
-TAKEN_OVER = [(1, SessionOpened(0, "n2", "j1", 1))]
+TAKEN_OVER = [entry(1, SessionOpened(0, "n2", "j1", 1))]
 
 
 async def test_a_process_whose_session_was_taken_over_is_told_nothing_though_its_successor_has_not_dialled_in_yet():
@@ -466,10 +472,10 @@ async def test_what_a_process_was_to_discard_as_it_ended_is_not_for_the_process_
         tasks.start_soon(how_it_ends, hub, "o1")
         await anyio.sleep(0.1)
         assert await hub.next_order("j1", "n1", 0, 1) == park("o1")  # it has its hands full
-        hub.on_facts([(1, JobEnded(0, "j1", "")), (2, SessionClosed(0, "n1"))])
+        hub.on_facts([entry(1, JobEnded(0, "j1", "")), entry(2, SessionClosed(0, "n1"))])
         tasks.start_soon(how_it_ends, hub, "o2")
         await anyio.sleep(0.1)
-        hub.on_facts([(3, SessionOpened(0, "n2", "j1", 2))])
+        hub.on_facts([entry(3, SessionOpened(0, "n2", "j1", 2))])
         tasks.start_soon(rank_works, hub, 0, 1, "n2", done)
         await anyio.sleep(1)
         assert done == []
@@ -513,7 +519,7 @@ async def test_a_process_that_went_while_the_daemon_was_away_is_waited_for_until
         tasks.start_soon(tell)
         await anyio.sleep(60)
         assert not ended
-        hub.on_facts([(1, SessionLost(0, "n1"))])
+        hub.on_facts([entry(1, SessionLost(0, "n1"))])
         await anyio.sleep(0.1)
         assert ended == [("the session of the job's process is lost", 60)]
 
@@ -522,7 +528,7 @@ async def test_a_session_that_a_replay_tells_of_first_is_waited_for():
     """The writer went down between the commit and the telling: the hub has heard of the end of the one before only."""
     hub = ChannelHub()
     hub.dial("j1", "n1", 0, 1)
-    hub.on_facts([(1, SessionLost(0, "n1"))])
+    hub.on_facts([entry(1, SessionLost(0, "n1"))])
     hub.begin(lives("n2"))
 
     async def late() -> None:
@@ -560,8 +566,8 @@ async def test_lines_of_jobs_that_have_ended_are_forgotten_and_not_looked_throug
 
     hub._lines = Lines()
     for number in range(300):
-        hub.on_facts([(1, SessionOpened(0, f"n{number}", f"j{number}", 1))])
-        hub.on_facts([(2, JobEnded(0, f"j{number}", "")), (3, SessionClosed(0, f"n{number}"))])
+        hub.on_facts([entry(1, SessionOpened(0, f"n{number}", f"j{number}", 1))])
+        hub.on_facts([entry(2, JobEnded(0, f"j{number}", "")), entry(3, SessionClosed(0, f"n{number}"), f"j{number}")])
         await anyio.sleep(1)
     assert len(hub._lines) <= 2 * LATELY_S + LINGER_S + 1
     assert looks <= 300 / LATELY_S + 1
@@ -571,15 +577,15 @@ async def test_a_line_that_was_taken_down_is_known_to_be_down_and_nobody_is_wait
     """A discard may be due long after the end of a job: its host was away, or it failed and is tried again."""
     hub = ChannelHub()
     hub.begin(lives())
-    hub.on_facts([(1, JobEnded(0, "j1", "")), (2, SessionClosed(0, "n1"))])
+    hub.on_facts([entry(1, JobEnded(0, "j1", "")), entry(2, SessionClosed(0, "n1"))])
     await anyio.sleep(2 * LATELY_S)
-    hub.on_facts([(3, JobEnded(0, "j2", ""))])
+    hub.on_facts([entry(3, JobEnded(0, "j2", ""))])
     assert "j1" not in hub._lines
 
     assert await how_it_ends(hub) == ("the job has no process: its last one has ended, and its line was taken down", 0)
     assert "j1" not in hub._lines  # nor does asking put it up again, to stay
 
-    hub.on_facts([(4, SessionOpened(0, "n2", "j1", 2))])
+    hub.on_facts([entry(4, SessionOpened(0, "n2", "j1", 2))])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(rank_works, hub, 0, 1, "n2")
         assert await how_it_ends(hub, "o2") == ("done", 0)

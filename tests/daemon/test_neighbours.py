@@ -5,10 +5,10 @@ turns; the one that goes wrong is the first. (What a busy processor adds is meas
 """
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from random import Random
 from tempfile import TemporaryDirectory
 
 import anyio
@@ -28,7 +28,7 @@ from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.entries import Entry
 from rollmuxd.daemon.hosts.actuator import Actuator
-from rollmuxd.daemon.hosts.observer import Observer
+from rollmuxd.daemon.hosts.observer import watch
 from rollmuxd.daemon.writer import Driver
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import HostConfig, Observation
@@ -107,16 +107,16 @@ async def four_hosts() -> AsyncIterator[tuple[MockBackend, dict[str, Team]]]:
         post=lambda given: driver.post(given),  # noqa: PLW0108  # made below
         order_s=LIMIT_S, now=clock.now,
     )  # fmt: skip
-    observer = Observer(HOSTS, 5.0, actuator.perform, rng=Random(1))
     driver = Driver(
         lambda state: Scheduler(config, RollMux(), state), MemoryJournal(),
         clock, actuator.perform, start,
         prompt=(hear, actuator.on_facts), lease_ms=10_000_000,
     )  # fmt: skip
+    random.seed(1)  # when hosts are looked at
     async with anyio.create_task_group() as tasks:
         await tasks.start(actuator.run)
         await tasks.start(driver.run)
-        tasks.start_soon(observer.run)
+        tasks.start_soon(watch, HOSTS, 5.0, actuator.perform)
         await anyio.sleep(1)
         yield backend, {host: Team(driver, host, granted) for host in HOSTS}
         tasks.cancel_scope.cancel()

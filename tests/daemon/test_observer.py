@@ -1,7 +1,6 @@
 """Every host is looked at when the writer begins a life, and again and again; gaps in the settings are filled in."""
 
 import asyncio
-import random
 
 import anyio
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from rollmuxd.core.config import Config
 from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon.hosts.observer import Observer, fill_in
+from rollmuxd.daemon.hosts.observer import fill_in, watch
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import ContactLost, GpuInfo, Inventory
 
@@ -24,7 +23,7 @@ async def test_each_host_is_looked_at_about_as_often_as_configured_and_not_all_a
         looks.extend((anyio.current_time(), effect.host) for effect in effects)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(Observer(hosts, 15, perform, rng=random.Random(1)).run)
+        tasks.start_soon(watch, hosts, 15, perform)
         await anyio.sleep(1500)
         tasks.cancel_scope.cancel()
 

@@ -22,8 +22,8 @@ from msgspec import Struct
 from rollmuxd.core import causes
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
-from rollmuxd.core.facts import Audited, SlotGranted, StateObserved
-from rollmuxd.core.ids import GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName, SlotId
+from rollmuxd.core.facts import Audited, StateObserved
+from rollmuxd.core.ids import GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName
 from rollmuxd.core.inputs import (
     Audit,
     GpuObservation,
@@ -71,8 +71,6 @@ PROBE_S: Final = 30.0
 KILL_S: Final = 30.0
 #: nor its start
 LAUNCH_S: Final = 30.0
-#: jobs and pools whose last phase is remembered
-PHASES_KEPT: Final = 100_000
 
 
 class Seen(Struct, frozen=True):
@@ -91,6 +89,13 @@ def _quoted(error: BaseException) -> Cause:
 def _its_words(found: Probed, otherwise: str) -> Cause:
     """What a driver said of an order; where it said nothing, a cause of ours."""
     return causes.said(text(found.error)) if found.error else Cause(otherwise)
+
+
+def _last_phase(state: State, job: Job, pool: PoolName) -> str:
+    """The phase in whose slot a job had a pool last; empty, where none of the slots that are remembered had it."""
+    slots = (state.slots[name] for name in reversed(state.slots_of.get(job.id, ())))
+    granted = (slot.phase for slot in slots if slot.granted_at is not None)
+    return next((phase for phase in granted if pool in job.spec.phase(phase).pools), "")
 
 
 def _cancel_once(order: asyncio.Task[None]) -> None:
@@ -133,8 +138,6 @@ class Actuator:
         self._launching: dict[LaunchId, None] = {}
         #: hosts that are being looked at; true: they are to be looked at once more
         self._looking: dict[HostId, bool] = {}
-        #: the phase in whose slot a job had a pool last; not known any more after a restart
-        self._phases: dict[tuple[JobId, PoolName], str] = {}
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Own all that is under way. Cancelling it cancels that; the orders are probed or told again at a restart."""
@@ -227,20 +230,6 @@ class Actuator:
         """Stop what is under way for orders that have left the books: their GPUs may be another job's by now."""
         if self._under_way and any(isinstance(fact, StateObserved) for _, fact, *_ in facts):
             self.begin(self._state())
-        for _, fact, *_ in facts:
-            if isinstance(fact, SlotGranted):
-                self._remember_phase(fact.slot)
-
-    def _remember_phase(self, granted: SlotId) -> None:
-        state = self._state()
-        slot = state.slots.get(granted)
-        if slot is None:
-            return
-        for pool in state.jobs[slot.job].spec.phase(slot.phase).pools:
-            self._phases.pop((slot.job, pool), None)
-            self._phases[slot.job, pool] = slot.phase
-        while len(self._phases) > PHASES_KEPT:
-            del self._phases[next(iter(self._phases))]
 
     async def _tell(self, driver: Residency, order: Order, told: StateOrder) -> Input:
         verb = {OrderKind.LOAD: driver.load, OrderKind.PARK: driver.park, OrderKind.DISCARD: driver.discard}[told.kind]
@@ -328,7 +317,7 @@ class Actuator:
             stamp=order.stamp,
             issued_at=order.issued_at,
             beside_mb=state.residual_mb_on(node, but_of=job.id),
-            phase=slot.phase if slot is not None else self._phases.get((job.id, order.pool), ""),
+            phase=slot.phase if slot is not None else _last_phase(state, job, order.pool),
         )
 
     def _backend_of(self, host: HostId) -> Backend | None:

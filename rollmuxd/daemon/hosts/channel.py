@@ -255,19 +255,17 @@ class ChannelHub:
 
     def on_facts(self, facts: Sequence[Entry]) -> None:
         """A sink. It must get a fact before ranks get anything that follows from the fact."""
-        for _, fact, *_ in facts:
+        for _, fact, job, *_ in facts:
+            line = None if job is None else self._lines.get(job.id)
             match fact:
                 case SessionOpened():
                     self._open(fact.job, fact.session)
-                case SessionLost():
-                    if (line := self._left_by(fact.session)) is not None:
-                        line.over_at = self._time()
-                        line.lose("the session of the job's process is lost")
-                case SessionClosed():
-                    if (line := self._left_by(fact.session)) is not None:
-                        self._over(line)
+                case SessionLost() if line is not None and line.session == fact.session:
+                    line.over_at = self._time()
+                    line.lose("the session of the job's process is lost")
+                case SessionClosed() if line is not None and line.session == fact.session:
+                    self._over(line)
                 case JobEnded():
-                    line = self._lines.get(fact.job)
                     if line is not None:
                         self._over(line)
                     self._take_down()
@@ -294,10 +292,6 @@ class ChannelHub:
             line.heard.clear()
             line.wake()
         return line
-
-    def _left_by(self, session: SessionId) -> _Line | None:
-        """The line of a session that is over from now on."""
-        return next((line for line in self._lines.values() if line.session == session), None)
 
     def _over(self, line: _Line) -> None:
         if line.over_at is None:

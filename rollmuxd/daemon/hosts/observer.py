@@ -25,34 +25,19 @@ RAM_SHARE: Final = 0.7
 INVENTORY_S: Final = 10.0
 
 
-class Observer:
-    """Orders a look at every host every ``every_s`` seconds, not all at once."""
+async def watch(hosts: Sequence[HostId], every_s: float, perform: Callable[[Sequence[Effect]], None]) -> None:
+    """Order a look at every host every ``every_s`` seconds, not all at once, for ever."""
 
-    def __init__(
-        self,
-        hosts: Sequence[HostId],
-        every_s: float,
-        perform: Callable[[Sequence[Effect]], None],
-        *,
-        rng: random.Random | None = None,
-    ) -> None:
-        self._hosts = tuple(hosts)
-        self._every_s = every_s
-        self._perform = perform
-        self._rng = rng if rng is not None else random.Random()
-
-    async def run(self) -> None:
-        """Look at each host again and again, for ever."""
-        async with anyio.create_task_group() as tasks:
-            for host in self._hosts:
-                tasks.start_soon(self._watch, host)
-
-    async def _watch(self, host: HostId) -> None:
-        await anyio.sleep(self._every_s * self._rng.random())
+    async def look(host: HostId) -> None:
+        await anyio.sleep(every_s * random.random())
         while True:
-            self._perform((Observe(host),))
+            perform((Observe(host),))
             # A tenth more or less each time, so that hosts do not fall into step again.
-            await anyio.sleep(self._every_s * self._rng.uniform(0.9, 1.1))
+            await anyio.sleep(every_s * random.uniform(0.9, 1.1))
+
+    async with anyio.create_task_group() as tasks:
+        for host in hosts:
+            tasks.start_soon(look, host)
 
 
 async def fill_in(start: Start, backends: Mapping[str, Backend]) -> Start:
