@@ -16,6 +16,8 @@ _WANT = {"nodes", "gpus", "named"}
 _TIMES = {"seconds", "gap_s", "min_gpus", "traffic"}
 _SIDE = {*_TIMES, "every"}
 _STATE = {"gpu_gb", "residual_gb", "ram_gb", "driver", "load_s", "park_s", "engine_gpus", "options"}
+#: what is said of a pool
+POOL_KEYS = _WANT | _TIMES | _STATE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -47,7 +49,7 @@ def registration(
             raise TypeError(
                 f"{pool}={given!r}: what is wanted of a pool is a dict{hint or f', as {pool}=dict(nodes=1)'}"
             )
-        _known(f"{pool}=", given, _WANT | _TIMES | _STATE)
+        _known(f"{pool}=", given, POOL_KEYS)
     works_in_idle_time = _kind(
         "filler", filler, FillerBody, "how fast it gives way, filler=dict(yield_s=2), or filler=True"
     )

@@ -176,6 +176,8 @@ def test_an_empty_inventory_and_one_that_is_made_up_are_passed_on(rollmuxd, daem
         ("[[jobs]]\nname = 'a'\ncount = 0\nrollout = {nodes = 1}", "count is 0, and it is 1 to 500"),
         ("[[jobs]]\nname = 'a'\nslo = 0.5\nrollout = {nodes = 1}", "job a: job 'a': slo=0.5"),
         ("[[jobs]]\nname = 'a'\nsol = 2\nrollout = {nodes = 1}", "job a: 'sol' is not a key; did you mean slo?"),
+        ("[[jobs]]\nname = 'a'\nphase = {train = ['train']}", "job a: 'phase' is not a key; did you mean phases?"),
+        ("[[jobs]]\nname = 'a'\nranks1 = {node = 1}", "job a: ranks1=: 'node' is not a key; did you mean nodes?"),
         ("[[jobs]]\nname = 'a'\ntrain = 2", "job a: train=2: what is wanted of a pool is a dict"),
         (FILE + "[pools.rollout]\nnode = 1", "jobs.toml: [pools.rollout]: 'node' is not a key; did you mean nodes?"),
         (FILE + "[pools.rollout]\ngpus = 4", "jobs.toml: [pools.rollout]: nodes is missing"),

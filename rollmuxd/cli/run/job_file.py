@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from rollmuxd.cli.common import Failed
 from rollmuxd.cli.run.private_ray import RayTable
-from rollmuxd.client.registration import registration
+from rollmuxd.client.registration import POOL_KEYS, registration
 
 T = TypeVar("T", bound=Struct)
 
@@ -26,6 +26,8 @@ KEYS: Final = frozenset(
         *("asynchronous", "filler"),
     )
 )
+#: those of them that are tables, as a pool is
+_TABLES: Final = ("phases", "side", "init", "asynchronous", "filler")
 #: pools of a job that names none, as :func:`rollmuxd.job` has it
 _BY_DEFAULT: Final = ("rollout", "train")
 
@@ -70,8 +72,10 @@ def registration_of(where: str, table: Mapping[str, Any], name: str, **more: Any
     pools = {key: value for key, value in table.items() if key not in KEYS and key != "name"}
     rest = {key: value for key, value in table.items() if key in KEYS}
     for key, value in pools.items():
-        near = difflib.get_close_matches(key, KEYS, n=1)
-        if near and key not in _BY_DEFAULT and not isinstance(value, dict):
+        if key in _BY_DEFAULT or (isinstance(value, dict) and (not value or value.keys() & POOL_KEYS)):
+            continue
+        near = difflib.get_close_matches(key, _TABLES if isinstance(value, dict) else KEYS, n=1)
+        if near:
             raise Failed(f"{where}: {key!r} is not a key; did you mean {near[0]}?")
     try:
         return registration(name, pools=pools, **{**rest, **more})
