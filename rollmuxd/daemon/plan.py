@@ -211,11 +211,14 @@ def _least(asked: PlanQuestion, spent: float) -> LeastView:
 
     found = least(nodes, does, lambda: time.process_time() < end)
     if found is None:
+        pools = {pool for node in nodes for pool in node.pools}
+        advice = "Plan with more nodes (tables [pools.NAME] in the file), or with looser values of slo"
+        if any(want.pool not in pools for spec in asked.jobs for want in spec.wants):
+            advice = "Name pools that there are, or plan with more of them (tables [pools.NAME] in the file)"
         there = " and ".join(f"{len(of)} {'+'.join(kind.pools)}" for kind, of in kinds(nodes).items()) or "no"
         return LeastView(
             reason=f"the promises do not hold on all of the {there} nodes: "
-            f"{'; '.join(_broken(asked, _played(asked, hosts, nodes))[:BROKEN_TOLD])}. "
-            "Plan with more nodes (tables [pools.NAME] in the file), or with looser values of slo"
+            f"{'; '.join(_broken(asked, _played(asked, hosts, nodes))[:BROKEN_TOLD])}. {advice}"
         )
     return _least_view(asked, found, hosts, nodes)
 

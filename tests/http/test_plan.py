@@ -164,6 +164,10 @@ async def test_the_fewest_nodes_are_those_of_the_planned_jobs_alone(running):
             "never would be refused (pool rollout has 1 node",
         ),
         (
+            [job("typo", phases=[{"name": "train", "pools": ["tain"]}], wants={"tain": {}})],
+            "the pools are rollout, train). Name pools that there are, or plan with more of them (tables",
+        ),
+        (
             [job("a", None, None, slo=2.0)],
             "jobs a state an slo, and not what their phases take: no promise can be judged. State the seconds of each",
         ),
