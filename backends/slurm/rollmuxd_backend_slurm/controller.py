@@ -1,6 +1,7 @@
 """What Slurm's controller is asked: the allocation's state and end, and the commands that make steps."""
 
 import os
+import tempfile
 from collections.abc import Sequence
 from typing import Final
 
@@ -119,17 +120,25 @@ async def component(node: Node, conf: str) -> Component:
 
 
 async def _said(argv: Sequence[str], conf: str, allocation: str) -> str:
-    try:
-        with anyio.fail_after(_COMMAND_S):
-            ran = await anyio.run_process(argv, check=False, env=environment(conf))
-    except TimeoutError as error:
-        raise ContactLost(f"the Slurm controller did not answer {argv[0]} within {_COMMAND_S:g} s") from error
-    except OSError as error:
-        raise ContactLost(
-            f"{argv[0]} cannot be run ({error}); Slurm's commands must be on the daemon's PATH"
-        ) from error
-    if ran.returncode != 0:
-        raise ContactLost(in_words(ran.stderr.decode(errors="replace"), Node("", "", allocation, None)))
+    with tempfile.TemporaryFile() as printed:  # what a command that is ended has printed is kept too
+
+        def means() -> str:
+            printed.seek(0)
+            return in_words(printed.read().decode(errors="replace"), Node("", "", allocation, None))
+
+        try:
+            with anyio.fail_after(_COMMAND_S):
+                ran = await anyio.run_process(argv, check=False, stderr=printed, env=environment(conf))
+        except TimeoutError as error:
+            if printed.seek(0, os.SEEK_END):
+                raise ContactLost(f"{argv[0]} did not end within {_COMMAND_S:g} s: {means()}") from error
+            raise ContactLost(f"the Slurm controller did not answer {argv[0]} within {_COMMAND_S:g} s") from error
+        except OSError as error:
+            raise ContactLost(
+                f"{argv[0]} cannot be run ({error}); Slurm's commands must be on the daemon's PATH"
+            ) from error
+        if ran.returncode != 0:
+            raise ContactLost(means())
     return ran.stdout.decode(errors="replace")
 
 

@@ -1,12 +1,13 @@
 """What Slurm says, and what it means: without a cluster."""
 
 import json
+import os
 
 import pytest
 
-from rollmuxd.spi import HostConfig
+from rollmuxd.spi import ContactLost, HostConfig
 from rollmuxd_backend_local.agent import frames
-from rollmuxd_backend_slurm import SlurmBackend, SlurmOptions
+from rollmuxd_backend_slurm import SlurmBackend, SlurmOptions, controller
 from rollmuxd_backend_slurm.controller import Component, Node, environment, in_words, parse, step
 
 RX1 = Node("h100", "rx1", "4711", None)
@@ -79,6 +80,24 @@ async def test_without_an_allocation_it_says_how_to_get_one(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "4712")
     backend = await SlurmBackend.open([HostConfig(id="rx1")], {})
     assert backend._node("rx1") == Node("rx1", "rx1", "4712", None)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        (b"squeue: error: cannot stat file /nowhere\n", "squeue did not end within 20 s: squeue: error: cannot stat"),
+        (b"", "the Slurm controller did not answer squeue within 20 s"),
+    ],
+)
+async def test_a_command_that_does_not_end_is_named_with_what_it_has_printed(printed, said, monkeypatch):
+    async def run_process(*_, stderr, **_more):
+        os.write(stderr.fileno(), printed)
+        raise TimeoutError
+
+    monkeypatch.setattr(controller.anyio, "run_process", run_process)
+    with pytest.raises(ContactLost, match=said):
+        await controller.components("4711", "")
 
 
 @pytest.mark.parametrize(
