@@ -157,4 +157,4 @@ class SlurmBackend(Reached[SlurmOptions]):
 
 
 def _allocation(options: SlurmOptions) -> str:
-    return options.allocation or os.environ.get("SLURM_JOB_ID", "")
+    return str(options.allocation) or os.environ.get("SLURM_JOB_ID", "")

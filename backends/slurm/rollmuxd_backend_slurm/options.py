@@ -11,7 +11,7 @@ class SlurmOptions(ReachedOptions, frozen=True, kw_only=True):
     """What can be said of a host. Everything runs as the owner of the allocation."""
 
     #: the allocation's number, of several components the first one's; empty: ``SLURM_JOB_ID`` of the daemon
-    allocation: Annotated[str, Meta(pattern=r"^[0-9]*$")] = ""
+    allocation: Annotated[str, Meta(pattern=r"^[0-9]*$")] | Annotated[int, Meta(ge=1)] = ""
     #: which component of a heterogeneous allocation the node is in; there, every host needs it, also 0
     component: Annotated[int, Meta(ge=0, le=127)] | None = None
     #: the node's name in Slurm; empty: the host's id

@@ -83,6 +83,12 @@ async def test_without_an_allocation_it_says_how_to_get_one(monkeypatch):
 
 
 @pytest.mark.asyncio
+async def test_a_number_of_an_allocation_needs_no_quotes():
+    backend = await SlurmBackend.open([HostConfig(id="rx1")], {"allocation": 4711})
+    assert backend._node("rx1") == Node("rx1", "rx1", "4711", None)
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("printed", "said"),
     [
@@ -105,6 +111,8 @@ async def test_a_command_that_does_not_end_is_named_with_what_it_has_printed(pri
     [
         ({"users": {"ann": "ann"}}, "options.users is not for backend slurm"),
         ({"allocation": "job"}, "options.allocation"),
+        ({"allocation": -1}, "options.allocation"),
+        ({"allocation": True}, "options.allocation"),
         ({"component": -1}, "options.component"),
         ({"silent_s": 0}, "options.silent_s"),
     ],
