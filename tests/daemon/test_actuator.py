@@ -16,6 +16,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import model as m
 from rollmuxd.core.causes import Cause, said
 from rollmuxd.core.effects import Kill, Observe, Perform, Probe
+from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import (
     Audit,
     GpuObservation,
@@ -27,6 +28,7 @@ from rollmuxd.core.inputs import (
 )
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec
 from rollmuxd.core.state import State
+from rollmuxd.daemon.entries import entries
 from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.plugin_calls import STOPS_S, STUCK_AT_MOST, NoAnswer, ask
 from rollmuxd.explain.causes import sentence
@@ -475,12 +477,36 @@ async def test_a_driver_is_told_in_which_phase_the_state_was_used_last():
     async with acting(state, driver) as (actuator, _, _):
         for number, phase in enumerate(("", "eval", "train", "rollout")):
             if phase:
-                slot = f"s{number}"
-                state.slots[slot] = m.Slot(slot, "j1", 1, "n1", phase, slot, 0, granted_at=0)
-                state.slots_of["j1"] = [*state.slots_of.get("j1", ()), slot]
+                granted(state, f"s{number}", phase)
             actuator.perform([Perform("o1")])
             await anyio.sleep(0.01)
     assert [told.phase for _, told in driver.told] == ["", "eval", "eval", "rollout"]
+
+
+async def test_the_phase_is_remembered_when_the_state_has_forgotten_its_slot():
+    """A job may train in several phases before another job comes for the GPUs of its rollouts."""
+    state, driver = world(order()), ScriptedDriver()
+    phases = (PhaseSpec("rollout", ("rollout",)), PhaseSpec("sync", ("rollout",)), PhaseSpec("train", ("train",)))
+    state.jobs["j1"].spec = JobSpec("math", phases, (), states=(StateSpec("rollout"),))
+    async with acting(state, driver) as (actuator, _, _):
+        for number, phase in enumerate(("rollout", "train")):
+            fact = granted(state, f"s{number}", phase)
+            actuator.on_facts(entries(state, [(number, fact)], {}))
+        del state.slots["s0"]
+        state.slots_of["j1"] = ["s1"]
+        actuator.perform([Perform("o1")])
+        await anyio.sleep(0.01)
+        ended = f.JobEnded(0, "j1", said("enough"))
+        actuator.on_facts(entries(state, [(2, ended)], {}))
+        assert actuator._phases == {}
+    assert [told.phase for _, told in driver.told] == ["rollout"]
+
+
+def granted(state, slot, phase):
+    """A slot of job j1, and the fact that it was granted."""
+    state.slots[slot] = m.Slot(slot, "j1", 1, "n1", phase, slot, 0, granted_at=0)
+    state.slots_of["j1"] = [*state.slots_of.get("j1", ()), slot]
+    return f.SlotGranted(0, slot, Fence(1, 1))
 
 
 # ---- plugins at their worst ----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from msgspec import Struct
 from rollmuxd.core import causes
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
-from rollmuxd.core.facts import Audited, StateObserved
+from rollmuxd.core.facts import Audited, JobEnded, SlotGranted, StateObserved
 from rollmuxd.core.ids import GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName
 from rollmuxd.core.inputs import (
     Audit,
@@ -91,13 +91,6 @@ def _its_words(found: Probed, otherwise: str) -> Cause:
     return causes.said(text(found.error)) if found.error else Cause(otherwise)
 
 
-def _last_phase(state: State, job: Job, pool: PoolName) -> str:
-    """The phase in whose slot a job had a pool last; empty, where none of the slots that are remembered had it."""
-    slots = (state.slots[name] for name in reversed(state.slots_of.get(job.id, ())))
-    granted = (slot.phase for slot in slots if slot.granted_at is not None)
-    return next((phase for phase in granted if pool in job.spec.phase(phase).pools), "")
-
-
 def _cancel_once(order: asyncio.Task[None]) -> None:
     """A second cancellation would end its wait for the plugin's call to stop, for which it has a limit of its own."""
     if not order.cancelling():
@@ -138,6 +131,8 @@ class Actuator:
         self._launching: dict[LaunchId, None] = {}
         #: hosts that are being looked at; true: they are to be looked at once more
         self._looking: dict[HostId, bool] = {}
+        #: the phase in whose slot a job had a pool last: the state keeps a job's last four slots
+        self._phases: dict[JobId, dict[PoolName, str]] = {}
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Own all that is under way. Cancelling it cancels that; the orders are probed or told again at a restart."""
@@ -230,6 +225,12 @@ class Actuator:
         """Stop what is under way for orders that have left the books: their GPUs may be another job's by now."""
         if self._under_way and any(isinstance(fact, StateObserved) for _, fact, *_ in facts):
             self.begin(self._state())
+        for _, fact, job, slot, _ in facts:
+            if isinstance(fact, SlotGranted) and job is not None and slot is not None:
+                pools = job.spec.phase(slot.phase).pools
+                self._phases.setdefault(job.id, {}).update(dict.fromkeys(pools, slot.phase))
+            elif isinstance(fact, JobEnded):
+                self._phases.pop(fact.job, None)
 
     async def _tell(self, driver: Residency, order: Order, told: StateOrder) -> Input:
         verb = {OrderKind.LOAD: driver.load, OrderKind.PARK: driver.park, OrderKind.DISCARD: driver.discard}[told.kind]
@@ -317,8 +318,15 @@ class Actuator:
             stamp=order.stamp,
             issued_at=order.issued_at,
             beside_mb=state.residual_mb_on(node, but_of=job.id),
-            phase=slot.phase if slot is not None else _last_phase(state, job, order.pool),
+            phase=slot.phase if slot is not None else self._last_phase(state, job, order.pool),
         )
+
+    def _last_phase(self, state: State, job: Job, pool: PoolName) -> str:
+        """The phase in whose slot a job had a pool last; empty, where that was before a restart, and four slots ago."""
+        slots = (state.slots[name] for name in reversed(state.slots_of.get(job.id, ())))
+        granted = (slot.phase for slot in slots if slot.granted_at is not None)
+        known = self._phases.get(job.id, {}).get(pool, "")
+        return next((phase for phase in granted if pool in job.spec.phase(phase).pools), known)
 
     def _backend_of(self, host: HostId) -> Backend | None:
         known = self._state().hosts.get(host)
