@@ -28,7 +28,7 @@ from rollmuxd.core.inputs import (
 )
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec
 from rollmuxd.core.state import State
-from rollmuxd.daemon.entries import entries
+from rollmuxd.daemon.entries import Entry, entries
 from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.plugin_calls import STOPS_S, STUCK_AT_MOST, NoAnswer, ask
 from rollmuxd.explain.causes import sentence
@@ -316,7 +316,7 @@ async def test_an_order_that_has_left_the_books_is_stopped_and_reports_nothing()
         assert driver.told
 
         del state.orders["o1"]
-        actuator.on_facts([(7, f.StateObserved(7, "j1", "rollout", "box/gpu0-1", m.StateStatus.GONE))])
+        actuator.on_facts(GONE)
         await anyio.sleep(0.01)
 
         assert posted == []
@@ -689,7 +689,7 @@ class Slow(ScriptedDriver):
             raise ConnectionResetError("while it stopped") from None
 
 
-GONE = [(7, f.StateObserved(7, "j1", "rollout", "box/gpu0-1", m.StateStatus.GONE))]
+GONE = [Entry(7, f.StateObserved(7, "j1", "rollout", "box/gpu0-1", m.StateStatus.GONE), None, None, None)]
 
 
 def errors_unread() -> Callable[[], list[str]]:
