@@ -168,6 +168,11 @@ def read(told: Mapping[str, Any]) -> Settings:
         if [other.url for other in settings.replica].count(one.url) > 1:
             raise Wrong(f"two [[replica]] have the url {one.url}: name each engine once")
         check_url(one.url, settings.allow_hosts)
+        if one.tp > len(one.gpus) > 0:
+            raise Wrong(
+                f"[[replica]] {one.url} has tp = {one.tp} and {len(one.gpus)} gpus ({', '.join(one.gpus)}): name each "
+                "GPU of the engine, or lower tp"
+            )
         if settings.rungs is not None and not one.gpus:
             raise Wrong(f"[rungs] needs the gpus of each [[replica]], and {one.url} has none: engines take turns there")
     return settings

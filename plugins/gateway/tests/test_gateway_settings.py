@@ -51,6 +51,10 @@ def test_the_sample_of_the_how_to_has_every_key_with_its_default():
         ({"rungs": {"planner": "length"}}, 'rungs.planner is \'length\': it is "lengths" or "preemptions"'),
         ({"rebalance": {"per_s": 0}}, "rebalance.per_s is 0: expected `float` > 0"),
         ({"replica": [{"engine": "vllm"}]}, "replica[0]: object missing required field `url`"),
+        (
+            {"replica": [{"url": "http://127.0.0.1:1", "tp": 4, "gpus": ["a", "b"]}]},
+            "[[replica]] http://127.0.0.1:1 has tp = 4 and 2 gpus (a, b): name each GPU of the engine, or lower tp",
+        ),
         ({"replica": {"url": "http://127.0.0.1:1"}}, "write [[replica]], in two brackets"),
         ({"allow_hosts": ["10.0.0"]}, "it needs networks"),
     ],
