@@ -8,6 +8,7 @@ datastore of some releases, and is gone after seconds.) Circuits of others are r
 room for a stamp: orders of another controller are not refused, and one between our reading and our PUT is undone.
 """
 
+import re
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,12 +19,14 @@ import msgspec
 
 from rollmuxd.spi import ContactLost, NotDone
 from rollmuxd.spi.fabric import Circuit, FabricOrder, Ports, after
+from rollmuxd.spi.options import Options
 
 _PATH: Final = "/api/data/optical-switch:cross-connects"
 _KEY: Final = "optical-switch:cross-connects"
 _JSON: Final = "application/yang-data+json"
 #: of an answer; 10,000 pairs are 400 kB
 _MOST: Final = 2_000_000
+_DRIVER: Final = "fabric driver polatis"
 
 
 class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,10 +71,7 @@ class PolatisFabric:
 
         Raises ValueError for an option that cannot be.
         """
-        try:
-            given = msgspec.convert(dict(options), _Options)
-        except msgspec.ValidationError as error:
-            raise ValueError(str(error)) from None
+        given = _checked(options)
         if not given.url.startswith(("http://", "https://")):
             raise ValueError(f"url = {given.url!r}: it begins with http:// or https://")
         try:
@@ -170,6 +170,20 @@ class PolatisFabric:
 
 def _read(file: str) -> str:
     return Path(file).read_text(encoding="utf-8").strip()
+
+
+def _checked(options: Mapping[str, Any]) -> _Options:
+    """The options as they are given. Raises ValueError for one that is missing, unknown or cannot be, by its name."""
+    Options(_DRIVER, options, _Options.__struct_fields__)
+    for key, like in (("url", '"http://switch:8008"'), ("ports", "16")):
+        if key not in options:
+            raise ValueError(f"{key} of {_DRIVER} is missing: give it in options, such as {key} = {like}")
+    try:
+        return msgspec.convert(dict(options), _Options)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$.")
+        key = re.split(r"[.\[`]", path)[0]
+        raise ValueError(f"{key} of {_DRIVER} is {options.get(key)!r}: {what[0].lower()}{what[1:]}") from None
 
 
 def _words(answer: httpx.Response) -> str:

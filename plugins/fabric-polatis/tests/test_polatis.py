@@ -147,20 +147,29 @@ async def test_a_wrong_password_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "missing required field `url`"),
+        ({}, "url of fabric driver polatis is missing: .*http://switch:8008"),
+        ({"url": "http://s"}, "ports of fabric driver polatis is missing: "),
+        ({"url": 3, "ports": 8}, "url of fabric driver polatis is 3: expected `str`, got `int`"),
+        (
+            {"url": "http://s", "ports": 8, "protected": ["x"]},
+            "protected of fabric driver polatis is .*: expected `int`",
+        ),
         ({"url": "switch", "ports": 8}, "it begins with http"),
         ({"url": "http://s", "ports": 1}, "ports = 1: a number from 2"),
         ({"url": "http://s", "ports": 16, "protected": [99]}, "protected: port 99 is not one of 1 to 16"),
-        ({"url": "http://s", "ports": 8, "prots": 1}, "unknown field `prots`"),
+        (
+            {"url": "http://s", "ports": 8, "prots": 1},
+            "prots is not an option of fabric driver polatis; did you mean ports",
+        ),
         ({"url": "http://s", "ports": 8, "password_file": "/nowhere"}, "password_file = /nowhere: "),
         ({"url": "http://s", "ports": 8, "password_file": "latin"}, "password_file = latin: .* can't decode"),
         ({"url": "https://s", "ports": 8, "ca_file": "/nowhere"}, "ca_file = /nowhere: "),
         ({"url": "https://s", "ports": 8, "ca_file": "latin"}, "ca_file = latin: .*PEM file with certificates"),
         ({"url": "http://", "ports": 8}, "url = 'http://': it has no host"),
         ({"url": "http://s:port", "ports": 8}, "url = 'http://s:port': Invalid port"),
-        ({"url": "http://s", "ports": 8, "timeout_s": 0}, "> 0.0 - at `.*timeout_s`"),
+        ({"url": "http://s", "ports": 8, "timeout_s": 0}, "timeout_s of fabric driver polatis is 0: .*> 0.0"),
         ({"url": "http://s", "ports": 8, "timeout_s": float("nan")}, "timeout_s"),
-        ({"url": "http://s", "ports": 8, "switch_s": -1}, ">= 0.0 - at `.*switch_s`"),
+        ({"url": "http://s", "ports": 8, "switch_s": -1}, "switch_s of fabric driver polatis is -1: .*>= 0.0"),
     ],
 )
 async def test_wrong_options_are_refused_by_name(options, says, tmp_path, monkeypatch):
