@@ -148,6 +148,16 @@ def look_at(contract: Contract) -> None:
     check(contract, version_of(package, root), facts_under(root, contract))
 
 
+def look_at_or_exit(contract: Contract, module: str) -> None:
+    """As :func:`look_at`, for a module that may be run by itself (``__main__``): that ends with the refusal alone."""
+    try:
+        look_at(contract)
+    except UnknownFramework as error:
+        if module != "__main__":
+            raise
+        sys.exit(str(error))
+
+
 def version_of(package: str, root: Path) -> str:
     """Return what is installed under that name; else what the checkout says in which it lies; else nothing."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -10,13 +10,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import ray
-
-from rollmuxd_hook_kit.contract import look_at
+from rollmuxd_hook_kit.contract import look_at_or_exit
 from rollmuxd_hook_kit.late import when_imported
 from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import OPENRLHF
 from rollmuxd_hooks.loop import Loop, Shape, get, refuse
+
+look_at_or_exit(OPENRLHF, __name__)
+
+import ray  # noqa: E402
 
 
 class Local:
@@ -123,7 +125,6 @@ class Run:
 
 def main() -> None:
     """Run ``openrlhf.cli.train_ppo_ray`` with this process's arguments, as a job."""
-    look_at(OPENRLHF)
     run = Run()
     run.install()
     try:

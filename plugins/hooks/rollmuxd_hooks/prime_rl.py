@@ -9,18 +9,18 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
-from rollmuxd_channel.torch_state import TorchState
-from rollmuxd_hook_kit.contract import look_at
-from rollmuxd_hook_kit.ranks import settle, store
+from rollmuxd_hook_kit.contract import look_at_or_exit
 from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import PRIME_RL
 from rollmuxd_hooks.loop import Loop, Shape, from_file, get, refuse
 
-look_at(PRIME_RL)
+look_at_or_exit(PRIME_RL, __name__)
 
+import torch  # noqa: E402
 from prime_rl.trainer.rl import train as theirs  # noqa: E402
+
+from rollmuxd_channel.torch_state import TorchState  # noqa: E402
+from rollmuxd_hook_kit.ranks import settle, store  # noqa: E402
 
 
 def train(config: Any, *, rollmux: Mapping[str, Any] | None = None) -> None:

@@ -12,15 +12,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-import ray
-
-from rollmuxd_hook_kit.contract import look_at, release
+from rollmuxd_hook_kit.contract import look_at_or_exit, release
 from rollmuxd_hook_kit.turns import around
 from rollmuxd_hooks.contract import SKYRL, SKYRL_ASYNC
 from rollmuxd_hooks.loop import FILE, Loop, Shape, from_file, refuse
 
-look_at(SKYRL)
+look_at_or_exit(SKYRL, __name__)
 
+import ray  # noqa: E402
 from skyrl.train.config import SkyRLTrainConfig  # noqa: E402
 from skyrl.train.entrypoints.main_base import BasePPOExp  # noqa: E402
 from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer  # noqa: E402

@@ -2,10 +2,13 @@
 
 import copy
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd_hook_kit.contract import UnknownFramework, differences, facts_under, look_at, version_of
 from rollmuxd_hooks.contract import CONTRACTS, OPENRLHF
@@ -92,6 +95,23 @@ def test_without_the_framework_the_refusal_says_so():
     with pytest.raises(UnknownFramework, match="is for OpenRLHF, and there is no package noopenrlhf here") as refused:
         look_at(under("noopenrlhf"))
     assert f"install OpenRLHF 0.10 to 0.11 for {sys.executable}, or start the Python that has it" in str(refused.value)
+
+
+@pytest.mark.parametrize("hook", ["openrlhf", "skyrl", "prime_rl"])
+def test_a_hook_that_is_run_by_itself_ends_with_the_refusal_alone(hook, tmp_path):
+    (tmp_path / hook).mkdir()
+    (tmp_path / hook / "__init__.py").touch()  # a framework that is none
+    ended = subprocess.run(
+        [sys.executable, "-m", f"rollmuxd_hooks.{hook}"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"rollmuxd_hooks.{hook} cannot tell when this ")
+    assert "or take the hook out again: " in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_framework_that_differs_is_refused_with_what_to_do(tmp_path, monkeypatch):
