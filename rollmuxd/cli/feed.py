@@ -16,7 +16,7 @@ from rollmuxd.cli.common import Call, Failed
 #: so many are read at most: a hundred iterations and more of each of thirty jobs
 LAST: Final = 50_000
 PAGE: Final = 5_000
-_SPAN: Final = re.compile(r"([1-9]\d{0,8})([smhdw])")
+_SPAN: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -38,9 +38,9 @@ class Span(click.ParamType[int]):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Seconds."""
         seconds = _seconds(value)
-        if seconds is None:
+        if seconds is None or seconds < 1:
             self.fail(f"{value!r} is no time; write 30d, 12h, 90m or 600s", param, ctx)
-        return seconds
+        return int(seconds)
 
 
 class Time(click.ParamType[str]):
@@ -53,14 +53,17 @@ class Time(click.ParamType[str]):
         ago = _seconds(value)
         if ago is None:
             return value
-        at = datetime.now(UTC) - timedelta(seconds=ago)
+        try:
+            at = datetime.now(UTC) - timedelta(seconds=ago)
+        except OverflowError:
+            self.fail(f"{value} ago is before the calendar's first year; write fewer", param, ctx)
         return at.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _seconds(span: str) -> int | None:
-    """Seconds of ``7d``; None: it is no such span."""
+def _seconds(span: str) -> float | None:
+    """Seconds of ``7d`` or ``1.5h``; None: it is no such span."""
     found = _SPAN.fullmatch(span)
-    return None if found is None else int(found[1]) * _SECONDS[found[2]]
+    return None if found is None else float(found[1]) * _SECONDS[found[2]]
 
 
 def last_facts(call: Call, since: str | None = None, *, most: int = LAST) -> list[Any]:

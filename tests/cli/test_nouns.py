@@ -449,7 +449,7 @@ def test_a_key_may_be_made_for_a_time(rollmuxd, daemon):
     assert "expires 2027-01-01" in ran.err
 
 
-@pytest.mark.parametrize("given", ["30", "d", "-1d", "0d", "1.5d", "30 days", "9999999999d"])
+@pytest.mark.parametrize("given", ["30", "d", "-1d", "0d", "1.d", "0.5s", "30 days", "9999999999d"])
 def test_a_time_that_is_none_is_answered_with_one_that_is(rollmuxd, daemon, given):
     ran = rollmuxd(f"key add vision ada --expires '{given}'")
 
@@ -865,6 +865,19 @@ def test_so_long_ago_is_a_time_too(rollmuxd, daemon):
     ago = before - datetime.fromisoformat(asked["since"])
     assert abs(ago.total_seconds() - 36 * 3600) < 60
     assert asked["until"] == "2025-06-02"
+
+
+def test_part_of_an_hour_ago_is_a_time_and_a_time_before_the_calendar_is_refused(rollmuxd, daemon):
+    daemon["GET /v1/report"] = REPORT
+
+    before = datetime.now(UTC)
+    rollmuxd("report --since 1.5h")
+    refused = rollmuxd("report --since 999999d")
+
+    ((_, _, asked),) = daemon.asked
+    assert abs((before - datetime.fromisoformat(asked["since"])).total_seconds() - 90 * 60) < 60
+    assert refused.code == 2
+    assert "999999d ago is before the calendar's first year" in refused.err
 
 
 def test_csv_has_a_line_of_heads_and_one_per_row_and_starts_no_formula(rollmuxd, daemon):
