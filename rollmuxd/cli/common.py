@@ -3,6 +3,8 @@
 Exit status: 0 done, 1 refused or failed, 2 wrongly called (click's own), 3 no daemon. A failure is one line on stderr
 that ends with the remedy. ``--json`` prints the daemon's own answer on one line, so its fields are those of the HTTP
 interface and stay.
+
+The commands of the gateway import this without rich, which comes with the daemon. Only tables import it.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from rollmuxd.client import calls, errors
 from rollmuxd.client.retry import persist
 from rollmuxd.client.sync import Daemon
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from rollmuxd.daemon.settings import Settings
 
 NO_DAEMON = 3
@@ -228,6 +230,8 @@ def print_json(value: Any) -> None:
 
 def console() -> Console:
     """Where tables go. Piped, they have no colours, and no line is broken to fit a screen that is not there."""
+    from rich.console import Console
+
     return Console(width=None if sys.stdout.isatty() else 1000, highlight=False, emoji=False, markup=False)
 
 
@@ -245,6 +249,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> 
     if not rows:
         click.echo(empty)
         return
+    from rich.table import Table
+
     cells = [[cell(value) for value in row] for row in rows]
     below = not columns[-1].startswith("#") and not _fits(columns, cells, console().width)
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -273,6 +279,8 @@ def listing(views: Sequence[View], columns: Columns, empty: str) -> None:
 
 def fields(values: Mapping[str, Any]) -> None:
     """Names and values below one another; those without a value are left out."""
+    from rich.table import Table
+
     shown = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     shown.add_column(style="bold")
     shown.add_column(overflow="fold")

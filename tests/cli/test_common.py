@@ -62,6 +62,17 @@ def test_help_imports_nothing_heavy():
     assert ran.stdout.splitlines()[-1] == "set()"
 
 
+def test_what_the_gateway_takes_of_the_command_line_comes_without_rich():
+    """Near a job's engines there is what the extra `gateway` brings: no rich."""
+    code = (
+        "import sys; sys.modules['rich'] = None; "
+        "from rollmuxd.cli.main import cli; cli(['gateway', 'status', '--url', 'http://127.0.0.1:1'], 'rollmuxd')"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+
+    assert "no gateway answers at http://127.0.0.1:1" in ran.stderr
+
+
 def test_the_daemon_is_named_by_options_or_by_the_environment(rollmuxd, daemon, monkeypatch):
     daemon["GET /v1/hosts"] = {"items": [], "next": None}
 
