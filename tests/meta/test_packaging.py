@@ -36,6 +36,13 @@ def test_no_package_of_ours_has_a_project_of_its_own():
     assert [*REPOSITORY.glob("backends/*/pyproject.toml"), *REPOSITORY.glob("plugins/*/pyproject.toml")] == []
 
 
+def test_the_command_line_comes_with_a_click_that_it_runs_on():
+    # 8.4 is the first whose types may be said (`ParamType[int]`), and that names a group's nearest command.
+    extras = PROJECT["project"]["optional-dependencies"]
+
+    assert "click>=8.4" in extras["daemon"]
+
+
 def test_the_base_install_is_the_client_and_all_extras_but_ray_are_in_all():
     extras = PROJECT["project"]["optional-dependencies"]
     assert [re.match(r"\w+", one)[0] for one in PROJECT["project"]["dependencies"]] == ["httpx", "msgspec"]
