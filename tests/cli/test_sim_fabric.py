@@ -1,6 +1,7 @@
 """``rollmuxd sim fabric``: the table, its checks, and what it refuses."""
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -82,6 +83,14 @@ def test_your_own_prices_are_shown_and_not_held_to_the_published_costs(tmp_path)
     result = json.loads(found.stdout)
     assert result["rows"][0]["cost"]["400g"] > 2
     assert [check["name"] for check in result["checks"] if "cost" in check["name"]] == []
+
+
+def test_the_prices_that_the_page_shows_are_taken(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "simulate.md"
+    prices = tmp_path / "prices.toml"
+    prices.write_text(page.read_text().partition("```toml\n")[2].partition("```")[0])
+    found = json.loads(_run("--topologies", "rfabric", "--prices", str(prices), "--json").stdout)
+    assert list(found["prices"]) == ["400g"]
 
 
 def test_costs_are_the_bills_times_the_prices_and_both_are_told():

@@ -94,7 +94,12 @@ def _line_of(text: str, table: str, key: str) -> int:
 @click.option("--model", "model_name", default="qwen2.5-72b", show_default=True)
 @click.option("--hardware", default="h800", show_default=True, help="The GPUs that train.")
 @click.option("--generation", default="", metavar="A,B", help=f"Decoding steps too, for {', '.join(PARALLELISMS)}.")
-@click.option("--prices", "price_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--prices",
+    "price_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A TOML file with your prices, a table for each generation of links (docs/how-to/simulate.md).",
+)
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with pictures.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def fabric(
