@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -237,6 +238,23 @@ async def test_a_line_that_broke_is_not_told_as_the_end_of_the_process(own_serve
         while not backend._lines["box", ""]._waiting:
             await asyncio.sleep(0.01)
         own_server.connections[0].abort()
+
+
+@pytest.mark.asyncio
+async def test_a_line_that_breaks_while_much_is_on_its_way_leaves_no_error_unread(own_server, keys, made_up):
+    unread = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context["message"]))
+    async with reached(own_server, keys, made_up) as backend:
+        await backend.observe("box")
+        running = asyncio.create_task(backend.run("box", ("cat",), stdin=os.urandom(12 * 2**20)))
+        while not backend._lines["box", ""]._waiting:
+            await asyncio.sleep(0)
+        own_server.connections[0].abort()
+        with pytest.raises(ContactLost):
+            await running
+    del running
+    gc.collect()
+    assert unread == []
 
 
 @pytest.mark.asyncio

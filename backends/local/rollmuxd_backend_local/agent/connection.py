@@ -123,6 +123,8 @@ class AgentConnection(ABC):
             raise ContactLost(f"{self._agent} is gone: {error}") from error
         finally:
             del self._waiting[ask.number]
+            if answered.done():  # also if the line broke before all of the ask was on its way
+                looked_at(answered)
             # Cancelled with the call that waited for it, it is done as well.
             if (answered.cancelled() or not answered.done()) and not writer.is_closing():
                 with contextlib.suppress(*self._breaks):
@@ -192,7 +194,7 @@ class AgentConnection(ABC):
             self._drop(f"{self._agent} does not answer, and is ended")
 
 
-def looked_at(task: "asyncio.Task[Any]") -> None:
+def looked_at(task: "asyncio.Future[Any]") -> None:
     """Take its error: no call may be left to wait for it."""
     if not task.cancelled():
         task.exception()
