@@ -154,17 +154,27 @@ def _no_address(url: str) -> str:
 
 
 def _key(api_key: str | None, environ: Mapping[str, str], *, default_file: bool) -> str | None:
+    key = _given_key(api_key, environ, default_file=default_file)
+    if key and not re.fullmatch("[!-~]+", key):  # in a header it would end in an error that shows it
+        raise RollmuxError(
+            "the API key has a space, a line break or another character that no key has; write the key alone into "
+            "ROLLMUX_API_KEY, or into the file that it comes from (ROLLMUX_API_KEY_FILE or ~/.config/rollmux/key)"
+        )
+    return key
+
+
+def _given_key(api_key: str | None, environ: Mapping[str, str], *, default_file: bool) -> str | None:
     if api_key or environ.get("ROLLMUX_API_KEY"):
         return (api_key or environ["ROLLMUX_API_KEY"]).strip()
     named = environ.get("ROLLMUX_API_KEY_FILE")
     if named:
         try:
-            return Path(named).read_text().strip()
+            return Path(named).read_text(errors="replace").strip()
         except OSError as error:
             raise RollmuxError(f"ROLLMUX_API_KEY_FILE={named}: {error.strerror}") from error
     home = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111
     default = Path(environ.get("XDG_CONFIG_HOME") or f"{home}/.config") / "rollmux/key"
     try:
-        return default.read_text().strip() if default_file else None
+        return default.read_text(errors="replace").strip() if default_file else None
     except OSError:
         return None

@@ -113,6 +113,18 @@ def test_a_key_file_that_was_named_must_be_there():
         find("http://box:1", environ={"ROLLMUX_API_KEY_FILE": "/no/such"})
 
 
+@pytest.mark.parametrize("given", ["rmx_1_aaa\nrmx_2_bbb", "rmx_1_\u2026", "the key: rmx_1_aaa"])
+def test_what_is_more_than_a_key_is_refused_and_not_shown(tmp_path, given):
+    """In a header it ends in an error of the HTTP client's, which shows the key, or is no error that a command says."""
+    named = tmp_path / "key"
+    named.write_text(given, encoding="utf-8")
+
+    for environ in ({"ROLLMUX_API_KEY": given}, {"ROLLMUX_API_KEY_FILE": str(named)}):
+        with pytest.raises(RollmuxError, match="another character that no key has; write the key alone") as refused:
+            find("http://box:1", environ=environ)
+        assert "rmx_1" not in str(refused.value)
+
+
 def test_an_address_in_a_message_does_not_give_the_key_away():
     assert "secret" not in f"{find('http://box:1', 'secret', environ={}).address}"
 
