@@ -1,7 +1,7 @@
 """Connections: the process at the other end of the Unix socket, and what a call may cost before its caller is known.
 
 uvicorn does not pass on the socket's credentials. So this protocol class asks the kernel once per connection, and puts
-the answer into the scope of each request. Use it as ``uvicorn.Config(..., http=PeerHttpToolsProtocol)``.
+the answer into the scope of each request.
 """
 
 import asyncio
