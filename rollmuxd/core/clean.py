@@ -2,38 +2,23 @@
 
 | its holder | bytes on it may be of | that job's state on the node | verdict |
 | --- | --- | --- | --- |
-| a slot, by right | any job | any | ``IN_USE`` |
-| none, or a slot that has ended | no job | any | ``CLEAN`` |
-| none, or a slot that has ended | a job | loaded, loading or parking; or its load may still be done | ``EXPECTED`` |
-| none, or a slot that has ended | a job | any other; or a tail's, which gave this GPU back | ``DUE`` |
+| a slot, by right | any job | any | in use |
+| none, or a slot that has ended | no job | any | clean |
+| none, or a slot that has ended | a job | loaded, loading or parking; or its load may still be done | expected |
+| none, or a slot that has ended | a job | any other; or a tail's, which gave this GPU back | due |
 
-A ``CLEAN`` GPU may be claimed. An ``EXPECTED`` one comes clean by an order or by the next claim, and an observation of
-an empty GPU proves nothing there. A ``DUE`` one is clean when it was observed empty; until then it is observed again.
+A clean GPU may be claimed. An expected one comes clean by an order or by the next claim, and an observation of an empty
+GPU proves nothing there. A due one is clean when it was observed empty; until then it is observed again.
 """
-
-from enum import Enum, auto
 
 from rollmuxd.core.ids import JobId
 from rollmuxd.core.model import Gpu, JobState, Node, OrderKind, SlotStatus, StateStatus
 from rollmuxd.core.state import State
 
 
-class Verdict(Enum):
-    """What is known of a GPU."""
-
-    IN_USE = auto()
-    CLEAN = auto()
-    EXPECTED = auto()
-    DUE = auto()
-
-
-def verdict(state: State, node: Node, gpu: Gpu) -> Verdict:
-    """The row of the table that holds for a GPU of the node."""
-    if not is_given_back(state, gpu):
-        return Verdict.IN_USE
-    if gpu.dirty_by is None:
-        return Verdict.CLEAN
-    return Verdict.EXPECTED if may_still_fill(state, node, gpu.dirty_by) else Verdict.DUE
+def is_due(state: State, node: Node, gpu: Gpu) -> bool:
+    """Whether the last row of the table holds for a GPU of the node."""
+    return gpu.dirty_by is not None and is_given_back(state, gpu) and not may_still_fill(state, node, gpu.dirty_by)
 
 
 def is_given_back(state: State, gpu: Gpu) -> bool:

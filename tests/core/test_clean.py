@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollmuxd.core.clean import Verdict, verdict
+from rollmuxd.core.clean import is_due
 from rollmuxd.core.model import (
     Gpu,
     Job,
@@ -60,13 +60,13 @@ REST = (StateStatus.PARKED, StateStatus.DISCARDING, StateStatus.GONE, StateStatu
 @pytest.mark.parametrize("holder", [SlotStatus.LOADING, SlotStatus.RUNNING, SlotStatus.TAIL])
 @pytest.mark.parametrize("kept", [None, *FILLS, *REST])
 def test_what_a_slot_holds_by_right_is_in_use(holder: SlotStatus, kept: StateStatus | None) -> None:
-    assert verdict(*a_state(holder, kept)) is Verdict.IN_USE
+    assert not is_due(*a_state(holder, kept))
 
 
 @pytest.mark.parametrize("holder", ENDED)
 @pytest.mark.parametrize("kept", [None, *FILLS, *REST])
 def test_where_no_bytes_may_be_it_is_clean(holder: SlotStatus | None, kept: StateStatus | None) -> None:
-    assert verdict(*a_state(holder, kept, dirty=False)) is Verdict.CLEAN
+    assert not is_due(*a_state(holder, kept, dirty=False))
 
 
 @pytest.mark.parametrize("holder", ENDED)
@@ -74,25 +74,25 @@ def test_where_no_bytes_may_be_it_is_clean(holder: SlotStatus | None, kept: Stat
 def test_an_empty_gpu_proves_nothing_while_a_state_is_or_comes_there(
     holder: SlotStatus | None, kept: StateStatus
 ) -> None:
-    assert verdict(*a_state(holder, kept)) is Verdict.EXPECTED
+    assert not is_due(*a_state(holder, kept))
 
 
 @pytest.mark.parametrize("holder", ENDED)
 @pytest.mark.parametrize("kept", [None, *REST])
 def test_what_is_left_is_due(holder: SlotStatus | None, kept: StateStatus | None) -> None:
-    assert verdict(*a_state(holder, kept)) is Verdict.DUE
+    assert is_due(*a_state(holder, kept))
 
 
 def test_a_load_without_a_word_may_still_be_done_while_its_process_lives() -> None:
-    assert verdict(*a_state(None, StateStatus.UNKNOWN, loading=True)) is Verdict.EXPECTED
-    assert verdict(*a_state(None, StateStatus.UNKNOWN, loading=True, lives=False)) is Verdict.DUE
+    assert not is_due(*a_state(None, StateStatus.UNKNOWN, loading=True))
+    assert is_due(*a_state(None, StateStatus.UNKNOWN, loading=True, lives=False))
 
 
 @pytest.mark.parametrize("kept", FILLS)
 def test_what_a_tail_gave_back_is_due_although_its_state_is_loaded(kept: StateStatus) -> None:
-    assert verdict(*a_state(None, kept, tail="train")) is Verdict.DUE
+    assert is_due(*a_state(None, kept, tail="train"))
 
 
 @pytest.mark.parametrize("kept", FILLS)
 def test_a_state_for_another_pool_than_the_tails_stays_loaded(kept: StateStatus) -> None:
-    assert verdict(*a_state(None, kept, tail="rollout")) is Verdict.EXPECTED
+    assert not is_due(*a_state(None, kept, tail="rollout"))

@@ -9,7 +9,7 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.causes import Cause
-from rollmuxd.core.clean import Verdict, is_dirty_by, is_discarding, is_given_back, verdict
+from rollmuxd.core.clean import is_dirty_by, is_discarding, is_due, is_given_back
 from rollmuxd.core.context import Context
 from rollmuxd.core.ids import HostId, NodeId
 from rollmuxd.core.model import Job, JobState, JobStatus, Node, NodeStatus, OrderKind, StateStatus
@@ -27,7 +27,7 @@ def gpus_observed(c: Context, nodes: Iterable[NodeId], seen: Collection[i.GpuObs
                 continue
             if used_mb and used_mb > clean_limit_mb(c, node):
                 c.timers.used_mb[name] = used_mb
-            elif verdict(c.state, node, node.gpus[name]) is Verdict.DUE:
+            elif is_due(c.state, node, node.gpus[name]):
                 # what is seen beside a discard may be the state itself, which the tolerance would hide
                 if not used_mb or not is_discarding(c.state, node, node.gpus[name].dirty_by):
                     clean.append(name)
@@ -60,7 +60,7 @@ def record_due(c: Context, node: Node) -> None:
     So a limit begins for each GPU that keeps a job waiting. A discard under way has a limit of its own.
     """
     gpus = node.gpus.values()
-    for name in dict.fromkeys(gpu.dirty_by for gpu in gpus if verdict(c.state, node, gpu) is Verdict.DUE):
+    for name in dict.fromkeys(gpu.dirty_by for gpu in gpus if is_due(c.state, node, gpu)):
         job = c.state.jobs[name or ""]
         if any(other != job.id for other in node.pinned) and not is_discarding(c.state, node, job.id):
             record_dirty(c, node, job, Cause("shared"))
@@ -148,7 +148,7 @@ def must_be_cleaned(c: Context, node: Node) -> bool:
         return True
     if any(kept.status is StateStatus.UNKNOWN for kept in c.state.states_on(node)):
         return True
-    return any(verdict(c.state, node, gpu) is Verdict.DUE for gpu in node.gpus.values())
+    return any(is_due(c.state, node, gpu) for gpu in node.gpus.values())
 
 
 def observe_until_clean(c: Context, node: Node) -> None:
