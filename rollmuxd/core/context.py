@@ -50,7 +50,7 @@ class Context:
 
     def fact(self, fact: Fact) -> None:
         """This has happened."""
-        for mark in MARKS.get(type(fact), ()):
+        for mark in MARKS[type(fact)]:
             mark(self.dirty, self.state, fact)
         if self.state.fillers:
             mark_loans(self.dirty, self.state, fact)

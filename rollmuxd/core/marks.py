@@ -10,8 +10,7 @@ which the rest check of the simulator finds.
 - **room**: a job that waits may fit;
 - **places**: jobs sit, or could sit, on other nodes than before. The search for better places begins again.
 
-Every fact is looked up before it is applied: it may remove what it is about. Each is in :data:`MARKS` or in
-:data:`NOTHING_FOLLOWS`.
+Every fact is looked up in :data:`MARKS` before it is applied: it may remove what it is about.
 """
 
 from collections.abc import Callable, Mapping
@@ -228,14 +227,9 @@ MARKS: Final[Mapping[type[f.Fact], tuple[Mark, ...]]] = {
     f.MovePlanned: (_job, _group, _places),
     f.MoveBegan: (_job, _places),
     **dict.fromkeys((f.SessionLost, f.SessionClosed), (_job, _its_hosts)),
+    # they make nothing possible, or say only that something is to be seen, or come with facts that are marked
+    **dict.fromkeys((f.DaemonStarted, f.LoopStalled, f.HostRemoved, f.HostBooted, f.NodeUnknown, f.NodeUndrained), ()),
+    **dict.fromkeys((f.ProcessLaunched, f.ProcessStarted, f.ProcessOver, f.SessionOpened, f.Audited), ()),
+    **dict.fromkeys((f.SlotClaimed, f.SlotGranted, f.SlotOverran, f.TurnAdded, f.TurnSkipped), ()),
+    **dict.fromkeys((f.OrderIssued, f.FillerPlaced, f.YieldAsked), ()),
 }
-
-#: facts that make nothing possible, or say only that something is to be seen, or come with facts that are marked
-NOTHING_FOLLOWS: Final = frozenset(
-    (
-        *(f.DaemonStarted, f.LoopStalled, f.HostRemoved, f.HostBooted, f.NodeUnknown, f.NodeUndrained, f.Audited),
-        *(f.ProcessLaunched, f.ProcessStarted, f.ProcessOver, f.SessionOpened),
-        *(f.SlotClaimed, f.SlotGranted, f.SlotOverran, f.TurnAdded, f.TurnSkipped),
-        *(f.OrderIssued, f.FillerPlaced, f.YieldAsked),
-    )
-)

@@ -42,7 +42,7 @@ def test_what_was_found_once_does_not_come_back() -> None:
 
 def test_a_sequence_that_fails_says_its_steps_and_they_fail_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """No step is taken when an order has ended."""
-    monkeypatch.delitem(marks.MARKS, facts.OrderEnded)
+    monkeypatch.setitem(marks.MARKS, facts.OrderEnded, ())
     with pytest.raises(Failed) as failed:
         for number in range(100):
             machine.test_machine.ClientsOperatorsAndBackends.plays(Random(f"machine {number}"), 60)
@@ -52,7 +52,7 @@ def test_a_sequence_that_fails_says_its_steps_and_they_fail_again(monkeypatch: p
 
 def test_a_sequence_that_fails_is_made_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """No step is taken when GPUs are clean: which job was first in the way may be found without the rest."""
-    monkeypatch.delitem(marks.MARKS, facts.GpusVerifiedClean)
+    monkeypatch.setitem(marks.MARKS, facts.GpusVerifiedClean, ())
     looks = [f"state.look(host={host!r})" for host in ("h1", "h2")]
     steps = [*NEEDS_THE_LOOK[:2], *looks, *NEEDS_THE_LOOK[2:]]
     wrong = machine.play(steps)

@@ -15,7 +15,7 @@ from simkit import swarm
 from simkit.checkers.rest import Rest
 from simkit.faulty_world import DaemonDied, FaultyWorld
 
-from rollmuxd.core import clean, marks, order, reconcile, scheduler  # fmt: skip
+from rollmuxd.core import clean, marks, reconcile, scheduler  # fmt: skip
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -23,11 +23,11 @@ from rollmuxd.core.context import Context
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.handlers import hosts, jobs, orders, slots
 from rollmuxd.core.ids import Fence
-from rollmuxd.core.model import Job, JobState, OrderKind, Slot, SlotStatus, StateStatus
+from rollmuxd.core.model import Group, Job, JobState, OrderKind, Slot, SlotStatus, StateStatus
 from rollmuxd.core.policy import Move
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State
-from rollmuxd.core.steps import dispatch, drain, locality, observe, reclaim
+from rollmuxd.core.steps import dispatch, drain, lines, locality, observe, reclaim
 from rollmuxd.core.steps import move as moving
 from rollmuxd.core.timers import Timers
 from rollmuxd.sim.world import Process, Then
@@ -50,7 +50,7 @@ def everywhere(patch: pytest.MonkeyPatch, name: str, instead: Callable[..., Any]
 def forgets(patch: pytest.MonkeyPatch, *kinds: type[f.Fact]) -> None:
     """Nothing is looked at after these facts."""
     for kind in kinds:
-        patch.delitem(marks.MARKS, kind)
+        patch.setitem(marks.MARKS, kind, ())
 
 
 def frees_gpus_that_were_not_verified_clean(patch: pytest.MonkeyPatch) -> None:
@@ -117,17 +117,17 @@ def passes_over_who_could_go(patch: pytest.MonkeyPatch) -> None:
 
 
 def serves_who_has_most_credit(patch: pytest.MonkeyPatch) -> None:
-    standing = order._standing
+    standing = lines._standing
 
-    def reversed_(job: Job, slot: Slot, now: int) -> tuple[bool, bool, int]:
-        patient, guarded, ahead = standing(job, slot, now)
-        return patient, guarded, -ahead
+    def reversed_(c: Context, group: Group, slot: Slot) -> tuple[bool, bool, bool, int]:
+        patient, guarded, waits, ahead = standing(c, group, slot)
+        return patient, guarded, waits, -ahead
 
-    patch.setattr(order, "_standing", reversed_)
+    patch.setattr(lines, "_standing", reversed_)
 
 
 def lets_who_has_little_credit_starve_the_others(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(order, "PATIENCE", 10**6)
+    patch.setattr(lines, "PATIENCE", 10**6)
 
 
 def ends_a_placement_while_something_is_there(patch: pytest.MonkeyPatch) -> None:
