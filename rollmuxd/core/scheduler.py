@@ -99,17 +99,13 @@ class Scheduler:
         if isinstance(policy, HeedsOwners):
             own = {name: owner.max_nodes for name, owner in config.owners.items()}
             policy.max_nodes = defaultdict(lambda: config.others.max_nodes, own)
-        self._context = Context(config, policy, state if state is not None else State())
+        #: what the steps work with. For reading only: explanations are made of it
+        self.context = Context(config, policy, state if state is not None else State())
 
     @property
     def state(self) -> State:
         """What is journalled. For reading only: facts write it."""
-        return self._context.state
-
-    @property
-    def context(self) -> Context:
-        """What the steps work with. For reading only: explanations are made of it."""
-        return self._context
+        return self.context.state
 
     def handle(self, given: i.Input, now: Millis) -> Decision:
         """Decide upon one input at a time ``now`` (integer milliseconds, never going back).
@@ -118,7 +114,7 @@ class Scheduler:
             Rejected: the input is refused, and nothing has changed.
             BrokenInvariant: a bug of ours; the state is not to be used any more.
         """
-        context = self._context
+        context = self.context
         if now < context.state.at:
             raise BrokenInvariant(f"time went back from {context.state.at} to {now}")
         context.now = now
@@ -136,11 +132,11 @@ class Scheduler:
 
     def deadline(self) -> Millis | None:
         """When the next ``Tick`` is due at the latest; None: nothing is waited for."""
-        return self._context.timers.next_due()
+        return self.context.timers.next_due()
 
     # ---- questions; they change nothing ------------------------------------------------------------------------------
 
     def directives(self, session: SessionId, slot: SlotId, now: Millis) -> tuple[Directive, ...]:
         """What the session's slot would be asked by a heartbeat now; no lease is renewed by the question."""
-        self._context.now = now
-        return resize.directives(self._context, session, slot)
+        self.context.now = now
+        return resize.directives(self.context, session, slot)
