@@ -1,33 +1,24 @@
-"""Whose turn it is on each node: the order within a group, derived from its schedule or from its line of requests.
+"""Whose turn it is on each node: the order within a group, derived from its schedule.
 
 A turn's place in time is ``(rotation, index)``: how often it was passed, and where it stands in the schedule. A node's
 order is the schedule's projection on it, so its **head** is the turn on it with the least place. A turn is served when
-it is the head of all its nodes. The group's least turn of all is the head of
-every node that it claims. It is asked for (its nodes drain toward it), or its job is busy with an earlier phase (which
-ends), or it may be skipped. Three rules of ``dispatch`` make that last one true. A job that asks for a later turn has
-passed its own earlier ones. A request that no call attends, or whose node is out, is awaited no longer than a grace. A
-job that could not start itself skips no other.
-
-In a group that is dispatched as *ready* there is a line instead: the requests that wait, by when they came. By *credit*
-they stand by how much their jobs are ahead of their bounds. A node's next is the first in the line that claims it, so
-the first of all is next on all its nodes. By credit a request over several pools comes before all requests over one of
-them, while all its nodes are free. It is short, and if it waited for one pool, the other would idle.
+it is the head of all its nodes. The group's least turn of all is the head of every node that it claims. It is asked for
+(its nodes drain toward it), or its job is busy with an earlier phase (which ends), or it may be skipped. Three rules of
+``dispatch`` make that last one true. A job that asks for a later turn has passed its own earlier ones. A request that
+no call attends, or whose node is out, is awaited no longer than a grace. A job that could not start itself skips no
+other.
 """
 
-from collections.abc import Container
 from typing import Final
 
 from msgspec import Struct
 
-from rollmuxd.core.estimates import ahead_ms, solo_ms
-from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, SlotId
-from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Slot, SlotStatus
+from rollmuxd.core.ids import GroupId, JobId, NodeId
+from rollmuxd.core.model import Group, SlotStatus
 from rollmuxd.core.state import State
 
 #: by credit, a job without a promise counts as if it were promised this: it yields, and does not starve
 PROMISED_NOTHING: Final = 10.0
-#: a job that has waited for so many of its iterations goes first
-PATIENCE: Final = 3
 
 
 class Projection(Struct):
@@ -83,30 +74,6 @@ class Rotation:
                 head, least = index, rotation
         return head
 
-    def line(self, state: State, group: Group, absent: Container[SlotId], now: Millis) -> list[Slot]:
-        """The requests that wait, the first comer first; by credit, the job that has least of it.
-
-        Without those of ``absent``, of paused jobs, and for nodes that are out: no job waits for them.
-        """
-        nodes = self.projection(state, group).nodes
-        waiting = []
-        for name in group.jobs:
-            job = state.jobs[name]
-            if job.queued is None or job.slot is not None or job.queued in absent or job.status is JobStatus.PAUSED:
-                continue
-            slot = state.slots[job.queued]
-            if state.are_up(nodes.get((name, slot.phase), ())):
-                waiting.append(slot)
-        waiting.sort(key=lambda slot: (slot.queued_at, len(slot.id), slot.id))
-        if group.dispatch is Dispatch.CREDIT and len(waiting) > 1:
-
-            def place(slot: Slot) -> tuple[tuple[bool, bool], bool, Millis]:
-                rank = _standing(state.jobs[slot.job], slot, now)
-                return rank[:2], not self.goes_at_once(state, group, slot.job, slot.phase), rank[2]
-
-            waiting.sort(key=place)
-        return waiting
-
     def goes_at_once(self, state: State, group: Group, job: JobId, phase: str) -> bool:
         """Whether a phase spans several pools, and no slot uses a GPU there."""
         projection = self.projection(state, group)
@@ -114,22 +81,6 @@ class Rotation:
             return False
         holders = (holder for name in projection.nodes[job, phase] for holder in state.nodes[name].holders)
         return all(state.slots[holder].status is SlotStatus.RELEASED for holder in holders)
-
-
-def _standing(job: Job, slot: Slot, now: Millis) -> tuple[bool, bool, Millis]:
-    """Where a job stands among those that wait: first those that waited very long, then guarded ones, then by credit.
-
-    Two guarded jobs would starve a third otherwise. The iteration at hand counts, and before the first one the wait. So
-    while two wait both lose alike, and their order stays.
-    """
-    slo = job.spec.slo if job.spec.slo is not None and job.promised else PROMISED_NOTHING
-    before = now - slot.queued_at if job.progress.iteration_from is None else 0
-    return now < patient_until(job, slot), not job.guarded, ahead_ms(job, slo, now) - before
-
-
-def patient_until(job: Job, slot: Slot) -> Millis:
-    """When a request has waited for so long that it goes before jobs with less credit."""
-    return slot.queued_at + PATIENCE * (solo_ms(job) or 0)
 
 
 def _project(state: State, group: Group) -> Projection:

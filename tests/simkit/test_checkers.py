@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import order
 from rollmuxd.core.causes import said
 from rollmuxd.core.config import Config
 from rollmuxd.core.decision import Answer, Decision
@@ -21,7 +20,7 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.ids import Fence
 from rollmuxd.core.model import OrderKind
 from rollmuxd.core.spec import JobSpec, Park, PhaseSpec, StateSpec, Want
-from rollmuxd.core.steps import dispatch
+from rollmuxd.core.steps import dispatch, lines
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim.policies import Moving, policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Workload
@@ -419,8 +418,8 @@ def test_a_schedule_whose_order_nobody_keeps_is_caught(monkeypatch):
 
 
 def test_a_line_in_which_the_last_is_first_is_caught(monkeypatch):
-    kept = order.Rotation.line
-    monkeypatch.setattr(order.Rotation, "line", lambda *args: kept(*args)[::-1])
+    kept = dispatch.line_of
+    monkeypatch.setattr(dispatch, "line_of", lambda *args: kept(*args)[::-1])
     with pytest.raises(BrokenInvariant, match="first_come_first_served"):
         history(job("X"), job("Y"), job("Z"), policy=policy_under_test("rollmux-artifact"))
 
@@ -432,8 +431,8 @@ def by_credit() -> list[Heard]:
 
 
 def test_a_line_in_which_who_has_most_credit_is_first_is_caught(monkeypatch):
-    kept = order._standing
-    monkeypatch.setattr(order, "_standing", lambda *args: (*kept(*args)[:2], -kept(*args)[2]))
+    kept = lines._standing
+    monkeypatch.setattr(lines, "_standing", lambda *args: (*kept(*args)[:3], -kept(*args)[3]))
     with pytest.raises(BrokenInvariant, match="who_is_least_ahead_goes_first"):
         history(job("X", slo=5.0), job("Y", slo=5.0), job("Z", slo=2.5), policy=BY_CREDIT)
 

@@ -19,9 +19,8 @@ from rollmuxd.core.model import (
     SlotStatus,
     StateStatus,
 )
-from rollmuxd.core.order import patient_until
 from rollmuxd.core.spec import engines_on
-from rollmuxd.core.steps.lines import line_of, next_turn_on, waits_for_another, yields_to
+from rollmuxd.core.steps.lines import line_of, next_turn_on, patient_until, waits_for_another, yields_to
 
 #: nodes on which nothing can be started, for an unknown time
 OUT = (NodeStatus.OCCUPIED, NodeStatus.DRAINING, NodeStatus.DRAINED, NodeStatus.QUARANTINED, NodeStatus.LOST)

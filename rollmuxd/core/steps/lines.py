@@ -1,14 +1,23 @@
-"""Which request is next on a node, where a group has no fixed order but a line: by age, or by credit."""
+"""Which request is next on a node, where a group has no fixed order but a line: by age, or by credit.
+
+In a group that is dispatched as *ready* requests stand by when they came. By *credit* they stand by how much their jobs
+are ahead of their bounds. A node's next is the first in the line that claims it, so the first of all is next on all its
+nodes. By credit a request over several pools comes before all requests over one of them, while all its nodes are free.
+It is short, and if it waited for one pool, the other would idle.
+"""
 
 from collections.abc import Sequence
+from typing import Final
 
 from rollmuxd.core.context import SERVED, Context
-from rollmuxd.core.estimates import credit_ms, solo_ms
+from rollmuxd.core.estimates import ahead_ms, credit_ms, solo_ms
 from rollmuxd.core.ids import Millis, NodeId
 from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Slot, SlotStatus, nodes_in
-from rollmuxd.core.order import PROMISED_NOTHING, patient_until
+from rollmuxd.core.order import PROMISED_NOTHING
 from rollmuxd.core.spec import PhaseSpec
 
+#: a job that has waited for so many of its iterations goes first
+PATIENCE: Final = 3
 #: a job that has ended a phase asks for the next one within this time, where it has no time of its own in between
 ASKS_WITHIN_MS = 250
 
@@ -26,13 +35,40 @@ def next_turn_on(c: Context, group: Group, node: NodeId, line: Sequence[Slot]) -
 def line_of(c: Context, group: Group) -> list[Slot]:
     """The requests of a group in the order in which they are served; none, where a schedule gives the order.
 
-    Without those that come before no other: those that no call attends, and those that yield.
+    Some come before no other, and are not in it. No call attends them, they yield, their job is paused, or a node that
+    they need is not up.
     """
     if group.dispatch is Dispatch.SCHEDULE:
         return []
-    queued = (c.state.slots[job.queued] for job in c.state.members(group) if job.queued)
-    absent = {slot.id for slot in queued if slot.id in c.timers.detached or yields_to(c, group, slot) is not None}
-    return c.rotation.line(c.state, group, absent, c.now)
+    waiting = []
+    for job in c.state.members(group):
+        slot = c.state.request_of(job)
+        if slot is None or job.slot is not None or slot.id in c.timers.detached or job.status is JobStatus.PAUSED:
+            continue
+        if c.state.are_up(c.rotation.nodes_of(c.state, group, job.id, slot.phase)) and not yields_to(c, group, slot):
+            waiting.append(slot)
+    waiting.sort(key=lambda slot: (slot.queued_at, len(slot.id), slot.id))
+    if group.dispatch is Dispatch.CREDIT and len(waiting) > 1:
+        waiting.sort(key=lambda slot: _standing(c, group, slot))
+    return waiting
+
+
+def _standing(c: Context, group: Group, slot: Slot) -> tuple[bool, bool, bool, Millis]:
+    """Where a request stands in a line by credit: first one that waited very long, then that of a guarded job.
+
+    Two guarded jobs would starve a third otherwise. Then one that goes at once, then by credit. The iteration at hand
+    counts, and before the first one the wait. So while two wait both lose alike, and their order stays.
+    """
+    job = c.state.jobs[slot.job]
+    waits = not c.rotation.goes_at_once(c.state, group, slot.job, slot.phase)
+    slo = job.spec.slo if job.spec.slo is not None and job.promised else PROMISED_NOTHING
+    before = c.now - slot.queued_at if job.progress.iteration_from is None else 0
+    return c.now < patient_until(job, slot), not job.guarded, waits, ahead_ms(job, slo, c.now) - before
+
+
+def patient_until(job: Job, slot: Slot) -> Millis:
+    """When a request has waited for so long that it goes before jobs with less credit."""
+    return slot.queued_at + PATIENCE * (solo_ms(job) or 0)
 
 
 def waits_for_another(c: Context, group: Group, slot: Slot, nodes: tuple[NodeId, ...]) -> bool:
