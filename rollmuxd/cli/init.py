@@ -67,7 +67,9 @@ def init(  # one argument for each option
     except OSError as error:
         raise Failed(f"{output} cannot be written: {error.strerror}; name another file with --output") from error
     if as_json:
-        print_json({"file": str(output), "hosts": msgspec.to_builtins(found)})
+        seen = ("host", "backend", "gpus", "ram_mb", "why")
+        told = [{name: msgspec.to_builtins(getattr(one, name)) for name in seen} for one in found]
+        print_json({"file": str(output), "hosts": told})
     else:
         _tell(output, found)
 

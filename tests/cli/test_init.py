@@ -187,6 +187,7 @@ def test_as_json_it_says_what_it_saw(rollmuxd, here):
     (host,) = rollmuxd("init --json").json["hosts"]
     assert host["gpus"] == [{"gpu": "box/gpu0", "type": "NVIDIA H20", "memory_mb": 97_871, "uuid": "GPU-0"}]
     assert host["ram_mb"] > 0
+    assert list(host) == ["host", "backend", "gpus", "ram_mb", "why"]  # not what only the file's writer needs
 
 
 def test_the_name_of_this_machine_makes_an_id(monkeypatch):
