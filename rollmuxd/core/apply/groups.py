@@ -46,9 +46,14 @@ def group_replanned(state: State, fact: f.GroupReplanned) -> None:
 
 def turn_added(state: State, fact: f.TurnAdded) -> None:
     group = state.groups[fact.group]
-    rotation, index = min((turn.rotation, at) for at, turn in enumerate(group.schedule) if turn.job == fact.job)
-    group.schedule.insert(index, ScheduledTurn(job=fact.job, phase=fact.phase, rotation=rotation, once=True))
+    add_once(group.schedule, fact.job, fact.phase)
     group.version += 1
+
+
+def add_once(schedule: list[ScheduledTurn], job: JobId, phase: str) -> None:
+    """A side phase takes a place just before its job's next turn."""
+    rotation, index = min((turn.rotation, at) for at, turn in enumerate(schedule) if turn.job == job)
+    schedule.insert(index, ScheduledTurn(job, phase, rotation, once=True))
 
 
 def drop_once(state: State, job: Job, phase: str) -> None:
@@ -72,9 +77,7 @@ def merged(old: list[ScheduledTurn], planned: Iterable[PlannedTurn]) -> list[Sch
     schedule = []
     for plan in planned:
         known = rotations.get((plan.job, plan.phase))
-        schedule.append(
-            ScheduledTurn(job=plan.job, phase=plan.phase, rotation=known.pop(0) if known else joins, once=plan.once)
-        )
+        schedule.append(ScheduledTurn(plan.job, plan.phase, known.pop(0) if known else joins, plan.once))
     return schedule
 
 
@@ -82,6 +85,5 @@ def rewound(group: Group, planned: Iterable[PlannedTurn]) -> list[ScheduledTurn]
     """A group's schedule as it was planned a while ago: less the jobs that left, and with side phases that wait."""
     schedule = merged(group.schedule, (it for it in planned if it.job in group.jobs and not it.once))
     for once in [it for it in group.schedule if it.once]:
-        rotation, index = min((it.rotation, at) for at, it in enumerate(schedule) if it.job == once.job)
-        schedule.insert(index, ScheduledTurn(job=once.job, phase=once.phase, rotation=rotation, once=True))
+        add_once(schedule, once.job, once.phase)
     return schedule

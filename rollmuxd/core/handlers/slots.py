@@ -83,7 +83,7 @@ def refusal(c: Context, job: Job, phase: str) -> Cause | None:
 def queue(c: Context, job: Job, session: SessionId, phase: str, request_id: str) -> SlotId:
     slot = c.state.next_id("s")
     side = all(known.name != phase for known in job.spec.phases)
-    begins = not side and phase == job.spec.phases[0].name and job.spec.filler is None
+    begins = phase == job.spec.phases[0].name and job.spec.filler is None
     c.fact(
         f.SlotQueued(c.now, slot, job.id, job.run, session, phase, request_id, side, begins, judged_by_ms(job, c.now))
     )

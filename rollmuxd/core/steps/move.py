@@ -100,8 +100,7 @@ def may_begin(c: Context, job: Job, move: JobMove) -> bool:
     if asked is None:
         return next_phase(c, job) in (None, job.spec.phases[0])
     claims = set(nodes_left(job.pins, move.pins)).intersection(c.state.phase_nodes(job, asked.phase))
-    begins = not asked.side and asked.phase == job.spec.phases[0].name
-    return begins or any(c.state.nodes[name].drain for name in claims)
+    return asked.phase == job.spec.phases[0].name or any(c.state.nodes[name].drain for name in claims)
 
 
 def may_be_moved(job: Job) -> bool:
