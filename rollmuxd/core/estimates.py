@@ -24,12 +24,9 @@ KNOWN = 8
 SURE = 2
 
 
-def quantile_ms(times: PhaseTimes, share: float) -> Millis | None:
-    """The observation below which this share of the recent ones lies, or None without any."""
-    if not times.recent_ms:
-        return None
-    ordered = sorted(times.recent_ms)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def quantile_ms(seen: Sequence[Millis], share: float) -> Millis:
+    """Of some times, at least one, that below which this share of them lies."""
+    return sorted(seen)[min(len(seen) - 1, int(share * len(seen)))]
 
 
 def phase_ms(job: Job, phase: PhaseSpec) -> Millis | None:
@@ -46,8 +43,7 @@ def planned_with(seen: Sequence[Millis], plan: PlanWith) -> Millis:
     """What plans reckon with, of the times that a phase was seen to take."""
     if plan is PlanWith.MEAN:
         return sum(seen) // len(seen)
-    share = 0.9 if plan is PlanWith.P90 else 1.0
-    return sorted(seen)[min(len(seen) - 1, int(share * len(seen)))]
+    return quantile_ms(seen, 0.9 if plan is PlanWith.P90 else 1.0)
 
 
 def promised_ms(job: Job, phase: PhaseSpec) -> Millis | None:

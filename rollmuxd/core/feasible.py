@@ -1,12 +1,13 @@
 """Whether a job fits on nodes, by RAM and end of their hosts and by GPU memory: one rule decides and explains."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.ids import HostId, NodeId, PoolName
-from rollmuxd.core.model import Job, Node, nodes_in
+from rollmuxd.core.model import Job, JobState, Node, nodes_in
+from rollmuxd.core.spec import StateSpec
 from rollmuxd.core.state import State, allowed_residual_mb, state_key
 
 #: milliseconds that a first load and turn are given at most, before a host goes away
@@ -50,17 +51,17 @@ def short_of_memory(state: State, job: Job, pins: Mapping[PoolName, Sequence[Nod
             node = state.nodes[name]
             if not node.gpu_mb or not mine:
                 continue
-            there = [(spec.gpu_mb, spec.residual_mb) for spec in mine]
-            there += [(it.spec.gpu_mb, allowed_residual_mb(it)) for it in state.states_that_stay(node)]
-            need = needed_mb(there)
+            need = needed_mb(mine, state.states_that_stay(node))
             if need > node.gpu_mb:
                 text = f"a GPU of {name} has {_gb(node.gpu_mb)} GB, and {_gb(need)} GB would be needed there"
                 return Reason("gpu_memory", text, {"node": name, "need_gb": need / 1000})
     return None
 
 
-def needed_mb(states: Sequence[tuple[int, int]]) -> int:
-    """Memory on each GPU for states, each with what it has loaded and leaves parked: one at a time is loaded."""
+def needed_mb(further: Iterable[StateSpec], there: Iterable[JobState]) -> int:
+    """Memory on each GPU for further states beside those that are there: one at a time is loaded, the others parked."""
+    states = [(spec.gpu_mb, spec.residual_mb) for spec in further]
+    states += [(kept.spec.gpu_mb, allowed_residual_mb(kept)) for kept in there]
     return sum(leaves for _, leaves in states) + max((max(0, loaded - leaves) for loaded, leaves in states), default=0)
 
 

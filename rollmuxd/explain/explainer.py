@@ -526,8 +526,8 @@ def _reckoned(job: Job) -> list[str]:
         stated = "" if phase.planned_ms is None else f"; {_s(phase.planned_ms)} s were stated"
         whence = f"the mean of {count} observations{stated}" if count else "as stated"
         text = f"Plans use {_s(took)} s for its {phase.name}, {whence}."
-        middle, late = quantile_ms(times, 0.5), quantile_ms(times, 0.95)
-        if middle is not None and late is not None:
+        if times.recent_ms:
+            middle, late = quantile_ms(times.recent_ms, 0.5), quantile_ms(times.recent_ms, 0.95)
             text += f" Half of the last {len(times.recent_ms)} took {_s(middle)} s at most, 95 % {_s(late)} s."
         likely = by_work_ms(job, phase)
         if likely is not None:

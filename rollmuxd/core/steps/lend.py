@@ -17,7 +17,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.clean import is_dirty_by
 from rollmuxd.core.context import HOLDS, SERVED, Context
-from rollmuxd.core.estimates import credit_ms, pace_ms, phase_ms
+from rollmuxd.core.estimates import credit_ms, pace_ms, phase_ms, quantile_ms
 from rollmuxd.core.feasible import needed_mb
 from rollmuxd.core.ids import JobId, Millis, NodeId
 from rollmuxd.core.model import (
@@ -35,7 +35,6 @@ from rollmuxd.core.model import (
     nodes_in,
 )
 from rollmuxd.core.spec import PhaseSpec
-from rollmuxd.core.state import allowed_residual_mb
 from rollmuxd.core.steps.dispatch import grant_if_loaded, issue, needed
 from rollmuxd.core.steps.guard import debit_ms, reserve_ms
 from rollmuxd.core.steps.launch import launch
@@ -164,9 +163,7 @@ def no_room(c: Context, job: Job, node: Node) -> Cause | None:
     ram = host.reserved_mb + sum(spec.ram_mb for it in fillers for spec in c.state.jobs[it].spec.states)
     if ram > host.ram_mb:
         return Cause("host_ram", {"host": host.id, "ram_gb": host.ram_mb / 1000, "needed_gb": ram / 1000})
-    there = [(it.spec.gpu_mb, allowed_residual_mb(it)) for it in c.state.states_on(node) if it.job != job.id]
-    there += [(spec.gpu_mb, spec.residual_mb) for spec in job.spec.states]
-    need = needed_mb(there)
+    need = needed_mb(job.spec.states, (it for it in c.state.states_on(node) if it.job != job.id))
     if node.gpu_mb and need > node.gpu_mb:
         return Cause("gpu_memory", {"node": node.id, "gpu_gb": node.gpu_mb / 1000, "needed_gb": need / 1000})
     return None
@@ -226,8 +223,8 @@ def left_ms(job: Job, phase: PhaseSpec, elapsed: Millis) -> Millis:
     times = job.times.get(phase.name)
     if times is None or not times.recent_ms:
         return max(0, (phase_ms(job, phase) or 0) - elapsed)
-    longer = sorted(took - elapsed for took in times.recent_ms[-RECENT:] if took > elapsed)
-    return longer[int(SHARE * len(longer))] if longer else 0
+    longer = [took - elapsed for took in times.recent_ms[-RECENT:] if took > elapsed]
+    return quantile_ms(longer, SHARE) if longer else 0
 
 
 def gap_ms(job: Job, phase: PhaseSpec) -> Millis:

@@ -27,7 +27,7 @@ def expected_ms(c: Context, job: Job, slot: Slot) -> Millis | None:
     Or what it takes for the work that the job has reported before it, if that is more.
     """
     times = job.times.get(slot.phase)
-    seen = None if times is None else quantile_ms(times, 0.95)
+    seen = None if times is None else quantile_ms(times.recent_ms, 0.95)
     phase = job.spec.phase(slot.phase)
     return max((it for it in (seen, by_work_ms(job, phase)) if it is not None), default=phase.planned_ms)
 

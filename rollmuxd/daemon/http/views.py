@@ -188,8 +188,8 @@ def _estimate(job: Job, phase: PhaseSpec) -> wire.Estimate:
         planned_s=seconds(phase.planned_ms),
         count=times.count,
         mean_s=round(times.total_ms / times.count / 1000, 3) if times.count else None,
-        p50_s=seconds(quantile_ms(times, 0.5)) if times.count else None,
-        p95_s=seconds(quantile_ms(times, 0.95)) if times.count else None,
+        p50_s=seconds(quantile_ms(times.recent_ms, 0.5)) if times.count else None,
+        p95_s=seconds(quantile_ms(times.recent_ms, 0.95)) if times.count else None,
         estimate_s=seconds(phase_ms(job, phase)),
         estimate_samples=estimate_samples(job, phase),
     )
