@@ -122,7 +122,7 @@ def _bent(value: Any, dice: random.Random, with_: Any) -> Any:
 def fuzz_wire(budget_s: float, start: int) -> Found:
     """Decode bodies and queries."""
     found = Found()
-    bodies = [endpoint for endpoint in ENDPOINTS if endpoint.decoder is not None]
+    bodies = [endpoint for endpoint in ENDPOINTS if endpoint.body is not None]
     queries = [endpoint for endpoint in ENDPOINTS if endpoint.query is not None]
 
     def decoded(endpoint, raw: bytes) -> Any:
