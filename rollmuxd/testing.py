@@ -37,6 +37,7 @@ from rollmuxd.wire.answers import (
     SlotView,
 )
 from rollmuxd.wire.requests import (
+    EndBody,
     GrowBody,
     HeartbeatBody,
     RegisterBody,
@@ -119,20 +120,20 @@ class FakeDaemon:
         self._directives: list[Directive] = []
         self._orders: list[tuple[int, ChannelOrder]] = []
         self._listeners: list[HeartbeatListener] = []
-        self._routes: list[tuple[str, re.Pattern[str], Callable[..., Any]]] = [
-            ("POST", re.compile(r"/v1/jobs"), self._register),
-            ("GET", re.compile(r"/v1/jobs/([^/]+)"), self._job),
-            ("DELETE", re.compile(r"/v1/jobs/([^/]+)"), self._end),
-            ("POST", re.compile(r"/v1/jobs/([^/]+)/sessions"), self._open),
-            ("POST", re.compile(r"/v1/sessions/([^/]+)/heartbeat"), self._beat),
-            ("POST", re.compile(r"/v1/sessions/([^/]+)/give-back"), self._give_back),
-            ("DELETE", re.compile(r"/v1/sessions/([^/]+)"), self._close),
-            ("POST", re.compile(r"/v1/jobs/([^/]+)/slots"), self._ask),
-            ("POST", re.compile(r"/v1/slots/([^/]+)/release"), self._release),
-            ("POST", re.compile(r"/v1/slots/([^/]+)/shrink"), self._shrink),
-            ("POST", re.compile(r"/v1/slots/([^/]+)/grow"), self._grow),
-            ("GET", re.compile(r"/v1/channel/([^/]+)/orders"), self._next_order),
-            ("POST", re.compile(r"/v1/channel/([^/]+)/results"), self._result),
+        self._routes: list[tuple[str, str, type[Any] | None, Callable[..., Any]]] = [
+            ("POST", r"/v1/jobs", RegisterBody, self._register),
+            ("GET", r"/v1/jobs/([^/]+)", None, self._job),
+            ("DELETE", r"/v1/jobs/([^/]+)", EndBody, self._end),
+            ("POST", r"/v1/jobs/([^/]+)/sessions", SessionBody, self._open),
+            ("POST", r"/v1/sessions/([^/]+)/heartbeat", HeartbeatBody, self._beat),
+            ("POST", r"/v1/sessions/([^/]+)/give-back", None, self._give_back),
+            ("DELETE", r"/v1/sessions/([^/]+)", None, self._close),
+            ("POST", r"/v1/jobs/([^/]+)/slots", SlotBody, self._ask),
+            ("POST", r"/v1/slots/([^/]+)/release", ReleaseBody, self._release),
+            ("POST", r"/v1/slots/([^/]+)/shrink", ShrinkBody, self._shrink),
+            ("POST", r"/v1/slots/([^/]+)/grow", GrowBody, self._grow),
+            ("GET", r"/v1/channel/([^/]+)/orders", None, self._next_order),
+            ("POST", r"/v1/channel/([^/]+)/results", ResultBody, self._result),
         ]
 
     # ---- the script ----
@@ -292,16 +293,15 @@ class FakeDaemon:
             return Reply(200, headers={"content-type": "application/json"}, content=msgspec.json.encode(answer))
 
     def _answer(self, method: str, path: str, params: Mapping[str, str], content: bytes) -> Any:
-        for wanted, pattern, route in self._routes:
-            match = pattern.fullmatch(path)
+        for wanted, pattern, kind, route in self._routes:
+            match = re.fullmatch(pattern, path)
             if match and wanted == method:
-                return route(*match.groups(), params=params, content=content)
+                return route(*match.groups(), params if kind is None else _body(content, kind))
         raise _No(404, f"the fake daemon does not know {method} {path}")
 
     # ---- the routes ----
 
-    def _register(self, *, params: Mapping[str, str], content: bytes) -> JobView:
-        body = _body(content, RegisterBody)
+    def _register(self, body: RegisterBody) -> JobView:
         known = self._keys.get(body.idempotency_key)
         if known is not None:
             return self._jobs[known]
@@ -318,7 +318,7 @@ class FakeDaemon:
         self._jobs[view.job] = self._jobs[self._keys.setdefault(body.idempotency_key, view.job)] = view
         return view
 
-    def _job(self, job: str, **_: Any) -> JobView:
+    def _job(self, job: str, _: object = None) -> JobView:
         if job not in self._jobs:
             raise _No(404, f"there is no job {job!r}")
         view = self._jobs[job]
@@ -328,37 +328,35 @@ class FakeDaemon:
         )
         return msgspec.structs.replace(view, session=session, slot=slot.id if slot else None)
 
-    def _end(self, job: str, *, params: Mapping[str, str], content: bytes) -> JobView:
+    def _end(self, job: str, body: EndBody) -> JobView:
         view = self._job(job)
-        body = msgspec.json.decode(content) if content else {}
-        reason, finished = body.get("reason", ""), body.get("finished", False)
-        self.ended[view.name] = reason
-        self._jobs[job] = msgspec.structs.replace(view, status="ended", reason=reason, finished=finished, pins={})
+        self.ended[view.name] = body.reason
+        self._jobs[job] = msgspec.structs.replace(
+            view, status="ended", reason=body.reason, finished=body.finished, pins={}
+        )
         for slot in self._slots.values():
             if slot.job == job and slot.status in {"running", "queued"}:
                 slot.status = "over"
         return self._jobs[job]
 
-    def _open(self, job: str, *, params: Mapping[str, str], content: bytes) -> SessionView:
+    def _open(self, job: str, body: SessionBody) -> SessionView:
         view = self._live(job)
-        _body(content, SessionBody)
         session = self._new("s")
         self.sessions[session] = job
         return SessionView(session, job, view.run, lease_s=60.0, heartbeat_s=15.0, journal=self.journal)
 
-    def _beat(self, session: str, *, params: Mapping[str, str], content: bytes) -> HeartbeatView:
+    def _beat(self, session: str, body: HeartbeatBody) -> HeartbeatView:
         self._job_of(session)
-        body = _body(content, HeartbeatBody)
         if body.slot is not None:
             self.progressed(body.slot, body.done, body.total)
         return HeartbeatView(60.0, list(self._directives))
 
-    def _close(self, session: str, **_: Any) -> dict[str, Any]:
+    def _close(self, session: str, _: object) -> dict[str, Any]:
         self._job_of(session)
         del self.sessions[session]
         return {}
 
-    def _give_back(self, session: str, **_: Any) -> SessionView:
+    def _give_back(self, session: str, _: object) -> SessionView:
         job = self._job_of(session)
         for slot in self._slots.values():
             if slot.job == job and slot.status in {"running", "tail", "queued"}:
@@ -366,8 +364,7 @@ class FakeDaemon:
         self._directives = []
         return SessionView(session, job, self._jobs[job].run, lease_s=60.0, heartbeat_s=15.0, journal=self.journal)
 
-    def _ask(self, job: str, *, params: Mapping[str, str], content: bytes) -> SlotView:
-        body = _body(content, SlotBody)
+    def _ask(self, job: str, body: SlotBody) -> SlotView:
         self._live(job)
         self._job_of(body.session)
         return self._asked_for(job, body.phase, body.request_id)
@@ -407,8 +404,7 @@ class FakeDaemon:
                 # Granted, and lost behind the holder's back: it finds out when it releases.
                 self._slots[slot.id] = msgspec.structs.replace(slot, status="lost", reason=reason)
 
-    def _release(self, slot: str, *, params: Mapping[str, str], content: bytes) -> ReleaseView:
-        body = _body(content, ReleaseBody)
+    def _release(self, slot: str, body: ReleaseBody) -> ReleaseView:
         if (answer := self._slot(slot).released) is not None:
             return answer
         found = self._held(slot, body.fence)
@@ -420,8 +416,7 @@ class FakeDaemon:
         found.released = ReleaseView(slot, "released", following)
         return found.released
 
-    def _shrink(self, slot: str, *, params: Mapping[str, str], content: bytes) -> SlotView:
-        body = _body(content, ShrinkBody)
+    def _shrink(self, slot: str, body: ShrinkBody) -> SlotView:
         found = self._held(slot, body.fence)
         if not set(body.keep) <= set(found.gpus):
             raise _No(422, f"slot {slot} holds {found.gpus}, and was to keep {body.keep}")
@@ -429,14 +424,13 @@ class FakeDaemon:
         self._directives = []
         return self._view(found)
 
-    def _grow(self, slot: str, *, params: Mapping[str, str], content: bytes) -> SlotView:
-        body = _body(content, GrowBody)
+    def _grow(self, slot: str, body: GrowBody) -> SlotView:
         found = self._held(slot, body.fence)
         found.status, found.gpus = "running", self._gpu_names()
         self._directives = []
         return self._view(found)
 
-    def _next_order(self, job: str, *, params: Mapping[str, str], content: bytes) -> ChannelView:
+    def _next_order(self, job: str, params: Mapping[str, str]) -> ChannelView:
         self._job_of(params["session"])
         if (asking := int(params["rank"])) not in self.dialled.setdefault(job, []):
             self.dialled[job].append(asking)
@@ -446,8 +440,7 @@ class FakeDaemon:
                 return ChannelView(order)
         return ChannelView()
 
-    def _result(self, job: str, *, params: Mapping[str, str], content: bytes) -> dict[str, Any]:
-        body = _body(content, ResultBody)
+    def _result(self, job: str, body: ResultBody) -> dict[str, Any]:
         self._job_of(body.session)
         self.results.append(body)
         return {}

@@ -235,13 +235,13 @@ def with_discards_at_the_end(daemon):
     """Have the daemon tell a discard when the job is ended, as the real one does."""
     end = daemon._end
 
-    def ends(job, **more):
-        view = end(job, **more)
+    def ends(job, body):
+        view = end(job, body)
         daemon._jobs[job] = view = msgspec.structs.replace(view, pins={"rollout": ["fake/gpu0-1"]})
         daemon._orders.append((0, ChannelOrder("last", "discard", "rollout", "fake/gpu0-1", [], False)))
         return view
 
-    daemon._routes = [(m, p, ends if r == end else r) for m, p, r in daemon._routes]
+    daemon._routes = [(m, p, k, ends if r == end else r) for m, p, k, r in daemon._routes]
 
 
 def test_a_job_that_ends_stays_on_the_line_until_its_state_is_discarded(daemon, monkeypatch):

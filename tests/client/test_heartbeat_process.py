@@ -48,8 +48,8 @@ class Heard:
 class HastyDaemon(FakeDaemon):
     """Wants a heartbeat every 50 ms, so that a test need not wait for one."""
 
-    def _open(self, job, **request):
-        view = super()._open(job, **request)
+    def _open(self, job, body):
+        view = super()._open(job, body)
         return SessionView(view.session, job, view.run, lease_s=60.0, heartbeat_s=0.05)
 
     @property
