@@ -3,15 +3,17 @@
 import os
 import pwd
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import anyio
 import pytest
 
 from rollmuxd.core.ids import GpuId, HostId
-from rollmuxd.spi.backend import Backend, Observation, Ran
+from rollmuxd.spi.backend import Backend, Observation
 from rollmuxd.spi.contract.moments import Cancelling
 from rollmuxd.spi.errors import ContactLost
+
+T = TypeVar("T")
 
 
 class GivenBackend(Cancelling):
@@ -86,8 +88,8 @@ class GivenBackend(Cancelling):
     async def _end(self, backend: Backend) -> None:
         await backend.close()
 
-    async def _until(self, ask: Callable[[], Awaitable[Ran]], enough: Callable[[Ran], object]) -> Ran:
-        """Run a command again and again until its answer will do."""
+    async def _until(self, ask: Callable[[], Awaitable[T]], enough: Callable[[T], object]) -> T:
+        """Ask again and again until the answer will do."""
         with anyio.fail_after(self.patience_s):
             while not enough(ran := await ask()):  # noqa: ASYNC110  # what a host does has no event here
                 await anyio.sleep(0.02)

@@ -1,5 +1,6 @@
 """What is seen of a host, nothing of one that is away, and whose processes are ended there."""
 
+import operator
 import os
 
 import anyio
@@ -102,9 +103,7 @@ class Hosts(GivenBackend):
         assert not await backend.kill(self.host, pid, f"{started}0", "j1", self.owner)
         assert await self.is_running(backend, pid), "a process was ended that could have been another's"
         assert await backend.kill(self.host, pid, started, "j1", self.owner)
-        with anyio.fail_after(self.patience_s):
-            while await self.is_running(backend, pid):  # noqa: ASYNC110  # a process's end has no event for everybody
-                await anyio.sleep(0.005)
+        await self._until(lambda: self.is_running(backend, pid), operator.not_)
 
     @sentence
     async def test_it_ends_no_process_on_the_word_of_an_owner_whom_nobody_has_given_it_to(

@@ -1,6 +1,7 @@
 """Jobs' processes, of backends that start them."""
 
 import itertools
+import operator
 from collections.abc import Iterator
 
 import anyio
@@ -41,9 +42,7 @@ class Processes(GivenBackend):
         starter = self._starter(backend)
         order = _process(("true",))
         await starter.start(self.host, order)
-        with anyio.fail_after(self.patience_s):
-            while await starter.alive(self.host, order.launch):  # noqa: ASYNC110  # its end has no event for everybody
-                await anyio.sleep(0.01)
+        await self._until(lambda: starter.alive(self.host, order.launch), operator.not_)
 
     @sentence
     async def test_what_a_process_prints_can_be_read_in_pieces_and_after_its_end(self, backend: Backend) -> None:
@@ -72,12 +71,10 @@ class Processes(GivenBackend):
         starter = self._starter(backend)
         order = _process(("sh", "-c", 'printf %s "[$NOTIFY_SOCKET]"'))
         await starter.start(self.host, order)
-        printed = b""
-        with anyio.fail_after(self.patience_s):
-            while len(printed) < 2:
-                printed = (await starter.output(self.host, order.launch, 0, 100)).data
-                await anyio.sleep(0.01)
-        assert printed == b"[]", "a process may take itself for the daemon's service"
+        printed = await self._until(
+            lambda: starter.output(self.host, order.launch, 0, 100), lambda found: len(found.data) >= 2
+        )
+        assert printed.data == b"[]", "a process may take itself for the daemon's service"
         await backend.close()
 
     @sentence

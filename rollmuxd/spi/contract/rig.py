@@ -95,13 +95,7 @@ class GivenDriver(Cancelling):
 
     async def _tell(self, rig: Rig, order: StateOrder) -> None:
         with anyio.fail_after(self.patience_s):
-            match order.kind:
-                case OrderKind.LOAD:
-                    await rig.residency.load(order)
-                case OrderKind.PARK:
-                    await rig.residency.park(order)
-                case OrderKind.DISCARD:
-                    await rig.residency.discard(order)
+            await getattr(rig.residency, order.kind.value)(order)
 
     async def _used(self, rig: Rig) -> dict[GpuId, int]:
         observation = await rig.backend.observe(rig.host)
