@@ -8,6 +8,7 @@ not all ranks have dialled in         waits; the daemon's time limit ends that, 
                                       is seen on the GPUs
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
@@ -65,20 +66,18 @@ class ChannelResidency:
 
     async def load(self, order: StateOrder) -> None:
         """Every rank brings its part onto its GPUs. Raises RanksFailed, ContactLost, NotDone for what comes late."""
-        self._no_older.check(order)
-        _judge(order, await self._tell(order))
+        await self._move(order)
 
     async def park(self, order: StateOrder) -> None:
         """Every rank brings its part to host RAM. Raises RanksFailed, ContactLost, NotDone for what comes late."""
-        self._no_older.check(order)
-        _judge(order, await self._tell(order))
+        await self._move(order)
 
     async def discard(self, order: StateOrder) -> None:
         """Every rank drops its part. Raises RanksFailed; ContactLost when ranks are not there to be told."""
-        self._no_older.check(order)
         if not self._missing(order):
-            _judge(order, await self._tell(order))
+            await self._move(order)
             return
+        self._no_older.check(order)
         results = await self._tell_those_who_are_there(order)
         if results is None:
             raise ContactLost(
@@ -103,6 +102,10 @@ class ChannelResidency:
     async def close(self) -> None:
         """The channel is the daemon's, and stays."""
 
+    async def _move(self, order: StateOrder) -> None:
+        self._no_older.check(order)
+        _judge(order, await self._tell(order))
+
     async def _tell(self, order: StateOrder) -> tuple[RankResult, ...]:
         command = ChannelCommand(
             order=order.order,
@@ -120,24 +123,18 @@ class ChannelResidency:
 
         Once all have dialled in, nothing is cut short any more: from there on it is a discard like any other.
         """
-        results: tuple[RankResult, ...] | None = None
-        failed: Exception | None = None
+        with anyio.CancelScope() as told:
 
-        async def give_up() -> None:
-            await anyio.sleep(self.discard_wait_s)
-            if self._missing(order):
-                group.cancel_scope.cancel()
+            def give_up() -> None:
+                if self._missing(order):
+                    told.cancel()
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(give_up)
+            timer = asyncio.get_running_loop().call_later(self.discard_wait_s, give_up)
             try:
-                results = await self._tell(order)
-            except Exception as error:  # handed on below, as it was: a task group would wrap it
-                failed = error
-            group.cancel_scope.cancel()
-        if failed is not None:
-            raise failed
-        return results
+                return await self._tell(order)
+            finally:
+                timer.cancel()
+        return None
 
     def _missing(self, order: StateOrder) -> tuple[int, ...]:
         there = self._channel.ranks(order.job)

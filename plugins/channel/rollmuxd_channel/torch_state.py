@@ -23,7 +23,6 @@ the CPU go the same way through ordinary memory.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -34,7 +33,7 @@ from rollmuxd_channel import communicators as nccl
 from rollmuxd_channel import storages
 from rollmuxd_channel.storages import HostMemory, Kept, TorchStateError
 
-__all__ = ["Dropped", "Moved", "TorchState", "TorchStateError"]
+__all__ = ["Dropped", "TorchState", "TorchStateError"]
 
 log = logging.getLogger("rollmuxd.torch")
 
@@ -50,14 +49,6 @@ class Dropped:
 
     what: Any
     refill: Callable[[], object] | None = None
-
-
-@dataclass(frozen=True)
-class Moved:
-    """What one park or load did; nothing, if there was nothing to be done."""
-
-    bytes: int = 0
-    seconds: float = 0.0
 
 
 class TorchState:
@@ -118,11 +109,13 @@ class TorchState:
 
     # ---- what the hooks do ------------------------------------------------------------------------------------------
 
-    def park(self) -> Moved:
-        """Copy everything to host memory, then free it on the device; on a TorchStateError nothing was freed."""
+    def park(self) -> int:
+        """Copy everything to host memory, then free it on the device; returns how many bytes.
+
+        On a TorchStateError nothing was freed.
+        """
         if self.place != "loaded":
-            return Moved()
-        began = time.monotonic()
+            return 0
         if self._gradients == "drop":
             self._drop_gradients()
         kept = self._survey()
@@ -137,13 +130,15 @@ class TorchState:
             ) from error
         storages.free(kept)
         self._kept, self.place = kept, "parked"
-        return _moved(kept, began)
+        return _size(kept)
 
-    def load(self) -> Moved:
-        """Bring everything back. Raises TorchStateError: not enough room, and then nothing was taken."""
+    def load(self) -> int:
+        """Bring everything back; returns how many bytes.
+
+        Raises TorchStateError: not enough room, and then nothing was taken.
+        """
         if self.place == "loaded":
-            return Moved()
-        began = time.monotonic()
+            return 0
         was, kept = self.place, self._kept
         if was == "gone" and self._rebuild is None:
             raise TorchStateError(
@@ -153,7 +148,7 @@ class TorchState:
         try:
             storages.copy_in(kept)
         except RuntimeError as error:
-            need = sum(one.nbytes for one in kept) / 1e9
+            need = _size(kept) / 1e9
             where = ", ".join(map(str, storages.devices(kept)))
             raise TorchStateError(
                 f"not loaded: no room for its {need:.3g} GB on {where}: {storages.first_line(error)}"
@@ -169,7 +164,7 @@ class TorchState:
             storages.free(kept)  # what was not filled must not be computed with; what was parked still is
             raise
         self._kept, self.place = [], "loaded"
-        return _moved(kept, began)
+        return _size(kept)
 
     def discard(self) -> None:
         """Drop everything, on the device and in host memory. Of a state that is gone: done."""
@@ -197,7 +192,7 @@ class TorchState:
 
     def device_bytes(self) -> int:
         """Bytes on the device while loaded: ``gpu_gb``, without what torch and the driver take for themselves."""
-        return sum(one.nbytes for one in (self._survey() if self.place == "loaded" else self._kept))
+        return _size(self._survey() if self.place == "loaded" else self._kept)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -255,8 +250,8 @@ def _is_function(what: Any) -> bool:
     return callable(what) and not isinstance(what, torch.nn.Module)
 
 
-def _moved(kept: list[Kept], began: float) -> Moved:
-    return Moved(sum(one.nbytes for one in kept), time.monotonic() - began)
+def _size(kept: list[Kept]) -> int:
+    return sum(one.nbytes for one in kept)
 
 
 def _warn_not_pinned(why: str) -> None:
