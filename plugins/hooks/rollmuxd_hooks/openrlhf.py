@@ -7,7 +7,7 @@ So that one process talks, the trainer lives in the driver here; it holds no GPU
 import copy
 import runpy
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from rollmuxd_hook_kit.contract import look_at_or_exit
@@ -29,13 +29,7 @@ class Local:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._target, name)
-
-        class Call:
-            @staticmethod
-            def remote(*args: Any, **kwargs: Any) -> Any:
-                return ray.put(method(*args, **kwargs))
-
-        return Call
+        return SimpleNamespace(remote=lambda *args, **kwargs: ray.put(method(*args, **kwargs)))
 
 
 class Run:
@@ -94,12 +88,8 @@ class Run:
         def trainer(module: ModuleType) -> None:
             kind = module.PPOTrainer.__ray_metadata__.modified_class
 
-            class PPOTrainer:
-                @staticmethod
-                def remote(*args: Any, **kwargs: Any) -> Local:
-                    return self.trainer(kind, args, kwargs)
-
-            module.PPOTrainer = PPOTrainer  # type: ignore[attr-defined]
+            made = SimpleNamespace(remote=lambda *args, **kwargs: self.trainer(kind, args, kwargs))
+            module.PPOTrainer = made  # type: ignore[attr-defined]
 
         def groups(module: ModuleType) -> None:
             save = module.RayActorGroup.async_save_model

@@ -28,8 +28,8 @@ class RLVRPipeline(Theirs):  # type: ignore[misc]
     def __init__(self, pipeline_config: Any, rollmux: Mapping[str, Any] | None = None) -> None:
         if pipeline_config.async_pipeline:
             raise refuse("async_generation_ratio > 0", "set it to 0")
-        self._shape = _shape(pipeline_config)
-        self._loop = Loop(rollmux, name=str(get(pipeline_config, "exp_name", default="roll")), shape=self._shape)
+        name = str(get(pipeline_config, "exp_name", default="roll"))
+        self._loop = Loop(rollmux, name=name, shape=_shape(pipeline_config))
         self._loop.begin()
         with self._loop.ending_with_an_error():
             super().__init__(pipeline_config)
@@ -57,18 +57,15 @@ class RLVRPipeline(Theirs):  # type: ignore[misc]
     def _bracket(self) -> None:
         loop = self._loop
         around(self.actor_infer, "load_states", before=loop.rollout)
-        models = [self.actor_train, *_clusters(get(self, "references")), get(self, "reference"), get(self, "critic")]
+        references = get(self, "references", default={}).values()
+        models = [self.actor_train, *references, get(self, "reference"), get(self, "critic")]
         for cluster in models:
             for method in ("compute_log_probs", "compute_values", "train_step"):
                 if hasattr(cluster, method):
                     around(cluster, method, before=loop.train)
-        if self._shape is Shape.TWO_POOLS and not loop.resident:
+        if loop.rollout_pool == "rollout" and not loop.resident:
             # From the weights' arrival until the rollout has its turn they are there, and others may want the GPUs.
             loop.parked_by(lambda: self.actor_infer.offload_states(blocking=True), pool="rollout")
-
-
-def _clusters(references: Any) -> list[Any]:
-    return list(references.values()) if isinstance(references, Mapping) else []
 
 
 def _shape(config: Any) -> Shape:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
@@ -118,11 +118,10 @@ class Manager:
         }
         if self._loop.asynchronous:
             brackets = {"generate": self._running_on, "eval": self._loop.evaluating}
+        brackets["dispose"] = self._loop.to_its_end
         method = getattr(self.handle, name)
-        if name == "dispose":
-            return _Call(method, nullcontext, self._loop.end)
         waits = name != "generate" or not self._loop.asynchronous
-        return _Call(method, brackets[name], waits=waits) if name in brackets else method
+        return _Call(method, brackets[name], waits) if name in brackets else method
 
     def _generating(self) -> AbstractContextManager[Any]:
         self._loop.rollout()
@@ -154,30 +153,21 @@ class Manager:
             ray.get(self.handle.onload.remote())
 
 
-class _Call:
+class _Call(NamedTuple):
     """A method of the handle. Its ``remote`` returns once the work is done, where the driver would wait for it anyway.
 
     ``waits``: it would.
     """
 
-    def __init__(
-        self,
-        method: Any,
-        within: Callable[[], AbstractContextManager[Any]],
-        after: Callable[[], Any] = lambda: None,
-        *,
-        waits: bool = True,
-    ) -> None:
-        self._method, self._waits = method, waits
-        self._within = within
-        self._after = after
+    method: Any
+    within: Callable[[], AbstractContextManager[Any]]
+    waits: bool
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        with self._within():
-            answer = self._method.remote(*args, **kwargs)
-            if self._waits:
+        with self.within():
+            answer = self.method.remote(*args, **kwargs)
+            if self.waits:
                 ray.wait([answer])
-        self._after()
         return answer
 
 
