@@ -198,3 +198,10 @@ def test_names_may_have_blanks_beside_their_commas():
     spaced = _run("--topologies", "osub4, mixnet", "--generation", "tp8, afd", "--json")
     assert spaced.exit_code == 0
     assert spaced.stdout == _run("--topologies", "osub4,mixnet", "--generation", "tp8,afd", "--json").stdout
+
+
+def test_without_numpy_it_says_what_brings_it(monkeypatch):
+    monkeypatch.setattr("rollmuxd.cli.common.find_spec", lambda name: None)
+    found = _run()
+    assert found.exit_code == 1
+    assert found.stderr == "rollmuxd: the study of fabrics needs numpy: pip install 'rollmuxd[rollout]'\n"

@@ -166,10 +166,11 @@ def bench(
     html: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Move random weights between hosts that are processes of this machine, and say how long it took."""
-    from rollmuxd.cli.common import Failed, print_json
+    from rollmuxd.cli.common import Failed, needs_numpy, print_json
     from rollmuxd_weights import bench as runs
     from rollmuxd_weights.namespaces import Clusters, removed_on_signals, unavailable
 
+    needs_numpy("random weights need", "weights")
     if cut is not None and not namespaces:
         raise click.UsageError("--cut needs --namespaces: there are no lines to cut otherwise")
     if namespaces and (why := unavailable()):

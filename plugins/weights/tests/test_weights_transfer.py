@@ -1579,6 +1579,12 @@ def test_the_bench_moves_weights_over_the_loopback_and_draws_them(tmp_path):
     assert "chunk 0 at" in (tmp_path / "w.html").read_text()
 
 
+def test_without_numpy_the_bench_says_what_brings_it(monkeypatch):
+    monkeypatch.setattr("rollmuxd.cli.common.find_spec", lambda name: None)
+    found = CliRunner().invoke(command.weights, ["bench", "--train", "1", "--rollout", "1", "--mb", "1"])
+    assert found.stderr == "rollmuxd: random weights need numpy: pip install 'rollmuxd[weights]'\n"
+
+
 def test_a_bench_whose_picture_cannot_be_written_does_not_run_and_one_that_moved_other_bytes_fails(monkeypatch):
     ran = []
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollmuxd.cli.common import Failed, table
+from rollmuxd.cli.common import Failed, needs_numpy, table
 from rollmuxd.fabric.parallelism import PARALLELISMS
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ def fabric(
     Exits with 1 where a figure lies outside of what the checks allow. What was not published is a range. Costs are held
     to the published ones with the shipped prices only.
     """
+    needs_numpy("the study of fabrics needs")
     from rollmuxd.rollout.hardware import gpu
     from rollmuxd.rollout.models import model
     from rollmuxd.sim.fabric_study import study
