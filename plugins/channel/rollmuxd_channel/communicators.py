@@ -14,7 +14,11 @@ import torch
 
 def supported() -> bool:
     """Whether this torch knows how; whether its NCCL does is seen in the first park."""
-    return torch.distributed.is_available() and hasattr(_c10d().Backend, "suspend")
+    if not torch.distributed.is_available():
+        return False
+    from torch._C import _distributed_c10d
+
+    return hasattr(_distributed_c10d.Backend, "suspend")
 
 
 def suspend(device: torch.device) -> list[Any]:
@@ -49,9 +53,3 @@ def _backends(device: torch.device) -> Iterator[Any]:
         if backend not in seen:
             seen.append(backend)
             yield backend
-
-
-def _c10d() -> Any:
-    from torch._C import _distributed_c10d
-
-    return _distributed_c10d

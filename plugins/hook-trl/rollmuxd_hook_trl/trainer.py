@@ -94,11 +94,12 @@ class Sharing(_Trainer):  # type: ignore[misc]
         communicators = settings.pop("communicators", "keep")
         gateway = settings.pop("gateway", "")
         shape = "asynchronous" if self._asynchronous else "server" if self._has_server else "one pool"
-        settings = _job_settings(settings, config, self._mover, shape=shape, on_cpu=self._on_cpu)
+        shares = self._parking or not self._on_cpu
+        settings = _job_settings(settings, config, self._mover, shape=shape, shares=shares)
         check_settings(settings, gateway=gateway)
         self._job = rollmuxd.job(**settings)
         if self._parking:
-            _check_parking(config, settings)
+            _check_parking(config)
             TorchState(
                 model=lambda: self._part("model_wrapped"),  # (FSDP's outermost one knows what it has gathered)
                 optimizer=lambda: self._part("optimizer"),
@@ -264,9 +265,9 @@ class GRPOTrainer(Sharing, trl.GRPOTrainer):  # type: ignore[misc]
 
 
 def _job_settings(
-    given: Mapping[str, Any], config: Any, mover: Mover | None, *, shape: str, on_cpu: bool
+    given: Mapping[str, Any], config: Any, mover: Mover | None, *, shape: str, shares: bool
 ) -> dict[str, Any]:
-    """The keywords of :func:`rollmuxd.job` for this shape of TRL."""
+    """The keywords of :func:`rollmuxd.job` for this shape of TRL. ``shares``: there is state that others wait for."""
     name = config.run_name or Path(config.output_dir or "grpo").name
     settings = {"name": job_name(name, "grpo"), "train": {"nodes": 1}, **given}
     if shape == "asynchronous":
@@ -280,7 +281,7 @@ def _job_settings(
         _check_levels(settings["rollout"], config, "sync" if mover is None else "eval")
     elif "rollout" not in settings:
         settings.setdefault("phases", {"rollout": "train", "train": "train"})
-    elif not on_cpu:
+    elif shares:
         raise ValueError(
             "rollmux=dict(rollout=...): without a vLLM server the trainer generates on the GPUs that it trains on, so "
             "give it those of train= only; for GPUs of its own, generation needs use_vllm=True, vllm_mode='server'"
@@ -291,7 +292,7 @@ def _job_settings(
     return settings
 
 
-def _check_parking(config: Any, settings: Mapping[str, Any]) -> None:
+def _check_parking(config: Any) -> None:
     vllm = getattr(config, "use_vllm", False)  # an asynchronous run always has a server
     if vllm and config.vllm_mode == "colocate" and not config.vllm_enable_sleep_mode:
         raise ValueError(
@@ -302,10 +303,6 @@ def _check_parking(config: Any, settings: Mapping[str, Any]) -> None:
         raise ValueError(
             "DeepSpeed keeps weights and optimizer in buffers of its own, which cannot be parked: train with FSDP, or "
             "take the hook out again: from trl import GRPOTrainer"
-        )
-    if "rollout" in settings and not (vllm and config.vllm_mode == "server"):
-        raise ValueError(
-            "rollmux=dict(rollout=..., parking=True): what is parked for train is what generates; give train= only"
         )
 
 

@@ -365,7 +365,7 @@ def test_a_run_whose_phases_are_not_those_of_its_job_file_uses_no_gpu(runs, out,
 
 
 def test_parking_what_also_generates_in_another_pool_is_refused(runs, out, daemon):
-    with pytest.raises(ValueError, match="what is parked for train is what generates"):
+    with pytest.raises(ValueError, match="generates on the GPUs that it trains on, so give it those of train= only"):
         runs.trainer("high", out, rollmux=dict(rollout=dict(nodes=1), train=dict(nodes=1), parking=True))
     assert daemon.calls == []
 
