@@ -100,6 +100,8 @@ def read(path: Path) -> dict[str, Any]:
         raise Failed(
             f"{path}: {stray[0]} is not a key beside jobs, pools and on; put each job into a table of its own, [[jobs]]"
         )
+    if (on := said.get("on", "live")) not in ("live", "empty"):
+        raise Failed(f"{path}: on is {on!r}, and it is 'live' (beside what runs) or 'empty' (the nodes without jobs)")
     pools = said.get("pools", {})
     if not isinstance(pools, dict):
         raise Failed(f"{path}: pools is {pools!r}, and it is a table for each pool, [pools.NAME]")

@@ -184,6 +184,7 @@ def test_an_empty_inventory_and_one_that_is_made_up_are_passed_on(rollmuxd, daem
         (FILE + "[pools.rollout]\nnodes = 0", "jobs.toml: [pools.rollout]: nodes=0: expected `int` >= 1"),
         ("pools = 4\n" + FILE, "jobs.toml: pools is 4, and it is a table for each pool, [pools.NAME]"),
         (FILE + "[pools]\nrollout = 4", "jobs.toml: [pools.rollout]: a table is needed, such as nodes = 4"),
+        ("on = 'life'\n" + FILE, "jobs.toml: on is 'life', and it is 'live' (beside what runs) or 'empty'"),
         ("[[jobs", "jobs.toml: "),
     ],
 )
