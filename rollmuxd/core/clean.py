@@ -21,6 +21,14 @@ def is_due(state: State, node: Node, gpu: Gpu) -> bool:
     return gpu.dirty_by is not None and is_given_back(state, gpu) and not may_still_fill(state, node, gpu.dirty_by)
 
 
+def is_seen_clean(state: State, node: Node, gpu: Gpu, used_mb: int) -> bool:
+    """Whether a GPU is due, and what was seen on it, within the tolerance, is no state of a job.
+
+    Beside a discard it may be the state itself, which the tolerance would hide.
+    """
+    return is_due(state, node, gpu) and not (used_mb and is_discarding(state, node, gpu.dirty_by))
+
+
 def is_given_back(state: State, gpu: Gpu) -> bool:
     """Whether no slot uses the GPU by right: only what is left on it keeps it."""
     by_right = (SlotStatus.LOADING, SlotStatus.RUNNING, SlotStatus.TAIL)

@@ -11,6 +11,7 @@ within ``fillers_max_share`` of its time alone. A promised job must have the cre
 no later one by more than itself, so that holds for certified schedules too.
 """
 
+from itertools import chain
 from typing import Final
 
 from rollmuxd.core import facts as f
@@ -159,7 +160,7 @@ def no_room(c: Context, job: Job, node: Node) -> Cause | None:
     if node.status in (NodeStatus.DRAINING, NodeStatus.DRAINED):
         return Cause("node_is", {"node": node.id, "status": str(node.status)})
     host = c.state.hosts[node.host]
-    fillers = dict.fromkeys((*(it for name in host.nodes for it in c.state.nodes[name].fillers), job.id))
+    fillers = dict.fromkeys(chain((job.id,), *(c.state.nodes[name].fillers for name in host.nodes)))
     ram = host.reserved_mb + sum(spec.ram_mb for it in fillers for spec in c.state.jobs[it].spec.states)
     if ram > host.ram_mb:
         return Cause("host_ram", {"host": host.id, "ram_gb": host.ram_mb / 1000, "needed_gb": ram / 1000})

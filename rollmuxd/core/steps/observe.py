@@ -9,7 +9,7 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.causes import Cause
-from rollmuxd.core.clean import is_dirty_by, is_discarding, is_due, is_given_back
+from rollmuxd.core.clean import is_dirty_by, is_discarding, is_due, is_given_back, is_seen_clean
 from rollmuxd.core.context import Context
 from rollmuxd.core.ids import HostId, NodeId
 from rollmuxd.core.model import Job, JobState, JobStatus, Node, NodeStatus, OrderKind, StateStatus
@@ -27,10 +27,8 @@ def gpus_observed(c: Context, nodes: Iterable[NodeId], seen: Collection[i.GpuObs
                 continue
             if used_mb and used_mb > clean_limit_mb(c, node):
                 c.timers.used_mb[name] = used_mb
-            elif is_due(c.state, node, node.gpus[name]):
-                # what is seen beside a discard may be the state itself, which the tolerance would hide
-                if not used_mb or not is_discarding(c.state, node, node.gpus[name].dirty_by):
-                    clean.append(name)
+            elif is_seen_clean(c.state, node, node.gpus[name], used_mb):
+                clean.append(name)
         if clean:
             c.fact(f.GpusVerifiedClean(c.now, node.id, tuple(clean)))
 
