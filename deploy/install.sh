@@ -4,8 +4,8 @@
 #   sh deploy/install.sh                 for yourself: ~/.local/share/rollmux, and a link in ~/.local/bin
 #   sudo sh deploy/install.sh --system   for the machine: /opt/rollmux, a user, a service of systemd
 #   sh deploy/install.sh FILE.whl        install that wheel (or FILE.tar.gz), and not this checkout
-#   sh deploy/install.sh --dry-run       only tell what would be done
-#   sh deploy/install.sh --remove        undo it; settings and journals stay, and no job waits for a daemon any more
+#   sh deploy/install.sh --dry-run       only print what it would do
+#   sh deploy/install.sh --remove        undo it; settings and journals stay, and jobs no longer wait for a daemon
 #
 # PYTHON names the Python to use (3.11 or newer).
 set -eu

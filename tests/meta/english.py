@@ -1,7 +1,7 @@
 """How plain the English is: ``python tests/meta/english.py`` (``--json``: one object; ``--where``: each place).
 
-It counts words of the pages that people write by hand, and in these pages and in the product's docstrings and comments
-the phrases that CONTRIBUTING.md forbids and the sentences of more than 25 words.
+It counts words of the pages that people write by hand. In these pages, in the product's docstrings and comments and in
+the sample rollmux.toml it finds the phrases that CONTRIBUTING.md forbids and the sentences of more than 25 words.
 """
 
 import argparse
@@ -42,9 +42,9 @@ def pages() -> list[Path]:
 
 
 def modules() -> list[Path]:
-    """The product's Python files, tests left out."""
+    """The product's Python files, tests left out, and the sample of the settings."""
     found = (path for name in PRODUCT for path in sorted((REPOSITORY / name).rglob("*.py")))
-    return [path for path in found if "tests" not in path.parts]
+    return [*(path for path in found if "tests" not in path.parts), REPOSITORY / "rollmux.toml"]
 
 
 def without_examples(docstring: str) -> str:
@@ -79,7 +79,7 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
     if path.suffix == ".md":
         yield 1, _FENCE.sub(lambda block: "\n" * block[0].count("\n"), text)
         return
-    for node in statements(ast.parse(text)):
+    for node in statements(ast.parse(text if path.suffix == ".py" else "")):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and (
             said := ast.get_docstring(node, clean=False)
         ):
