@@ -377,7 +377,7 @@ def job(
     pools: Mapping[str, Mapping[str, Any]] | None = None,
     phases: Mapping[str, Any] | Iterable[str] | None = None,
     side: Mapping[str, Any] | None = None,
-    init: bool | Mapping[str, Any] | None = True,
+    init: bool | str | Iterable[str] | Mapping[str, Any] | None = True,
     slo: float | None = None,
     priority: int = 0,
     park: str | None = None,
@@ -408,9 +408,10 @@ def job(
 
     The cycle is a phase per pool, in that order, unless ``phases`` says otherwise:
     ``phases=dict(rollout="rollout", train="train", sync=["rollout", "train"])``; a value may also be
-    ``dict(pools=..., seconds=..., gap_s=..., min_gpus=...)``. ``init`` is a side phase over all pools, unless it is
-    false or says something else. ``side`` has side phases of other names, such as ``eval=dict(pools="rollout",
-    seconds=120, every=20)``: at worst so long, once in so many iterations at most.
+    ``dict(pools=..., seconds=..., gap_s=..., min_gpus=...)``. Without ``pools`` that is the pool of the phase's name.
+    ``init`` is a side phase over all pools, unless it is false or says something else. ``side`` has side phases of
+    other names, such as ``eval=dict(pools="rollout", seconds=120, every=20)``: at worst so long, once in so many
+    iterations at most.
 
     ``asynchronous=True`` says that the job's rollouts run on while it waits, on GPUs of its own. Such a job has one
     phase, ``train``. ``asynchronous=dict(pace_s=..., ahead=...)`` adds the time of a batch (default: measured), and how
@@ -453,6 +454,8 @@ def _parts(given: Mapping[str, Any]) -> tuple[Callable[[Iterable[str], str], Reg
         )
     if options.idempotency_key is None and "ROLLMUX_JOB" in os.environ:
         options = msgspec.structs.replace(options, idempotency_key=key, launched=key is not None)
+    if given["pools"] is not None and not isinstance(given["pools"], Mapping):
+        raise TypeError(f"pools={given['pools']!r}: say each pool with its nodes, as pools=dict(rollout=dict(nodes=1))")
     pools = {pool: given[pool] for pool in ("rollout", "train") if given[pool] is not None} | dict(given["pools"] or {})
     apart = {"name", "rollout", "train", "pools", *Options.__struct_fields__}
     described = {key: value for key, value in given.items() if key not in apart}

@@ -28,7 +28,7 @@ def registration(
     pools: Mapping[str, Any],
     phases: Mapping[str, Any] | Iterable[str] | None = None,
     side: Any = None,
-    init: bool | Mapping[str, Any] | None = True,
+    init: bool | str | Iterable[str] | Mapping[str, Any] | None = True,
     hooked: Iterable[str] = (),
     asynchronous: bool | Mapping[str, Any] | None = None,
     filler: bool | Mapping[str, Any] | None = None,
@@ -55,7 +55,7 @@ def registration(
     )
     if works_in_idle_time is not None:
         if phases is not None or len(pools) > 1:
-            raise ValueError(f"filler {name!r}: a filler has one pool, and no phases of its own: leave phases= out")
+            raise ValueError(f"filler {name!r}: name the one pool that it works on, and leave phases= out")
         phases, init = {"filler": list(pools)}, None
     cycle = _cycle(pools, phases)
     batches = _kind(
@@ -73,8 +73,7 @@ def registration(
         raise TypeError(f"side={side!r}: side phases are given as a dict, by name")
     sides = [_phase(phase, given, pools, "side=") for phase, given in (side or {}).items()]
     if init is not None and init is not False and not any(phase.name == "init" for phase in sides):
-        told = init if isinstance(init, Mapping) else {}
-        sides.insert(0, _phase("init", {"pools": list(pools), **told}, pools, "init="))
+        sides.insert(0, _phase("init", {} if init is True else init, pools, "init="))
     hooks = set(hooked)
     body = RegisterBody(
         name=name,
@@ -92,7 +91,7 @@ def registration(
     )
     # Encoding and decoding applies the limits of the wire here, with the caller's line in the traceback.
     try:
-        return msgspec.json.decode(msgspec.json.encode(body), type=RegisterBody)
+        return msgspec.json.decode(msgspec.json.encode(body, enc_hook=_plain), type=RegisterBody)
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$.")
         key = path.rstrip("`")
@@ -114,13 +113,16 @@ def check_planned_pool(where: str, given: Any) -> None:
 
 
 def _cycle(pools: Mapping[str, Mapping[str, Any]], phases: Mapping[str, Any] | Iterable[str] | None) -> list[PhaseBody]:
-    given: dict[str, Any] = dict(phases) if isinstance(phases, Mapping) else {name: name for name in phases or pools}
+    if phases is not None and not isinstance(phases, Mapping | list | tuple):
+        raise TypeError(f"phases={phases!r}: say each phase with its pools, as phases=dict(rollout='rollout')")
+    given: dict[str, Any] = dict(phases) if isinstance(phases, Mapping) else {}
+    for name in given or phases or pools:
+        _named("a phase's name", name)
+        given.setdefault(name, name)
     for pool, options in pools.items():
         stray = sorted(_TIMES & options.keys())
         if stray and pool not in given:
             raise ValueError(f"{pool}=dict({stray[0]}=...): no phase is called {pool!r}; put it into phases=")
-    for phase in given:
-        _named("a phase's name", phase)
     # Said at the pool of the same name, as in rollout=dict(nodes=1, seconds=90): means the phase.
     return [_phase(it, how, pools, "phases=", _only(pools.get(it, {}), _TIMES)) for it, how in given.items()]
 
@@ -131,8 +133,12 @@ def _phase(
     """A phase as it is given: its pools, or a dict. ``times`` count where that says nothing else."""
     options: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"pools": given}
     _known(f"{where}{phase}", options, {"pools"} | (_SIDE if where == "side=" else _TIMES))
-    needs = options.pop("pools", None) or list(pools)
-    needs = [needs] if isinstance(needs, str) else list(needs)
+    needs = options.pop("pools", None) or ([phase] if phase in pools else list(pools))
+    needs = [needs] if isinstance(needs, str) else needs
+    if not isinstance(needs, list | tuple):
+        raise TypeError(
+            f"{where}{phase}: {needs!r} is no pool; say {phase}='train', or {phase}=dict(pools=..., seconds=...)"
+        )
     for pool in needs:
         if pool not in pools:
             raise ValueError(f"{where}: phase {phase!r} needs pool {pool!r}, and the job has {', '.join(pools)}")
@@ -182,14 +188,21 @@ def _choices(body: type[msgspec.Struct], key: str) -> str:
 def _made(kind: type[T], where: str, given: Mapping[str, Any]) -> T:
     """Make a part of the body; what the wire's limits forbid is named by pool or phase, and by key."""
     try:
-        # By way of JSON, as it will go: what cannot go there (a numpy integer) is found here too.
-        return msgspec.json.decode(msgspec.json.encode(given), type=kind)
+        # By way of JSON, as it will go: what cannot go there is found here too.
+        return msgspec.json.decode(msgspec.json.encode(given, enc_hook=_plain), type=kind)
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$.")
         key = re.split(r"[.\[`]", path)[0]
         raise ValueError(
             f"{where.rstrip('=')}: {key}={given.get(key)!r}: {_choices(kind, key) or _lower(what)}"
         ) from error
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch (a mean of measured seconds) as one of Python."""
+    if callable(number := getattr(value, "item", None)):
+        return number()
+    raise TypeError(f"{value!r} cannot be sent to the daemon; say it as a number, a string, a list or a dict")
 
 
 def _lower(text: str) -> str:
@@ -203,4 +216,6 @@ def call_with_known(keywords: Iterable[str], allowed: Iterable[str]) -> None:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}=?" if near else f"a pool of that name is pools=dict({key}=dict(nodes=1))"
+            if key in POOL_KEYS:
+                hint = f"it is said of a pool: train=dict({key}=...)"
             raise TypeError(f"job(): {key}= is not a keyword; {hint}")

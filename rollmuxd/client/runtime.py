@@ -78,6 +78,11 @@ class Runtime(Generic[S]):
         make_slot: Callable[["Runtime[S]", str, str, str | None, Sequence[str]], S],
         options: Options,
     ) -> None:
+        for key, value in (("ranks", options.ranks), ("rank", options.rank)):
+            if not isinstance(value, int):
+                raise TypeError(
+                    f"{key}={value!r}: a whole number is needed; from the environment: int(os.environ[...])"
+                )
         if not 0 <= options.rank < options.ranks:
             raise ValueError(f"rank={options.rank} of ranks={options.ranks}: ranks count from 0")
         if options.rank > 0 and options.store is None:

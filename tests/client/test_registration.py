@@ -1,5 +1,6 @@
 """From keywords to a registration; mistakes are named with their key, before anything is sent."""
 
+import numpy as np
 import pytest
 
 import rollmuxd
@@ -55,6 +56,23 @@ def test_a_phase_may_say_its_times_itself():
     )
 
     assert made.phases[0].seconds == 5
+
+
+def test_a_phase_that_says_only_its_times_is_in_the_pool_of_its_name():
+    made = body(phases=dict(rollout=dict(seconds=5), train=dict(seconds=3), sync=dict(seconds=1)))
+
+    assert [phase.pools for phase in made.phases] == [["rollout"], ["train"], ["rollout", "train"]]
+
+
+@pytest.mark.parametrize("init", ["train", ["train"], dict(pools="train")])
+def test_an_init_in_one_pool_is_not_one_in_all_of_them(init):
+    assert body(init=init).side == [PhaseBody("init", ["train"])]
+
+
+def test_a_mean_of_numpy_is_a_number():
+    made = body(rollout=dict(nodes=1, seconds=np.mean([2, 4])), slo=np.float64(2))
+
+    assert (made.phases[0].seconds, made.slo) == (3, 2)
 
 
 def test_pools_of_ones_own_names_come_in_their_order():
@@ -124,6 +142,17 @@ def test_an_init_of_ones_own():
         (dict(pools={"my pool": {}}), "a pool's name is 'my pool': a name has letters, digits, . _ -"),
         (dict(phases={"my phase": "train"}), "a phase's name is 'my phase'"),
         (dict(rank=2, ranks=2), "rank=2 of ranks=2"),
+        (dict(ranks="2", rank="1"), "ranks='2': a whole number is needed"),
+        (dict(phases=5), r"phases=5: say each phase with its pools, as phases=dict\(rollout="),
+        (dict(phases="rollout"), "phases='rollout': say each phase with its pools"),
+        (dict(phases=[dict(name="rollout")]), "a phase's name is .*, and must be a string"),
+        (dict(phases=dict(rollout=90)), r"phases=rollout: 90 is no pool; say rollout='train', or rollout=dict\(pools="),
+        (dict(side=dict(eval=120)), "side=eval: 120 is no pool; say eval='train'"),
+        (dict(init=120), "init=init: 120 is no pool"),
+        (dict(pools=["rollout", "train"]), "pools=.*: say each pool with its nodes, as pools=dict"),
+        (dict(train=dict(gpu_gb=object())), "object object at .* cannot be sent to the daemon"),
+        (dict(gpu_gb=60), r"gpu_gb= is not a keyword; it is said of a pool: train=dict\(gpu_gb="),
+        (dict(filler=True), "name the one pool that it works on"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_sent(settings, says):
