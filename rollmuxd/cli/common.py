@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import click
+import msgspec
 
 from rollmuxd.client import calls, errors
 from rollmuxd.client.retry import persist
@@ -124,17 +125,11 @@ class Call:
 
     def answer(self, value: Any, show: Callable[[Any], None]) -> None:
         """The value as JSON, or shown to people."""
-        if self.as_json:
-            print_json(value)
-        else:
-            show(value)
+        answer(value, show, as_json=self.as_json)
 
     def answer_list(self, items: list[View], show: Callable[[list[View]], None]) -> None:
         """All items as one page of JSON, or shown to people."""
-        if self.as_json:
-            print_json({"items": items, "next": None})
-        else:
-            show(items)
+        self.answer({"items": items, "next": None}, lambda page: show(page["items"]))
 
     def answer_rows(self, path: str, columns: Columns, empty: str, *, owned: bool = False, **params: Any) -> None:
         """A list of the daemon's in a table. ``owned``: callers see their own owner's only, but for admins."""
@@ -225,7 +220,15 @@ def load_settings(config: Path | None) -> Settings:
 
 def print_json(value: Any) -> None:
     """One value on one line of stdout."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    click.echo(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
+
+
+def answer(value: Any, show: Callable[[Any], None], *, as_json: bool) -> None:
+    """The value as JSON, or shown to people."""
+    if as_json:
+        print_json(value)
+    else:
+        show(value)
 
 
 def console() -> Console:

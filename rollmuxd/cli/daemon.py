@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import click
 import msgspec
 
-from rollmuxd.cli.common import NO_DAEMON, Failed, config_option, fields, load_settings, print_json
+from rollmuxd.cli.common import NO_DAEMON, Failed, answer, config_option, fields, load_settings, print_json
 from rollmuxd.cli.processes import start_apart
 from rollmuxd.client.discovery import Address, default_sockets
 from rollmuxd.client.errors import RollmuxError
@@ -197,10 +197,7 @@ def _answer(running: Ready, log: Path, said: str, *, as_json: bool, journal: str
     values = {"status": said, **where, "log": str(log)}
     if journal:
         values["journal"] = journal
-    if as_json:
-        print_json(values)
-    else:
-        fields(values)
+    answer(values, fields, as_json=as_json)
 
 
 def _running(config: Path | None) -> tuple[Path, Ready | None]:

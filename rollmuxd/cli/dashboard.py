@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rollmuxd.cli.common import NO_DAEMON, Call, Failed, config_option, load_settings, print_json, talks
+from rollmuxd.cli.common import NO_DAEMON, Call, Failed, config_option, load_settings, talks
 from rollmuxd.cli.feed import Span
 from rollmuxd.daemon.files import find
 
@@ -33,8 +33,6 @@ def dashboard(call: Call, config: Path | None, expires: int) -> None:
     else:
         key = call.post("/v1/keys", {**{name: me[name] for name in ("owner", "user", "role")}, "expires_s": expires})
         link, hint = f"{running.url}/#key={key['secret']}", f"it opens until {key['expires_at']}, with the role admin"
-    if call.as_json:
-        print_json({"url": link})
-    else:
-        click.echo(link)
+    call.answer({"url": link}, lambda view: click.echo(view["url"]))
+    if not call.as_json:
         click.echo(hint, err=True)

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
-from rollmuxd.cli.common import Failed, config_option, load_settings, print_json
+from rollmuxd.cli.common import Failed, answer, config_option, load_settings
 from rollmuxd.daemon import logs
 from rollmuxd.daemon.journal import backup as journal_tools
 from rollmuxd.daemon.journal.file import JournalError
@@ -61,8 +60,8 @@ def _refusals(doing: str) -> Iterator[None]:
         raise Failed(f"{error}: look at the disk, at open files (ulimit -n), and whose file it is") from error
 
 
-def _as_json(value: Any) -> None:
-    print_json(msgspec.to_builtins(value))
+def _line(found: journal_tools.Checked) -> None:
+    click.echo(found.line())
 
 
 @journal.command()
@@ -76,10 +75,7 @@ def check(file: Path | None, state_dir: Path, as_json: bool) -> None:
     path = file if file is not None else state_dir
     with _refusals(f"checking {path}: all of it is read and replayed"):
         found = journal_tools.check(path / "journal.sqlite3" if path.is_dir() else path)
-    if as_json:
-        _as_json(found)
-    else:
-        click.echo(found.line())
+    answer(found, _line, as_json=as_json)
     if not found.good:
         raise click.exceptions.Exit(1)
 
@@ -94,10 +90,7 @@ def backup(file: Path, state_dir: Path, as_json: bool) -> None:
     """
     with _refusals(f"copying {state_dir}, and checking the copy"):
         made = journal_tools.backup(state_dir / "journal.sqlite3", file)
-    if as_json:
-        _as_json(made)
-    else:
-        click.echo(made.line())
+    answer(made, _line, as_json=as_json)
 
 
 @journal.command()
@@ -113,9 +106,10 @@ def restore(file: Path, state_dir: Path, as_json: bool) -> None:
     """
     with _refusals(f"checking {file}"):
         done = journal_tools.restore(file, state_dir)
-    if as_json:
-        _as_json(done)
-        return
+    answer(done, _tell, as_json=as_json)
+
+
+def _tell(done: journal_tools.Restored) -> None:
     click.echo(f"restored: {done.path} ends at fact {done.last}; incarnation {done.incarnation}")
     if done.kept:
         click.echo(f"what was there before is in {done.kept}")

@@ -21,7 +21,7 @@ import click
 import msgspec
 from msgspec import structs
 
-from rollmuxd.cli.common import Call, Failed, part, print_json, talks
+from rollmuxd.cli.common import Call, Failed, part, talks
 from rollmuxd.cli.logs import begin, folder_of, watched_by
 from rollmuxd.cli.processes import ProcessGroup, start_apart
 from rollmuxd.cli.run import job_file
@@ -314,11 +314,8 @@ def _detach(
     pid = start_apart([*argv, "--", *command], logs / "run.log", env)
     watched_by(logs, pid)
     told = {"job": view["job"], "name": view["name"], "run": view["run"], "pid": pid, "logs": str(logs)}
-    if call.as_json:
-        print_json(told)
-    else:
-        click.echo(f"{told['name']} is job {told['job']}, run {told['run']}; watched by pid {pid}")
-        click.echo(f"rollmuxd job logs -f {told['name']}")
+    said = f"{told['name']} is job {told['job']}, run {told['run']}; watched by pid {pid}"
+    call.answer(told, lambda told: click.echo(f"{said}\nrollmuxd job logs -f {told['name']}"))
 
 
 def _output(logs: Path | None, name: str) -> contextlib.AbstractContextManager[IO[bytes] | None]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from rollmuxd.cli.common import Failed, cell, fields
 
@@ -42,8 +43,6 @@ class Accounting:
 
     def saving(self) -> dict[str, Any]:
         """The answer. Raises Failed."""
-        import msgspec
-
         from rollmuxd.sim import sacct, training_logs
 
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from rollmuxd.cli.common import Failed, needs_numpy, table
+from rollmuxd.cli.common import Failed, answer, needs_numpy, print_json, table
 from rollmuxd.cli.progress import bar
 from rollmuxd.cli.sim.fabric import fabric
 from rollmuxd.cli.sim.processes import run_all
@@ -213,21 +212,18 @@ sim.add_command(calibrate)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def workloads(*, as_json: bool) -> None:
     """What can be simulated."""
-    _list([(name, summary) for name, (summary, _) in catalogue().items()], as_json=as_json)
+    _list({name: summary for name, (summary, _) in catalogue().items()}, as_json=as_json)
 
 
 @sim.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def policies(*, as_json: bool) -> None:
     """Policies that can be compared."""
-    _list([(name, policy.summary) for name, policy in known_policies().items()], as_json=as_json)
+    _list({name: policy.summary for name, policy in known_policies().items()}, as_json=as_json)
 
 
-def _list(told: list[tuple[str, str]], *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(dict(told)))
-        return
-    table(["NAME", "WHAT"], [[name, summary] for name, summary in told], "none")
+def _list(told: dict[str, str], *, as_json: bool) -> None:
+    answer(told, lambda told: table(["NAME", "WHAT"], list(told.items()), "none"), as_json=as_json)
 
 
 @sim.command()
@@ -279,7 +275,7 @@ def compare(
             told["gpus"] = options.gpus
         if fidelity == "network":
             told |= {"topology": options.topology, "t_ocs_ms": options.t_ocs_ms}
-        click.echo(json.dumps({**head, **told, **rows}))
+        print_json({**head, **told, **rows})
         return
     render(outcomes)
 
@@ -327,7 +323,7 @@ def run(
                 for pool in outcome.pools
             }
         more |= {"events": outcome.events, "facts": outcome.facts, "facts_digest": outcome.facts_digest}
-        click.echo(json.dumps({"workload": workload, "seed": seed, **row, **more, "wall_s": outcome.wall_s}))
+        print_json({"workload": workload, "seed": seed, **row, **more, "wall_s": outcome.wall_s})
         return
     render([outcome])
     if outcome.harvest is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from rollmuxd.cli.common import Failed, needs_numpy, table
+from rollmuxd.cli.common import Failed, answer, needs_numpy, table
 from rollmuxd.fabric.parallelism import PARALLELISMS
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ def _prices(path: Path | None) -> dict[str, Prices]:
 
 def _priced(where: str, text: str, at: str, of: Any) -> Prices:
     """One table of prices."""
-    import msgspec
-
     from rollmuxd.fabric.cost import Prices
 
     def no(key: str, problem: str) -> Failed:
@@ -149,10 +147,7 @@ def fabric(
         from rollmuxd.sim.report.fabric import page
 
         html.write_text(page(result, shlex.join(["rollmuxd", *sys.argv[1:]])), encoding="utf-8")
-    if as_json:
-        click.echo(json.dumps(result))
-    else:
-        _show(result)
+    answer(result, _show, as_json=as_json)
     if not all(check["ok"] for check in result["checks"]):
         sys.exit(1)
 

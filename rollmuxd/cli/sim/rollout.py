@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from rollmuxd.cli.common import Failed, needs_numpy, print_json, table
+from rollmuxd.cli.common import Failed, answer, needs_numpy, table
 from rollmuxd.cli.progress import bar
 
 if TYPE_CHECKING:
@@ -133,17 +134,12 @@ def rollout(
             click.echo(f"wrote {html}", err=True)
     except (ValueError, OSError) as error:
         raise Failed(str(error)) from error
-    if as_json:
-        print_json(_told(found))
-    else:
-        _show(found)
+    answer({**msgspec.to_builtins(found), "ok": found.ok}, lambda _: _show(found), as_json=as_json)
     judge(found.checks)
 
 
 def _tuning(path: Path | None) -> Tuning:
     """The constants of an engine; the defaults where no file is named."""
-    import msgspec
-
     from rollmuxd.rollout.engine import Tuning
 
     if path is None:
@@ -177,14 +173,6 @@ def _tuning(path: Path | None) -> Tuning:
         if key not in costs and not 0 < number <= 1:
             raise no(f"tuning.{key}", f"{value!r} is there, and a share above 0, of at most 1, is needed")
     return Tuning(**given)
-
-
-def _told(found: Study) -> dict[str, object]:
-    import msgspec
-
-    told = msgspec.to_builtins(found)
-    assert isinstance(told, dict)
-    return {**told, "ok": found.ok}
 
 
 def _show(found: Study) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 
-from rollmuxd.cli.common import Failed, needs_numpy, print_json, table
+from rollmuxd.cli.common import Failed, answer, needs_numpy, print_json, table
 from rollmuxd.cli.sim.rollout import judge, show_checks
 
 
@@ -19,18 +20,13 @@ def validate(*, data: str, as_json: bool) -> None:
     Where no data folder is named the check of forecasts (V8) is skipped, and fails nothing.
     """
     needs_numpy()
-    import msgspec
-
     from rollmuxd.sim import validate as validation
 
     try:
         found = validation.validate(data)
     except (ValueError, OSError) as error:
         raise Failed(str(error)) from error
-    if as_json:
-        print_json({**msgspec.to_builtins(found), "ok": found.ok})
-    else:
-        show_checks(found.checks)
+    answer({**msgspec.to_builtins(found), "ok": found.ok}, lambda _: show_checks(found.checks), as_json=as_json)
     judge(found.checks)
 
 
@@ -53,8 +49,6 @@ def calibrate(*, path: Path, model: str, hardware: str, tp: str, max_seqs: int, 
     Each line has input_toks, output_toks, queued_ts and last_token_ts (seconds).
     """
     needs_numpy()
-    import msgspec
-
     from rollmuxd.rollout import calibrate as calibration
     from rollmuxd.rollout.engine import Engine
     from rollmuxd.rollout.hardware import gpu
@@ -78,7 +72,7 @@ def calibrate(*, path: Path, model: str, hardware: str, tp: str, max_seqs: int, 
     before, after = calibration.compare(case), calibration.compare(case, tuning)
     if as_json:
         fits = {"before": before, "after": after, "requests": len(served)}
-        print_json(msgspec.to_builtins({"tuning": tuning, **fits, "at_bounds": at_bounds, "ok": not at_bounds}))
+        print_json({"tuning": tuning, **fits, "at_bounds": at_bounds, "ok": not at_bounds})
     else:
         click.echo(f"{len(served)} requests; in the model's words:")
         click.echo(f"weights = {tuning.weights:.3f}, prefill = {tuning.prefill:.3f}, step_s = {tuning.step_s:.5f}\n")
