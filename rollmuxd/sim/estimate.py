@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.sim.outcome import WORK
-from rollmuxd.sim.policies import MAX_GROUP, RollMuxPaper
+from rollmuxd.sim.policies import MAX_GROUP, ROLLMUX
 from rollmuxd.sim.training_logs import Step
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 from rollmuxd.sim.world import World
@@ -128,7 +128,7 @@ def estimate(logs: Sequence[Sequence[Step]], gpus: Gpus, switch_s: float = SWITC
             split = [[_on(step, gpus, gpus.rollout, gpus.train, scaling) for step in mine] for mine in series]
             whole = [[_on(step, gpus, gpus.all, gpus.all, scaling) for step in mine] for mine in series]
             if played is None or split != of:  # on as many GPUs as it ran on, a log is the same whatever the scaling
-                world = World(_workload(split, gpus, switch_s), RollMuxPaper(), seed=number, accounting=WORK)
+                world = World(_workload(split, gpus, switch_s), ROLLMUX, seed=number, accounting=WORK)
                 played, of = world.run(), split
             shared.append(played.span_ms / 1000)
             slowdowns.append(fmean(job.slowdown or 1.0 for job in played.jobs))

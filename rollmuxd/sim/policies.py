@@ -8,11 +8,11 @@ A policy goes through the scheduler's core as in a live daemon. What it does dif
 :class:`~rollmuxd.core.policy.Policy` and in what it registers; never in the world.
 """
 
-import copy
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Self
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from rollmuxd.core.config import Config
@@ -37,28 +37,40 @@ AS_OBSERVED: Final[Mapping[str, Any]] = MappingProxyType({"drift": Config().drif
 MAX_GROUP: Final = 5
 
 
-class PolicyUnderTest:
-    """One competitor. As it is here it keeps schedule order, and moves no job."""
+def unchanged(job: SimJob) -> SimJob:
+    """The job as it is."""
+    return job
+
+
+def movable(job: SimJob) -> SimJob:
+    """The job as one that may be moved: as it says itself, else with its process."""
+    if job.spec.movable is not Movable.NO:
+        return job
+    return replace(job, spec=replace(job.spec, movable=Movable.WARM))
+
+
+class PolicyUnderTest(Struct, frozen=True):
+    """One competitor. As it is here it keeps schedule order."""
 
     name: str
     #: one line for ``sim policies`` and the report
     summary: str
+    #: a new policy object for one run, from the run's seed and from what a move takes, in seconds
+    make: Callable[[int, float], Policy]
+    #: the job as this policy registers and runs it; may raise ``Impossible``
+    adapt: Callable[[SimJob], SimJob] = unchanged
+    #: what a move takes: so long the job does nothing, and in cost fidelity its own nodes are paid for twice
+    move_s: float = 0.0
     #: fields of the core's :class:`~rollmuxd.core.config.Config` about observed times (phase fidelity)
     estimates: Mapping[str, Any] = AS_STATED
     #: a job is moved again after this time; 0: the world's own (phase fidelity)
     move_interval_ms: Millis = 0
-    #: what a move takes: so long the job does nothing, and in cost fidelity its own nodes are paid for twice
-    move_s: float = 0.0
     #: jobs in a group at most
     max_group: int = MAX_GROUP
 
     def where(self, *, max_group: int = MAX_GROUP, move_s: float | None = None) -> Self:
         """The same, with other groups; and with other moves, if it moves jobs."""
-        other = copy.copy(self)
-        other.max_group = max_group
-        if move_s is not None and self.move_s:
-            other.move_s = move_s
-        return other
+        return replace(self, max_group=max_group, move_s=move_s if move_s is not None and self.move_s else self.move_s)
 
     def within(self, workload: Workload, fidelity: str, accounting: str) -> Self:
         """The same, set for the world that it is to run in."""
@@ -66,19 +78,11 @@ class PolicyUnderTest:
 
     def policy(self, seed: int) -> Policy:
         """A new policy object for one run, with this limit to its groups; one that shares nothing stays so."""
-        made: Any = self.make(seed)
+        made: Any = self.make(seed, self.move_s)
         if self.max_group != MAX_GROUP and getattr(made, "max_group", 1) > 1:
             made.max_group = self.max_group
         policy: Policy = made
         return policy
-
-    def make(self, seed: int) -> Policy:
-        """A new policy object."""
-        raise NotImplementedError
-
-    def adapt(self, job: SimJob) -> SimJob:
-        """The job as this policy registers and runs it. Raises ``Impossible`` where it cannot."""
-        return job
 
     def paces(self, policy: Policy, state: State, group: GroupId) -> dict[JobId, Millis]:
         """What an iteration of each member takes, by the plan, while the group stays as it is.
@@ -107,70 +111,27 @@ class Bound:
         raise NotImplementedError
 
 
-class RollMuxPaper(PolicyUnderTest):
-    """Algorithm 1 as the paper has it: saturated groups are left out of the search, which the artifact does not do."""
-
-    name = "rollmux"
-    summary = "the paper's Algorithm 1: packing, scaling, isolated; saturated groups pruned; strict round robin"
-
-    def make(self, seed: int) -> Policy:
-        """A new one: it draws nothing."""
-        return RollMux(prune=True)
-
-
-class Moving(PolicyUnderTest):
-    """A policy that moves jobs. Every job may be moved, and what a move takes is charged.
-
-    Args:
-        name: what it is called.
-        summary: its line.
-        made: a new policy object for one run, from the seconds that a move takes.
-        move_s: the seconds that a move takes.
-        estimates: as in :class:`PolicyUnderTest`.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        summary: str,
-        made: Callable[[float], Policy],
-        *,
-        move_s: float = 30,
-        estimates: Mapping[str, Any] = AS_STATED,
-    ) -> None:
-        self.name, self.summary, self.estimates = name, summary, estimates
-        self.made, self.move_s = made, move_s
-
-    def make(self, seed: int) -> Policy:
-        """A new one: it draws nothing."""
-        return self.made(self.move_s)
-
-    def adapt(self, job: SimJob) -> SimJob:
-        """The job as one that may be moved: as it says itself, else with its process."""
-        if job.spec.movable is not Movable.NO:
-            return job
-        return replace(job, spec=replace(job.spec, movable=Movable.WARM))
+def moving(
+    name: str,
+    summary: str,
+    made: Callable[[float], Policy],
+    *,
+    move_s: float = 30,
+    estimates: Mapping[str, Any] = AS_STATED,
+) -> PolicyUnderTest:
+    """A policy that moves jobs, made from the seconds that a move takes. Every job may be moved."""
+    return PolicyUnderTest(name, summary, lambda _, takes_s: made(takes_s), movable, move_s, estimates)
 
 
-class Default(Moving):
+class Default(PolicyUnderTest, frozen=True):
     """What a daemon runs by default. Without a world: on nodes that one owns, where phases vary."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "default",
-            "what a daemon runs by default: thrift; least $/h where nodes are bought on demand, else least waiting",
-            lambda move_s: Thrift(objective="throughput", warm_move_s=move_s, rounds=1, promise="measured"),
-            estimates=AS_OBSERVED,
-        )
 
     def within(self, workload: Workload, fidelity: str, accounting: str) -> Self:
         """The objective is the bill where nodes are bought on demand. With cost fidelity orders are certified."""
         bill: Objective = "work" if accounting == WORK else "cost"
         objective: Objective = bill if workload.on_demand else "throughput"
         varies: dict[str, Any] = {"rounds": 1, "promise": "measured"} if fidelity == "phase" else {}
-        other = copy.copy(self)
-        other.made = lambda move_s: Thrift(objective=objective, warm_move_s=move_s, **varies)
-        return other
+        return replace(self, make=lambda _, move_s: Thrift(objective=objective, warm_move_s=move_s, **varies))
 
 
 class Isolated(RollMux):
@@ -182,49 +143,53 @@ class Isolated(RollMux):
         super().__init__(max_group=1)
 
 
-class Solo(PolicyUnderTest):
-    """Dedicated disaggregation."""
-
-    name = "solo"
-    summary = "dedicated disaggregation (Solo-D): every job alone on its own rollout and training nodes"
-
-    def make(self, seed: int) -> Policy:
-        """Everybody alone."""
-        return Isolated()
-
-    def adapt(self, job: SimJob) -> SimJob:
-        """With as many nodes as it has to itself, which can be more than it counts with where it shares."""
-        wants = tuple(replace(want, nodes=job.footprint.get(want.pool, want.nodes)) for want in job.spec.wants)
-        return replace(job, spec=replace(job.spec, wants=wants))
+def on_its_footprint(job: SimJob) -> SimJob:
+    """With as many nodes as it has to itself, which can be more than it counts with where it shares."""
+    wants = tuple(replace(want, nodes=job.footprint.get(want.pool, want.nodes)) for want in job.spec.wants)
+    return replace(job, spec=replace(job.spec, wants=wants))
 
 
 # ---- by name ---------------------------------------------------------------------------------------------------------
 
+#: Algorithm 1 as the paper has it: saturated groups are left out of the search, which the artifact does not do
+ROLLMUX: Final = PolicyUnderTest(
+    "rollmux",
+    "the paper's Algorithm 1: packing, scaling, isolated; saturated groups pruned; strict round robin",
+    lambda *_: RollMux(prune=True),
+)
+_OURS: Final[Mapping[str, PolicyUnderTest]] = {
+    "default": Default(
+        "default",
+        "what a daemon runs by default: thrift; least $/h where nodes are bought on demand, else least waiting",
+        lambda _, move_s: Thrift(objective="throughput", warm_move_s=move_s, rounds=1, promise="measured"),
+        adapt=movable,
+        move_s=30,
+        estimates=AS_OBSERVED,
+    ),
+    "rollmux": ROLLMUX,
+    "solo": PolicyUnderTest(
+        "solo",
+        "dedicated disaggregation (Solo-D): every job alone on its own rollout and training nodes",
+        lambda *_: Isolated(),
+        on_its_footprint,
+    ),
+}
 
-class Plugged(PolicyUnderTest):
+
+def _plugged(name: str) -> PolicyUnderTest:
     """A policy of an installed package (entry point group ``rollmuxd.policies``), taken to keep schedule order.
 
-    Its class is made without arguments, once for each run.
+    Its class is imported for a run, and made without arguments. It raises
+    :class:`~rollmuxd.spi.errors.PluginError` where it cannot be used.
     """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.summary = "of an installed package"
-
-    def make(self, seed: int) -> Policy:
-        """Imported only now. Raises :class:`~rollmuxd.spi.errors.PluginError` where it cannot be used."""
-        made: Policy = discovery.find("policy", self.name)()
-        return made
-
-
-_OURS: Final[Mapping[str, PolicyUnderTest]] = {known.name: known for known in (Default(), RollMuxPaper(), Solo())}
+    return PolicyUnderTest(name, "of an installed package", lambda *_: discovery.find("policy", name)())
 
 
 def known_policies() -> dict[str, PolicyUnderTest | Bound]:
     """All, by name: ours, the daemon's default first, then those of installed packages."""
     known = {**_OURS, **discovery.added("rollmuxd.sim_policies"), **_OURS}  # ours come first, and under their names
     plugged = (name for name in discovery.names("policy") if name != Thrift.name)
-    return known | {name: Plugged(name) for name in plugged if name not in known}
+    return known | {name: _plugged(name) for name in plugged if name not in known}
 
 
 def bound(name: str) -> Bound | None:

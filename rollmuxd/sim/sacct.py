@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from rollmuxd.sim.estimate import played_job
 from rollmuxd.sim.fluid import Fluid
 from rollmuxd.sim.outcome import WORK, JobOutcome
-from rollmuxd.sim.policies import RollMuxPaper
+from rollmuxd.sim.policies import ROLLMUX
 from rollmuxd.sim.training_logs import Step
 from rollmuxd.sim.workload import Malformed, Pool, SimJob, Workload
 
@@ -361,7 +361,7 @@ def _play(
             Pool("rollout", "GPU", 1.0, gpus_per_node=rollout, ram_mb=10**9),
             Pool("train", "GPU", 1.0, gpus_per_node=train, ram_mb=10**9),
         )
-        outcome = Fluid(Workload("sacct", tuple(alike), pools), RollMuxPaper(), seed=0, accounting=WORK).run()
+        outcome = Fluid(Workload("sacct", tuple(alike), pools), ROLLMUX, seed=0, accounting=WORK).run()
         hours += outcome.cost
         fared += outcome.jobs
     return hours, fared

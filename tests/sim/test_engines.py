@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from simkit import checked
-from simkit.chaos_policy import Unpruned
+from simkit.chaos_policy import UNPRUNED
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
@@ -34,7 +34,7 @@ def run(*jobs):
     found = []
     pools = (Pool("rollout", "H20", 1.85, nodes=1), Pool("train", "H800", 5.28, nodes=1))
     outcome = checked.run(
-        Workload("made", jobs, pools), Unpruned(), seed=0, accounting="work", hear=found.append,
+        Workload("made", jobs, pools), UNPRUNED, seed=0, accounting="work", hear=found.append,
         executions=Engines(),
     )  # fmt: skip
     return outcome, found

@@ -1,7 +1,7 @@
 """A fidelity says when a phase ends, and may say it again: the world follows, by hand-worked times."""
 
 from simkit import checked
-from simkit.chaos_policy import Unpruned
+from simkit.chaos_policy import UNPRUNED
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
@@ -20,7 +20,7 @@ def workload(iterations=2):
 
 def released(executions):
     found = []
-    checked.run(workload(), Unpruned(), seed=0, accounting="work", hear=found.append, executions=executions)
+    checked.run(workload(), UNPRUNED, seed=0, accounting="work", hear=found.append, executions=executions)
     return [fact.at / 1000 for fact in found if isinstance(fact, f.SlotReleased)]
 
 

@@ -3,17 +3,16 @@
 import pytest
 from msgspec.structs import replace
 from simkit import checked, swarm
-from simkit.chaos_policy import ChaosPolicy
+from simkit.chaos_policy import chaos_policy
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import JobStatus, StateStatus
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
-from rollmuxd.core.steps import move as moving
-from rollmuxd.core.steps import reclaim
+from rollmuxd.core.steps import move, reclaim
 from rollmuxd.policies.rollmux import RollMux
-from rollmuxd.sim.policies import Moving
+from rollmuxd.sim.policies import moving
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 
 
@@ -43,7 +42,7 @@ def count(facts, kind):
 
 
 def test_jobs_that_move_again_and_again_finish_their_work():
-    made, facts = played(ChaosPolicy(), *(job(name) for name in "ABC"))
+    made, facts = played(chaos_policy(), *(job(name) for name in "ABC"))
 
     assert [each.iterations for each in made.jobs] == [12] * 3
     assert count(facts, f.MoveEnded) == sum(each.moves for each in made.jobs) >= 6
@@ -52,7 +51,7 @@ def test_jobs_that_move_again_and_again_finish_their_work():
 
 def test_what_a_move_takes_is_its_jobs_own_time():
     """Two nodes for each pool and nobody else: a move costs parking, and fetching and loading both states."""
-    once = ChaosPolicy(move_interval_ms=10**9)
+    once = chaos_policy(move_interval_ms=10**9)
     made, facts = played(once, job("A", iterations=5), rollout=2, train=2)
     stayed, _ = played(once, job("A", iterations=5), rollout=1, train=1)
 
@@ -72,9 +71,9 @@ def test_a_guarded_job_keeps_a_promise_that_its_plan_would_have_broken():
         job("A", 100, 20, slo=2.0, iterations=40),
         job("B", 100, 20, slo=2.5, iterations=40, series=((300, 20),)),
     )
-    by_credit = Moving("by credit", "", lambda _: RollMux(promise="measured"), move_s=10)
+    by_credit = moving("by credit", "", lambda _: RollMux(promise="measured"), move_s=10)
     guarded, facts = played(by_credit, *jobs)
-    open_, _ = played(ChaosPolicy(move_interval_ms=10**9), *jobs, rollout=1, train=1)
+    open_, _ = played(chaos_policy(move_interval_ms=10**9), *jobs, rollout=1, train=1)
 
     assert count(facts, f.GuardChanged) >= 1
     assert guarded.jobs[0].slowdown <= 2.0 < open_.jobs[0].slowdown
@@ -84,10 +83,10 @@ def test_a_guarded_job_keeps_a_promise_that_its_plan_would_have_broken():
 # ---- a scheduler that breaks a promise is caught ---------------------------------------------------------------------
 
 
-def sabotaged(monkeypatch, name, by, where=moving):
+def sabotaged(monkeypatch, name, by, where=move):
     monkeypatch.setattr(where, name, by)
     with pytest.raises(BrokenInvariant) as caught:
-        played(ChaosPolicy(), *(job(name) for name in "ABC"))
+        played(chaos_policy(), *(job(name) for name in "ABC"))
     return str(caught.value)
 
 
@@ -106,11 +105,11 @@ def first_parked(state, kept):
 def test_loading_what_another_node_had_is_noticed(monkeypatch):
     monkeypatch.setattr(State, "source_of", first_parked)
     with pytest.raises(BrokenInvariant, match="what_is_loaded_is_what_was_left"):
-        played(ChaosPolicy(), job("A", wide=2), rollout=4)
+        played(chaos_policy(), job("A", wide=2), rollout=4)
 
 
 def test_jobs_of_several_nodes_each_move_and_load_what_they_had():
-    made, facts = played(ChaosPolicy(), job("A", wide=2), job("B", wide=2), rollout=5)
+    made, facts = played(chaos_policy(), job("A", wide=2), job("B", wide=2), rollout=5)
 
     assert [each.iterations for each in made.jobs] == [12] * 2
     assert count(facts, f.MoveEnded) >= 4

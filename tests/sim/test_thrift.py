@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from simkit import checked
-from simkit.chaos_policy import Unpruned
+from simkit.chaos_policy import UNPRUNED
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.ids import Millis
@@ -26,7 +26,7 @@ from rollmuxd.policies.thrift.policy import Thrift
 from rollmuxd.sim.compare import Task, policy_under_test
 from rollmuxd.sim.fluid import COUNTED_MS, Fluid
 from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.policies import Moving, PolicyUnderTest
+from rollmuxd.sim.policies import PolicyUnderTest, moving
 from rollmuxd.sim.workload import Options, Pool, SimJob, Workload
 from rollmuxd.sim.workloads import read
 from rollmuxd.spi import discovery
@@ -45,19 +45,19 @@ class Greedy(Thrift):
 
 
 #: thrift in other settings than the simulator lists, 300 s a move, and what it is held against
-def _rented(name: str, **options: Any) -> Moving:
-    return Moving(name, "", lambda move_s: Thrift(objective="cost", warm_move_s=move_s, **options), move_s=300)
+def _rented(name: str, **options: Any) -> PolicyUnderTest:
+    return moving(name, "", lambda move_s: Thrift(objective="cost", warm_move_s=move_s, **options), move_s=300)
 
 
 SETTINGS: dict[str, PolicyUnderTest] = {
-    "unpruned": Unpruned(),
-    "greedy": Moving(
+    "unpruned": UNPRUNED,
+    "greedy": moving(
         "greedy", "", lambda move_s: Greedy(objective="cost", warm_move_s=move_s, steady=True), move_s=300
     ),
     "steady": _rented("steady", steady=True),
     "round robin": _rented("round robin", rounds=1),
     "thrift": _rented("thrift"),
-    "owned": Moving("owned", "", lambda move_s: Thrift(objective="throughput", warm_move_s=move_s), move_s=300),
+    "owned": moving("owned", "", lambda move_s: Thrift(objective="throughput", warm_move_s=move_s), move_s=300),
 }
 
 
@@ -130,7 +130,7 @@ def test_a_job_has_paid_for_its_move_before_another_is_looked_for() -> None:
     """One of 300 jobs was moved twice within a tenth of a second, with one credit, and missed its SLO by 0.5 %."""
     policy = Checked(objective="cost", warm_move_s=300)
     drawn = read("weave-production", Options(slo=(1.0, 2.0), jobs=30)).draw(0)
-    Fluid(drawn, Moving("checked", "", lambda _: policy, move_s=300), seed=0, accounting="paper").run()
+    Fluid(drawn, moving("checked", "", lambda _: policy, move_s=300), seed=0, accounting="paper").run()
     assert policy.moved > 20
 
 

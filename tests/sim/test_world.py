@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 from simkit import checked
-from simkit.chaos_policy import Unpruned
+from simkit.chaos_policy import UNPRUNED
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
@@ -14,7 +14,6 @@ from rollmuxd.sim.workload import Impossible, Pool, SimJob, Starts, Workload
 from rollmuxd.sim.world import World
 
 HOUR = 3_600_000
-UNPRUNED = Unpruned()
 POOLS = (Pool("rollout", "H20", 1.85), Pool("train", "H800", 5.28))
 
 
@@ -52,7 +51,7 @@ class Watched:
         self.facts = []
         self.outcome = checked.run(
             Workload("made", jobs, pools),
-            Unpruned(),
+            UNPRUNED,
             seed=0,
             accounting=accounting,
             hear=self.facts.append,

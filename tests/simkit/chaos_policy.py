@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from rollmuxd.core.causes import said
 from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import Job, JobStatus, PlannedTurn
-from rollmuxd.core.policy import Move, Placed, Policy
+from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import RollMux, usable
-from rollmuxd.sim.policies import Moving, RollMuxPaper
+from rollmuxd.sim.policies import ROLLMUX, PolicyUnderTest, movable
 
 #: where nodes are of several pools: the share of moves that stay within the job's group
 ABOUT: Final = 0.3
@@ -81,24 +81,17 @@ class Wanderer(RollMux):
         return Move(job.id, placed, said("for no good reason"))
 
 
-class ChaosPolicy(Moving):
-    """Every job may be moved, and is."""
-
-    def __init__(self, move_interval_ms: Millis = 20_000) -> None:
-        # fetching what is parked on another host takes five seconds
-        summary = "RollMux, and placed jobs are moved about for no good reason"
-        super().__init__("restless", summary, lambda _: Wanderer(0), move_s=5)
-        #: a job is moved again after this
-        self.move_interval_ms = move_interval_ms
-
-    def make(self, seed: int) -> Policy:
-        """A new one."""
-        return Wanderer(seed)
+def chaos_policy(move_interval_ms: Millis = 20_000) -> PolicyUnderTest:
+    """Every job may be moved, and is; again after so long."""
+    return PolicyUnderTest(
+        "restless",
+        "RollMux, and placed jobs are moved about for no good reason",
+        lambda seed, _: Wanderer(seed),
+        movable,
+        move_s=5,  # fetching what is parked on another host takes so long
+        move_interval_ms=move_interval_ms,
+    )
 
 
-class Unpruned(RollMuxPaper):
-    """Algorithm 1 that looks at saturated groups, too, as the published artifact does."""
-
-    def make(self, seed: int) -> Policy:
-        """A new one: it draws nothing."""
-        return RollMux()
+#: Algorithm 1 that looks at saturated groups, too, as the published artifact does
+UNPRUNED: Final = replace(ROLLMUX, make=lambda *_: RollMux())

@@ -13,11 +13,11 @@ from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.policies import policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload
 from simkit import checked
-from simkit.chaos_policy import Unpruned
+from simkit.chaos_policy import UNPRUNED
 from simkit.faults import PRESETS
 from simkit.faulty_world import FaultyWorld
 
-POLICIES = (policy_under_test("rollmux"), Unpruned(), policy_under_test("rollmux-artifact"))
+POLICIES = (policy_under_test("rollmux"), UNPRUNED, policy_under_test("rollmux-artifact"))
 POOLS = ("rollout", "train")
 
 

@@ -5,7 +5,6 @@ operators do. It is drawn from a seed, runs in some tens of milliseconds, and is
 is made smaller (:func:`shrink`) as long as the same promise is broken, and can be kept as JSON (a regression).
 """
 
-import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from random import Random
@@ -20,15 +19,14 @@ from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import Millis, NodeId
 from rollmuxd.core.model import JobStatus, SlotStatus
-from rollmuxd.core.policy import Policy
 from rollmuxd.core.spec import JobSpec, LaunchSpec, Movable, OnLoss, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.policies.observe import Watch
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.thrift.policy import Thrift
 from rollmuxd.sim.outcome import WORK
-from rollmuxd.sim.policies import AS_OBSERVED, Moving, PolicyUnderTest, policy_under_test
+from rollmuxd.sim.policies import AS_OBSERVED, PolicyUnderTest, moving, policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Workload
-from simkit.chaos_policy import ChaosPolicy, Unpruned
+from simkit.chaos_policy import UNPRUNED, chaos_policy
 from simkit.checked import check
 from simkit.faults import Faults
 from simkit.faulty_world import DaemonDied, FaultyWorld
@@ -90,31 +88,17 @@ class History(Struct, frozen=True):
     follows: bool = False
 
 
-class Watching(PolicyUnderTest):
-    """The policy of a daemon that only watches."""
-
-    name = OBSERVE
-    summary = "nobody is placed anywhere, and nobody waits"
-
-    def make(self, seed: int) -> Policy:
-        """A new one: it draws nothing."""
-        del seed
-        return Watch()
-
-
 #: what runs besides the policies that are scored; with settings that a daemon's configuration can have
-OTHERS: Final[dict[str, Callable[[], PolicyUnderTest]]] = {
-    RESTLESS: ChaosPolicy,
-    OBSERVE: Watching,
-    "rollmux-unpruned": Unpruned,
-    "rollmux-guarded": lambda: Moving("rollmux-guarded", "", lambda _: RollMux(promise="measured")),
-    "thrift-guarded": lambda: Moving(
+OTHERS: Final[dict[str, PolicyUnderTest]] = {
+    RESTLESS: chaos_policy(),
+    OBSERVE: PolicyUnderTest(OBSERVE, "nobody is placed anywhere, and nobody waits", lambda *_: Watch()),
+    "rollmux-unpruned": UNPRUNED,
+    "rollmux-guarded": moving("rollmux-guarded", "", lambda _: RollMux(promise="measured")),
+    "thrift-guarded": moving(
         "thrift-guarded", "", lambda move_s: Thrift(objective="cost", warm_move_s=move_s, rounds=1, promise="measured")
     ),
-    "thrift": lambda: Moving("thrift", "", lambda move_s: Thrift(objective="cost", warm_move_s=move_s)),
-    "thrift-eager": lambda: Moving(
-        "thrift-eager", "", lambda move_s: Thrift(objective="cost", warm_move_s=move_s), move_s=0.1
-    ),
+    "thrift": moving("thrift", "", lambda move_s: Thrift(objective="cost", warm_move_s=move_s)),
+    "thrift-eager": moving("thrift-eager", "", lambda move_s: Thrift(objective="cost", warm_move_s=move_s), move_s=0.1),
 }
 
 
@@ -399,10 +383,10 @@ def run(history: History, hear: Callable[[Fact], None] | None = None) -> FaultyW
     if history.acts:
         longest = max(act.for_ms for act in history.acts) + faults.operator_ms
         faults = replace(faults, operator_ms=max(faults.operator_ms, len(history.acts) * longest))
-    under_test = OTHERS[history.policy]() if history.policy in OTHERS else policy_under_test(history.policy)
+    under_test = OTHERS.get(history.policy) or policy_under_test(history.policy)
     if history.follows:
-        under_test = copy.copy(under_test)
-        under_test.estimates = {**AS_OBSERVED, "min_samples": 2, "drift_window": 3, "replan_every_ms": 20_000}
+        soon = {**AS_OBSERVED, "min_samples": 2, "drift_window": 3, "replan_every_ms": 20_000}
+        under_test = replace(under_test, estimates=soon)
     world = FaultyWorld(faults, history.workload, under_test, history.seed, WORK, hear=hear)
     check(world, rest_every=REST_EVERY)
     for act in history.acts:

@@ -4,7 +4,7 @@ import pytest
 
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.sim.compare import Task
-from rollmuxd.sim.policies import RollMuxPaper
+from rollmuxd.sim.policies import ROLLMUX
 from rollmuxd.sim.workload import Options
 from rollmuxd.sim.world import World
 from simkit import checked, small, swarm
@@ -14,10 +14,8 @@ from simkit.faults import PRESETS
 
 TASK = Task("micro-train", Options(slo=(1.0, 2.0), more={"hours": "1"}), "rollmux", "phase", "work", 0)
 RUNS = {
-    "run": lambda: checked.run(small.small(0), RollMuxPaper(), seed=0, accounting="work"),
-    "run with faults": lambda: checked.run(
-        small.small(0), RollMuxPaper(), seed=0, accounting="work", faults=PRESETS["all"]
-    ),
+    "run": lambda: checked.run(small.small(0), ROLLMUX, seed=0, accounting="work"),
+    "run with faults": lambda: checked.run(small.small(0), ROLLMUX, seed=0, accounting="work", faults=PRESETS["all"]),
     "perform": lambda: checked.perform(TASK),
     "perform with faults": lambda: checked.perform(TASK, faults=PRESETS["all"]),
     "swarm": lambda: swarm.run(swarm.draw(0)),
@@ -38,11 +36,11 @@ def test_what_a_checker_finds_ends_the_run_and_names_workload_and_seed(checker, 
 def test_the_simulator_itself_runs_without_them(monkeypatch):
     for method in ("hear", "end"):
         monkeypatch.setattr(Checker, method, None)
-    outcome = World(small.small(0), RollMuxPaper(), seed=0, accounting="work").run()
+    outcome = World(small.small(0), ROLLMUX, seed=0, accounting="work").run()
     assert all(job.ended_ms is not None for job in outcome.jobs)
 
 
 def test_checkers_do_not_change_what_happens():
-    plain = World(small.small(0), RollMuxPaper(), seed=0, accounting="work").run()
-    watched = checked.run(small.small(0), RollMuxPaper(), seed=0, accounting="work")
+    plain = World(small.small(0), ROLLMUX, seed=0, accounting="work").run()
+    watched = checked.run(small.small(0), ROLLMUX, seed=0, accounting="work")
     assert watched.facts_digest == plain.facts_digest

@@ -22,11 +22,11 @@ from rollmuxd.core.model import OrderKind
 from rollmuxd.core.spec import JobSpec, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.core.steps import dispatch, lines
 from rollmuxd.policies.rollmux import RollMux
-from rollmuxd.sim.policies import Moving, policy_under_test
+from rollmuxd.sim.policies import moving, policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 from rollmuxd.sim.world import LEASE_MS, Listener
 from simkit import checked
-from simkit.chaos_policy import Unpruned
+from simkit.chaos_policy import UNPRUNED
 from simkit.checkers import OF_NO_CONSEQUENCE, Asked, Checker
 from simkit.checkers.records import Place
 
@@ -47,8 +47,7 @@ def job(name, *, at=0, park=Park.LAZY, tail=(), slo=None):
     )
 
 
-UNPRUNED = Unpruned()
-BY_CREDIT = Moving("by credit", "", lambda _: RollMux(promise="measured"))
+BY_CREDIT = moving("by credit", "", lambda _: RollMux(promise="measured"))
 
 
 def history(*jobs, policy=UNPRUNED, accounting="work") -> list[Heard]:

@@ -30,7 +30,7 @@ from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary, usable
 from rollmuxd.policies.schedule import Leg
 from rollmuxd.sim.kernel import Kernel
-from rollmuxd.sim.policies import Bound, Isolated, PolicyUnderTest, Solo
+from rollmuxd.sim.policies import Bound, Isolated, PolicyUnderTest, on_its_footprint
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
 from rollmuxd_evaluation.optimal import Optimal
 
@@ -77,15 +77,8 @@ class FirstComeFirstServed(RollMux):
         return -(-makespan_ms(_tracks(legs), ROUNDS) // ROUNDS)
 
 
-class Artifact(PolicyUnderTest):
+class Artifact(PolicyUnderTest, frozen=True):
     """RollMux as its published code behaves. Its groups are in no schedule order, so :meth:`paces` differs."""
-
-    name = "rollmux-artifact"
-    summary = "as the published code: no pruning, first come first served, groups judged by a simulated makespan"
-
-    def make(self, seed: int) -> Policy:
-        """First come first served; nothing is drawn."""
-        return FirstComeFirstServed()
 
     def paces(self, policy: Policy, state: State, group: GroupId) -> dict[JobId, Millis]:
         """Each member's own mean period, as no job waits for the others; alone, it is the solo iteration."""
@@ -192,23 +185,8 @@ class _Line:
 # ---- co-located ------------------------------------------------------------------------------------------------------
 
 
-class Colocated(PolicyUnderTest):
-    """Both phases of a job on the same nodes, with no other job there."""
-
-    name = "colocated"
-    summary = "co-located (as veRL): every job alone, both phases on the same training nodes"
-
-    def make(self, seed: int) -> Policy:
-        """Everybody alone."""
-        return Isolated()
-
-    def adapt(self, job: SimJob) -> SimJob:
-        """On the nodes of :attr:`SimJob.colocated`; see :func:`on_one_pool`."""
-        return on_one_pool(job)
-
-
 def on_one_pool(job: SimJob) -> SimJob:
-    """The job as it runs co-located.
+    """The job as it runs co-located: both phases on the same nodes, with no other job there.
 
     Its phases take what they take there: the means as measured, each iteration's own times in the same proportion.
     What it keeps for its pools lies on the same nodes. The RAM adds up; of the GPU memory it is the larger, as the one
@@ -287,8 +265,8 @@ def _both(starts: Mapping[PoolName, Starts], pool: PoolName) -> dict[PoolName, S
 # ---- gavel -----------------------------------------------------------------------------------------------------------
 
 
-class Gavel(PolicyUnderTest):
-    """Job-level shares, without phases (Gavel, OSDI'20; *Gavel+* of RollMux 7.1, whose details are not published).
+def job_level(job: SimJob) -> SimJob:
+    """The job with shares of whole jobs (Gavel, OSDI'20; *Gavel+* of RollMux 7.1, whose details are not published).
 
     How it was adapted. For Gavel a job either has its nodes or has not. So an iteration is **one phase over both
     pools**, which holds rollout and training nodes together from its beginning to its end. Jobs share a set of nodes by
@@ -303,21 +281,10 @@ class Gavel(PolicyUnderTest):
     minutes by default, begins with a cold start.) And rounds are no longer than an iteration, so that no share is
     rounded.
     """
-
-    name = "gavel"
-    summary = "job-level shares (Gavel+): jobs take turns on a set of nodes, whole iterations at a time"
-
-    def make(self, seed: int) -> Policy:
-        """The price-greedy placement, unpruned; that turns are whole iterations is in what is registered."""
-        return RollMux(prune=False)
-
-    def adapt(self, job: SimJob) -> SimJob:
-        """One phase over all its pools, on the pair or co-located, whichever makes an iteration cheaper."""
-        pair = Solo().adapt(job)
-        if job.colocated is None:
-            return as_one_phase(pair)
-        together = on_one_pool(job)
-        return as_one_phase(min(pair, together, key=_dollars))
+    pair = on_its_footprint(job)
+    if job.colocated is None:
+        return as_one_phase(pair)
+    return as_one_phase(min(pair, on_one_pool(job), key=_dollars))
 
 
 def _dollars(job: SimJob) -> float:
@@ -473,21 +440,37 @@ def _unused(state: State, pool: PoolName) -> list[NodeId]:
     return [node.id for node in state.nodes.values() if node.group is None and pool in node.pools]
 
 
-class Drawing(PolicyUnderTest):
-    """A heuristic, which draws from the seed, the job and its run."""
-
-    def __init__(self, made: type[Heuristic], summary: str) -> None:
-        self.name, self.summary, self._made = made.name, summary, made
-
-    def make(self, seed: int) -> Policy:
-        """A new one for each run."""
-        return self._made(seed)
-
-
-_ANY: Final = "a random group or a new one, random rollout nodes in it; no look at SLOs"
-_IDLEST: Final = "the idlest group or, by the same coin, a new one, the idlest rollout nodes in it; no look at SLOs"
 #: what ``rollmuxd sim`` lists beside its own policies, in this order
 POLICIES: Final[dict[str, PolicyUnderTest | Bound]] = {
     known.name: known
-    for known in (Artifact(), Colocated(), Gavel(), Drawing(AtRandom, _ANY), Drawing(MostIdle, _IDLEST), Optimal())
+    for known in (
+        Artifact(
+            "rollmux-artifact",
+            "as the published code: no pruning, first come first served, groups judged by a simulated makespan",
+            lambda *_: FirstComeFirstServed(),
+        ),
+        PolicyUnderTest(
+            "colocated",
+            "co-located (as veRL): every job alone, both phases on the same training nodes",
+            lambda *_: Isolated(),
+            on_one_pool,
+        ),
+        PolicyUnderTest(
+            "gavel",
+            "job-level shares (Gavel+): jobs take turns on a set of nodes, whole iterations at a time",
+            lambda *_: RollMux(),
+            job_level,
+        ),
+        PolicyUnderTest(
+            "random",
+            "a random group or a new one, random rollout nodes in it; no look at SLOs",
+            lambda seed, _: AtRandom(seed),
+        ),
+        PolicyUnderTest(
+            "most-idle",
+            "the idlest group or, by the same coin, a new one, the idlest rollout nodes in it; no look at SLOs",
+            lambda seed, _: MostIdle(seed),
+        ),
+        Optimal(),
+    )
 }

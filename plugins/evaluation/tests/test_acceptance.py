@@ -8,8 +8,7 @@ import statistics
 from functools import lru_cache, partial
 
 import pytest
-from simkit import checked
-from simkit.chaos_policy import Unpruned
+from simkit import chaos_policy, checked
 
 from rollmuxd.sim.compare import Task
 from rollmuxd.sim.fluid import Fluid
@@ -27,7 +26,7 @@ def performed(options: Options, policy: str, fidelity: str, accounting: str, see
         return checked.perform(Task("weave-production", options, policy, fidelity, accounting, seed))
     drawn = read("weave-production", options).draw(seed)
     how = Fluid if fidelity == "cost" else partial(checked.make, checked.NONE)
-    return how(drawn, Unpruned(), seed, accounting).run()
+    return how(drawn, chaos_policy.UNPRUNED, seed, accounting).run()
 
 
 @lru_cache

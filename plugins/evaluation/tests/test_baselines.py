@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from simkit.chaos_policy import Unpruned
+from simkit.chaos_policy import UNPRUNED
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -155,7 +155,7 @@ def test_the_artifact_turns_down_what_takes_as_much_as_the_bound_allows() -> Non
         cluster = Cluster(policy_under_test("rollmux-artifact"))
         cluster.arrives(job("a", 50_000, 149_000, slo))
         assert cluster.arrives(job("b", 50_000, 149_000, slo)).admission == admission
-    ours = Cluster(Unpruned())
+    ours = Cluster(UNPRUNED)
     ours.arrives(job("a", 50_000, 149_000, 1.5))
     assert ours.arrives(job("b", 50_000, 149_000, 1.5)).admission == "packing"  # the schedule takes 298, which is less
 

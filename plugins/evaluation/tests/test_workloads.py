@@ -25,7 +25,7 @@ from rollmuxd.rollout.models import model
 from rollmuxd.sim.compare import Task
 from rollmuxd.sim.executions.engines import course
 from rollmuxd.sim.outcome import WORK
-from rollmuxd.sim.policies import RollMuxPaper
+from rollmuxd.sim.policies import ROLLMUX
 from rollmuxd.sim.workload import Options, SimJob, Workload
 from rollmuxd.sim.workloads import read
 from rollmuxd.sim.world import World
@@ -434,7 +434,7 @@ def test_releasing_tails_gains_what_the_paper_measured_or_a_little_more(case, pa
 
     def wall(tail):
         workload = read(case, Options(slo=None, switch="table", more={"tail": tail})).draw(0)
-        played = World(workload, RollMuxPaper(), seed=0, accounting=WORK).run()
+        played = World(workload, ROLLMUX, seed=0, accounting=WORK).run()
         return max(job.elapsed_ms for job in played.jobs)
 
     assert paper - 0.04 <= wall("off") / wall("on") <= paper + 0.05
