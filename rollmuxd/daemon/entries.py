@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from rollmuxd.core.facts import Fact
-from rollmuxd.core.ids import OrderId
+from rollmuxd.core.ids import JobId, OrderId
 from rollmuxd.core.inputs import Input, Start
 from rollmuxd.core.model import Job, Order, Slot
 from rollmuxd.core.state import State
@@ -25,6 +25,16 @@ class Entry(NamedTuple):
     slot: Slot | None
     #: as it was before the decision, if it was there then
     order: Order | None
+
+
+def job_of(fact: Fact, state: State) -> JobId:
+    """The job that a fact is about, by what the state knows of what it names; empty: of none that it knows."""
+    if job := getattr(fact, "job", None):
+        return str(job)
+    for name, things in (("slot", state.slots), ("session", state.sessions), ("order", state.orders)):
+        if (found := things.get(getattr(fact, name, None) or "")) is not None:
+            return found.job
+    return ""
 
 
 def orders_before(state: State, given: Input) -> dict[OrderId, Order]:
@@ -42,6 +52,5 @@ def _entry(state: State, seq: int, fact: Fact, before: Mapping[OrderId, Order]) 
     name = getattr(fact, "order", None)
     order = None if name is None else before.get(name) or state.orders.get(name)
     slot = state.slots.get(getattr(fact, "slot", None) or (order.slot if order is not None else None) or "")
-    of = slot or order or state.sessions.get(getattr(fact, "session", None) or "")
-    job = state.jobs.get(getattr(fact, "job", None) or (of.job if of is not None else ""))
-    return Entry(seq, fact, job, slot, order)
+    job = order.job if order is not None else job_of(fact, state)
+    return Entry(seq, fact, state.jobs.get(job), slot, order)

@@ -7,6 +7,7 @@ from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import JobId
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import Caller
+from rollmuxd.daemon.entries import job_of
 
 #: slots, sessions and orders of which it is remembered whose they are; about 30 MB
 REMEMBERED: Final = 200_000
@@ -47,18 +48,13 @@ class Audience:
         self._learn(fact)
         if isinstance(fact, f.Audited):
             return (EVERYTHING, AUDIT)  # it says where operators are
-        job = self._about(fact, state)
+        things = [thing for name in _OF_A_JOB if (thing := getattr(fact, name, None)) is not None]
+        job = job_of(fact, state) or next((self._jobs[thing] for thing in things if thing in self._jobs), None)
         if job is None:
-            of_a_job = any(getattr(fact, name, None) is not None for name in _OF_A_JOB)
-            return (EVERYTHING,) if of_a_job else (EVERYTHING, INVENTORY)
+            return (EVERYTHING,) if things else (EVERYTHING, INVENTORY)
         known = state.jobs.get(job)
         owner = self._owners.get(job) if known is None else known.owner
         return (EVERYTHING, ("job", job)) if owner is None else (EVERYTHING, ("job", job), ("owner", owner))
-
-    def _about(self, fact: Fact, state: State) -> JobId | None:
-        """The job that a fact is about, if it is about one that is remembered."""
-        job, *things = (getattr(fact, name, None) for name in _OF_A_JOB)
-        return job or next((found for thing in things if (found := self._job(thing, state))), None)
 
     def _learn(self, fact: Fact) -> None:
         if isinstance(fact, f.JobRegistered):
@@ -72,9 +68,3 @@ class Audience:
         memory[thing] = what
         if len(memory) > REMEMBERED:
             del memory[next(iter(memory))]
-
-    def _job(self, thing: str | None, state: State) -> JobId | None:
-        if thing is None:
-            return None
-        found = state.slots.get(thing) or state.sessions.get(thing) or state.orders.get(thing)
-        return self._jobs.get(thing) if found is None else found.job

@@ -32,6 +32,7 @@ from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId
 from rollmuxd.core.model import Job, JobStatus, Node, Order, OrderKind, OrderStatus, Slot, SlotStatus, nodes_in
 from rollmuxd.core.state import State, state_key
 from rollmuxd.daemon.clock import iso
+from rollmuxd.daemon.entries import job_of
 from rollmuxd.wire.answers import Bill, PoolRow, ReportView, Saving, WorkRow
 
 HOUR: Final = 3_600_000
@@ -246,17 +247,17 @@ class UsageLedger:
         self._usage.unreadable.append(seq)
 
     def _book(self, fact: f.Fact) -> None:
-        for name in self._touched(fact):
+        state, job_id = self._state, job_of(fact, self._state)
+        for name in self._touched(fact, job_id):
             self._settle(name, fact.at)
         self._book_before(fact)
-        state, job_id = self._state, _job_of(fact, self._state)
-        job = state.jobs.get(job_id) if job_id is not None else None
+        job = state.jobs.get(job_id)
         status, pins = (None, {}) if job is None else (job.status, job.pins)
         before = None
         if job is not None and isinstance(fact, f.SlotQueued | f.OrderEnded | f.JobEnded) and fact.at >= self.since:
             before = msgspec.structs.replace(job.progress)
         apply(state, fact)
-        job = state.jobs.get(job_id) if job_id is not None else None
+        job = state.jobs.get(job_id)
         if job is None:
             return
         book = self._book_of(job)
@@ -375,29 +376,18 @@ class UsageLedger:
             end = min(end, self.until)
         return max(0, end - max(start, self.since, self._closed))
 
-    def _touched(self, fact: f.Fact) -> tuple[NodeId, ...]:
-        """The nodes whose use a fact may change."""
-        state = self._state
+    def _touched(self, fact: f.Fact, job: JobId) -> Iterable[NodeId]:
+        """The nodes whose use a fact about this job may change."""
         match fact:
             case f.NodeAdded():
                 return (fact.node.id,)
             case f.NodeRemoved():
                 return (fact.node,)
-            case (
-                f.SlotClaimed()
-                | f.SlotGranted()
-                | f.SlotResized()
-                | f.SlotReleased()
-                | f.SlotTakenAway()
-                | f.SlotOver()
-            ):
-                slot = state.slots.get(fact.slot)
-                return () if slot is None else tuple(nodes_in(state.jobs[slot.job].pins))
+            case f.SlotFact() if job in self._state.jobs:
+                return nodes_in(self._state.jobs[job].pins)
             case _ if f.name(fact) in _PLACES:  # where a job is placed, or no longer; of a move, both ends
-                job = str(getattr(fact, "job", ""))
-                named = [name for nodes in getattr(fact, "pins", {}).values() for name in nodes]
-                there = [node.id for node in state.nodes.values() if job in node.pinned]
-                return tuple(dict.fromkeys((*there, *named)))
+                there = [node.id for node in self._state.nodes.values() if job in node.pinned]
+                return dict.fromkeys((*there, *nodes_in(getattr(fact, "pins", {}))))
             case _:
                 return ()
 
@@ -510,18 +500,6 @@ def _saving(usage: Sequence[_Work], charges: Mapping[JobId, Charge]) -> Saving:
         gpu_hours_saved=_hours(alone - charged.gpu_ms),
         cost_saved=_hours(sum(book.cost_alone for book in usage) - charged.cost),
     )
-
-
-def _job_of(fact: f.Fact, state: State) -> JobId | None:
-    """The job that a fact is about, while the state still knows it."""
-    job: JobId | None = getattr(fact, "job", None)
-    if job is not None:
-        return job
-    if (slot := state.slots.get(getattr(fact, "slot", None) or "")) is not None:
-        return slot.job
-    if (order := state.orders.get(getattr(fact, "order", None) or "")) is not None:
-        return order.job
-    return None
 
 
 def _hours(milliseconds: float) -> float:
