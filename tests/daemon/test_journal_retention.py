@@ -12,6 +12,7 @@ import sqlite3
 import time
 from contextlib import closing
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import anyio
 import msgspec
@@ -45,7 +46,7 @@ from rollmuxd.daemon.journal.backup import backup, check, restore
 from rollmuxd.daemon.journal.file import JournalDamaged, JournalFailed
 from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.usage import daily
-from rollmuxd.daemon.usage.daily import DAY, FactsGone, LiveUsage, compute_usage
+from rollmuxd.daemon.usage.daily import DAY, FactsGone, LiveUsage
 from rollmuxd.daemon.usage.ledger import UsageLedger
 from rollmuxd.policies.rollmux import RollMux
 
@@ -171,7 +172,9 @@ def same(one, other):
 
 
 async def reported(journal, cluster, since, until):
-    usage, end = await compute_usage(journal, since=since, until=until, now=cluster.now, durable=len(cluster.facts))
+    of = keeper(journal, cluster, ALL)
+    with patch.object(of, "usage", side_effect=JournalFailed("nothing is written down by a report")):
+        usage, end = await of.between(since, until, cluster.now, len(cluster.facts))
     return usage.view(since or 0, end)
 
 
@@ -472,9 +475,7 @@ async def test_on_a_full_disk_no_day_is_written_down_and_reports_say_the_same(tm
     with pytest.raises(JournalFailed, match="disk of the state directory is full"):
         await of.run_once()
     for since, until in SPANS + WITHIN:
-        usage, end = await compute_usage(
-            journal, since=since, until=until, now=lived.now, durable=len(lived.facts), today=of
-        )
+        usage, end = await of.between(since, until, lived.now, len(lived.facts))
         same(usage.view(since or 0, end), plainly(lived, since, until))
     assert await journal.days() == []
     journal.tight = False

@@ -18,7 +18,7 @@ from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal.file import JournalDamaged, JournalFailed
 from rollmuxd.daemon.usage import daily
-from rollmuxd.daemon.usage.daily import LiveUsage, compute_usage
+from rollmuxd.daemon.usage.daily import LiveUsage
 from rollmuxd.daemon.usage.ledger import UsageLedger
 from rollmuxd.daemon.writer import Unavailable
 
@@ -59,9 +59,7 @@ class Told:
             self.durable = batch[-1][0]
 
     async def report(self, since=None):
-        usage, end = await compute_usage(
-            self.journal, since=since, until=None, now=self.now, durable=self.durable, today=self.today
-        )
+        usage, end = await self.today.between(since, None, self.now, self.durable)
         return usage.view(since or 0, end)
 
     def plainly(self, since=None):
@@ -180,13 +178,12 @@ async def test_a_day_that_is_over_is_reported_though_the_books_of_today_cannot_b
         await told.tell(len(facts))
         await told.report()  # which writes the books of the day that is over
 
-        async def of_that_day(today):
-            asked = dict(since=None, until=day, now=told.now, durable=told.durable, today=today)
-            return (await compute_usage(told.journal, **asked))[0].view(0, day)
+        async def of_that_day():
+            return (await told.today.between(None, day, told.now, told.durable))[0].view(0, day)
 
-        whole = await of_that_day(told.today)
+        whole = await of_that_day()
         with patch.object(told.today, "usage", side_effect=error):
-            same(await of_that_day(told.today), whole)
+            same(await of_that_day(), whole)
     assert whole.work
 
 

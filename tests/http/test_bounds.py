@@ -21,9 +21,9 @@ from rollmuxd.core.spec import LaunchSpec
 from rollmuxd.daemon import question
 from rollmuxd.daemon.http import background, limits, routing
 from rollmuxd.daemon.http.app import ENDPOINTS
-from rollmuxd.daemon.http.routes import jobs, plan, report
+from rollmuxd.daemon.http.routes import jobs, plan
 from rollmuxd.daemon.journal import store
-from rollmuxd.daemon.usage.daily import DailyUsage
+from rollmuxd.daemon.usage.daily import DailyUsage, LiveUsage
 
 pytestmark = pytest.mark.asyncio
 
@@ -566,7 +566,7 @@ async def test_one_report_of_an_owner_is_made_at_a_time_and_no_other_owner_waits
         await go.wait()
         return DailyUsage(), 0
 
-    monkeypatch.setattr(report, "compute_usage", slow)
+    monkeypatch.setattr(LiveUsage, "between", slow)
     async with running() as world, world.client() as client, world.client("stranger") as stranger:
 
         async def hangs_up():

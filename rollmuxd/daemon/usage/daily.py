@@ -133,6 +133,38 @@ class LiveUsage:
             usage.add(ledger.close(now)[0])
             return usage
 
+    async def between(
+        self, since: Millis | None, until: Millis | None, now: Millis, durable: int
+    ) -> tuple[DailyUsage, Millis]:
+        """What was booked from ``since`` (or the beginning) until ``until`` (or now), and the end of that span.
+
+        Raises:
+            FactsGone: the span begins or ends within a day whose facts are gone.
+        """
+        end = now if until is None else min(until, now)
+        fresh = None
+        with suppress(JournalError):  # what is over cannot be written down now: the facts say it
+            fresh = await self.usage(now, durable)
+        days = await self._journal.days()
+        first = min(days, default=self.first_day) * DAY
+        at = first if since is None else max(since, first)
+        total = DailyUsage()
+        while at < end:
+            day, ends, booked = at // DAY, (at // DAY + 1) * DAY, None
+            if at == day * DAY and ends <= end and day in days:
+                booked = await _stored_usage(self._journal, day)
+            elif at == day * DAY and end == now < ends:
+                booked, ends = fresh, end
+            if booked is None:
+                ends = end if day not in days else min(end, ends)
+                begun, _, state = await _begin(self._journal, day)
+                ledger = UsageLedger(since=at, until=None if until is None and day not in days else ends, state=state)
+                await _fold(self._journal, ledger, begun, durable, PAUSE_S)
+                booked = ledger.close(now)[0]
+            total.add(booked)
+            at = ends
+        return total, max(end, 0)
+
     async def _booked(self, now: Millis, durable: int, pause_s: float) -> UsageLedger:
         ledger = self._ledger or await self._begun(now // DAY)
         while True:
@@ -160,52 +192,6 @@ class LiveUsage:
         self.first_day = self._day = day
         self._ledger = UsageLedger(since=self._day * DAY, until=(self._day + 1) * DAY, state=self._state)
         return self._ledger
-
-
-async def compute_usage(
-    journal: Journal,
-    *,
-    since: Millis | None,
-    until: Millis | None,
-    now: Millis,
-    durable: int,
-    today: LiveUsage | None = None,
-) -> tuple[DailyUsage, Millis]:
-    """What was booked from ``since`` (or the beginning) until ``until`` (or now), and the end of that span.
-
-    Raises:
-        FactsGone: the span begins or ends within a day whose facts are gone.
-    """
-    end = now if until is None else min(until, now)
-    this = now // DAY
-    fresh = None
-    if today is not None:
-        with suppress(JournalError):  # what is over cannot be written down now: the facts say it
-            fresh = await today.usage(now, durable)
-    days = await journal.days()
-    first = min(days, default=0 if today is None else today.first_day) * DAY
-    at = first if since is None else max(since, first)
-    total = DailyUsage()
-    while at < end:
-        number = at // DAY
-        ends = (number + 1) * DAY
-        whole = at == number * DAY
-        booked = await _stored_usage(journal, number) if whole and ends <= end and number in days else None
-        if booked is not None:
-            total.add(booked)
-            at = ends
-        elif whole and end == now and number == this and fresh is not None:
-            total.add(fresh)
-            at = end
-        else:
-            last = number not in days
-            stop = end if last else min(end, ends)
-            begun, _, state = await _begin(journal, number)
-            ledger = UsageLedger(since=at, until=None if last and until is None else stop, state=state)
-            await _fold(journal, ledger, begun, durable, PAUSE_S)
-            total.add(ledger.close(now)[0])
-            at = stop
-    return total, max(end, 0)
 
 
 async def _stored_usage(journal: Journal, day: int) -> DailyUsage | None:

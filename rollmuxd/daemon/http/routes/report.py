@@ -14,7 +14,7 @@ from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routing import Call, Query, Routes
-from rollmuxd.daemon.usage.daily import FactsGone, compute_usage
+from rollmuxd.daemon.usage.daily import FactsGone
 from rollmuxd.wire.answers import ReportView
 
 routes = Routes("report")
@@ -47,9 +47,7 @@ async def get_report(call: Call, query: ReportQuery) -> ReportView:
         await call.shared.paces.pause(owner)
         now, durable = await call.read(lambda core, now: (now, services.driver.last_seq))
         try:
-            usage, end = await compute_usage(
-                services.journal, since=since, until=until, now=now, durable=durable, today=services.today
-            )
+            usage, end = await services.today.between(since, until, now, durable)
         except FactsGone as error:
             raise Refusal(problems.GONE, str(error), data={"first": error.first}) from None
         report = usage.view(since or 0, end, by=query.by, owner=None if call.caller.admin else owner)
