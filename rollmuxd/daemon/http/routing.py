@@ -227,37 +227,32 @@ class Call:
             self.others = job.id
         return found
 
-    async def submit(self, given: Input, about: str, *, reason: str = "", once: str = "") -> Answer:
-        """Have an input decided that is about what :meth:`act_on` has found; of another's job, as by :meth:`operate`.
+    async def submit(
+        self, given: Input, about: str, *, reason: str = "", once: str = "", always: bool = False
+    ) -> Answer:
+        """Have an input decided that is about what :meth:`act_on` has found.
 
-        ``once`` names what may be said many times: it is written down the first time.
+        Of another's job, or ``always`` (what operators do), it is written down in the same commit which caller gave it
+        and what came of it. What is refused is not. ``once`` names what may be said many times: it is written down the
+        first time.
         """
-        if not self.others or (once and self._key(once) in self.shared.written):
-            self._is_noted = bool(self.others)
-            return await self.services.driver.submit(given)
-        answer = await self.operate(given, about, reason=reason)
-        if once:
-            self._remember(once)
-        return answer
-
-    async def operate(self, given: Input, about: str, *, reason: str = "") -> Answer:
-        """Submit an operator's input, and write down in the same commit which operator gave it and what came of it.
-
-        What is refused is not written down.
-        """
-        driver = self.shared.services.driver
+        driver = self.services.driver
+        self._is_noted = always or bool(self.others)
+        if not self._is_noted or self._is_written(once):
+            return await driver.submit(given)
         before = status_of(driver.scheduler.state, about)
-        return await driver.submit(
+        answer = await driver.submit(
             given, then=lambda: self.noted(about, before, status_of(driver.scheduler.state, about), reason=reason)
         )
+        self._remember(once)
+        return answer
 
     async def note(self, about: str, after: str, *, reason: str = "", once: str = "") -> None:
         """Write down what was done beside the core."""
         self._is_noted = True
-        if not once or self._key(once) not in self.shared.written:
+        if not self._is_written(once):
             await self.services.driver.submit(self.noted(about, "", after, reason=reason))
-            if once:
-                self._remember(once)
+            self._remember(once)
 
     async def note_what_was_not(self, *, operators: bool) -> None:
         """Write down what operators do, and what any caller does to another user's job."""
@@ -265,12 +260,13 @@ class Call:
             about = self.others or self._scope["path"]
             await self.note(about, "done", once=self.others)
 
-    def _key(self, once: str) -> tuple[str, str, str]:
-        return self.caller.name, self.action, once
+    def _is_written(self, once: str) -> bool:
+        return bool(once) and (self.caller.name, self.action, once) in self.shared.written
 
     def _remember(self, once: str) -> None:
         written = self.shared.written
-        written[self._key(once)] = None
+        if once:
+            written[self.caller.name, self.action, once] = None
         if len(written) > WRITTEN_KEPT:
             del written[next(iter(written))]
 

@@ -82,7 +82,7 @@ async def get_node(call: Call, node: str) -> NodeView:
 
 
 async def _operate(call: Call, node: NodeId, given: Input, reason: str = "") -> NodeView:
-    await call.operate(given, node, reason=reason)
+    await call.submit(given, node, reason=reason, always=True)
     return await get_node(call, node)
 
 

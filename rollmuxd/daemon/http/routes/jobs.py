@@ -70,11 +70,10 @@ async def register_job(call: Call, body: RegisterBody) -> RegisteredView:
     )
     known = call.services.driver.scheduler.state.job_named(caller.owner, body.name)
     anothers = known is not None and known.status is not JobStatus.ENDED and not caller.owns(known)
-    if anothers or body.launch is not None or runs:  # a lead takes another's place, or an admin has something run
-        what = "to be started" if body.launch is not None else f"has {runs} run" if runs else "registered again"
-        answer = await call.operate(given, f"{caller.owner}/{body.name}", reason=what)
-    else:
-        answer = await call.services.driver.submit(given)
+    # A lead takes another's place, or an admin has something run.
+    what = "to be started" if body.launch is not None else f"has {runs} run" if runs else "registered again"
+    noted = anothers or body.launch is not None or bool(runs)
+    answer = await call.submit(given, f"{caller.owner}/{body.name}", reason=what, always=noted)
     if answer.repeated:
         call.status = 200
     assert answer.job is not None
@@ -192,8 +191,7 @@ async def _mine(call: Call, ref: str) -> JobId:
 
 async def _tell(call: Call, given: PauseJob | ResumeJob | EndJob, reason: str = "", *, always: bool = False) -> JobView:
     """Tell the core. What is done to another's job is written down; ``always``: to one's own too."""
-    tell = call.operate if always else call.submit
-    await tell(given, given.job, reason=reason)
+    await call.submit(given, given.job, reason=reason, always=always)
     return await _show(call, given.job)
 
 

@@ -264,7 +264,7 @@ async def revoke_slot(call: Call, slot: str, body: ReasonBody) -> SlotView:
     """End a slot now. Its GPUs are given on when they were verified clean."""
     await call.act_on(find_slot, slot)
     given = RevokeSlot(slot=slot, by=call.caller.name, reason=body.reason)
-    await call.operate(given, slot, reason=body.reason)
+    await call.submit(given, slot, reason=body.reason, always=True)
     return await _show(call, slot)
 
 
