@@ -9,9 +9,9 @@ job. Scheduler, policy and order are the same.
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -19,14 +19,14 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.estimates import solo_ms
-from rollmuxd.core.ids import JobId, Millis, PoolName
+from rollmuxd.core.ids import JobId, Millis, NodeId
 from rollmuxd.core.model import HostSpec, Job, JobStatus, NodeSpec, nodes_in
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import Caller
 from rollmuxd.daemon.access.visibility import Visibility
-from rollmuxd.daemon.least import Found, kinds, least
+from rollmuxd.daemon.least import kinds, least
 from rollmuxd.daemon.question import Copy
 from rollmuxd.explain.causes import refusal
 from rollmuxd.explain.forecast import iteration_ms
@@ -41,9 +41,6 @@ SEARCH_S: Final = 1.0
 SEARCH_LONG_S: Final = 8.0
 #: jobs for which the answer says why their promises do not hold
 BROKEN_TOLD: Final = 5
-
-#: jobs' names, and what each became
-Came: TypeAlias = list[tuple[str, JobId | Rejected]]
 
 
 @dataclass(frozen=True)
@@ -64,37 +61,18 @@ class PlanQuestion:
     def answer(self) -> PlanView:
         """The plan."""
         began = time.process_time()
-        core = _core(self)
-        before = _slowdowns(core)
-        cost_before = _cost(core.state)
-        used_before = {name: node.group is not None for name, node in core.state.nodes.items()}
-        placed: dict[JobId, f.JobPlaced] = {}
-        came = _come(core, self, placed)
-        planned = {job for _, job in came if isinstance(job, str)}
+        live = not self.pools and self.on == "live"
+        play = Play(self, self.copy.scheduler() if live else _empty(self, *_inventory(self)))
         spent = time.process_time() - began
-        after = _slowdowns(core)
-        waiting = [job for _, job in came if isinstance(job, str) and core.state.jobs[job].status is JobStatus.WAITING]
-        visibility = Visibility(core, self.caller)
-        what_ifs = {job: visibility.explainer.what_ifs(job) for job in waiting[:WHAT_IFS_MOST]}
-        jobs = [
-            _refused(name, job)
-            if isinstance(job, Rejected)
-            else _planned(visibility, name, job, placed.get(job), visibility.reasons(what_ifs.get(job, ())), self)
-            for name, job in came
-        ]
-        slowed = [
-            Slowed(job, _name(core.state.jobs[job], self), core.state.jobs[job].spec.slo, before[job], slower)
-            for job, slower in after.items()
-            if job in before and before[job] != slower and job not in planned
-        ]
+        jobs, state = play.view(), play.core.state
         return PlanView(
             on="pools" if self.pools else self.on,
-            policy=core.policy.name,
+            policy=play.core.policy.name,
             jobs=jobs,
-            slowed=slowed,
-            pools=[PlannedPool(pool, *counts) for pool, counts in _pools(core.state, used_before).items()],
-            cost_per_hour_before=cost_before,
-            cost_per_hour_after=_cost(core.state),
+            slowed=play.slowed(),
+            pools=play.pools(),
+            cost_per_hour_before=_cost(state, play.used_before),
+            cost_per_hour_after=_cost(state, _used(state)),
             cost_alone_per_hour=round(sum(job.cost_alone_per_hour for job in jobs), 6),
             least=_least(self, spent),
         )
@@ -103,37 +81,20 @@ class PlanQuestion:
 # ---- where it is played ----------------------------------------------------------------------------------------------
 
 
-def _core(asked: PlanQuestion) -> Scheduler:
-    """The scheduler that is asked."""
-    if not asked.pools and asked.on == "live":
-        return asked.copy.scheduler()
-    return _empty(asked, *_inventory(asked))
-
-
-def _inventory(asked: PlanQuestion) -> tuple[tuple[HostSpec, ...], tuple[NodeSpec, ...]]:
+def _inventory(asked: PlanQuestion) -> tuple[Sequence[HostSpec], Sequence[NodeSpec]]:
     """The nodes that there are, or those that are made up."""
     if asked.pools:
         return _made_up(asked.pools)
     live = asked.copy.decoded()
-    hosts = tuple(HostSpec(host.id, host.backend, host.ram_mb) for host in live.hosts.values())
-    nodes = tuple(
+    hosts = [HostSpec(host.id, host.backend, host.ram_mb) for host in live.hosts.values()]
+    nodes = [
         NodeSpec(node.id, node.host, tuple(node.gpus), node.pools, node.gpu_type, node.gpu_mb, node.price_per_gpu_hour)
         for node in live.nodes.values()
-    )
+    ]
     return hosts, nodes
 
 
-def _empty(asked: PlanQuestion, hosts: Sequence[HostSpec], nodes: Sequence[NodeSpec]) -> Scheduler:
-    """A scheduler with these nodes, all clean, and no jobs."""
-    core = Scheduler(asked.copy.config, asked.copy.fresh_policy(), State())
-    core.handle(i.Start(tuple(hosts), tuple(nodes)), asked.now)
-    for host in hosts:
-        gpus = tuple(i.GpuObservation(gpu, 0) for node in nodes if node.host == host.id for gpu in node.gpus)
-        core.handle(i.HostObserved(host.id, gpus), asked.now)
-    return core
-
-
-def _made_up(pools: Mapping[str, PlanPool]) -> tuple[tuple[HostSpec, ...], tuple[NodeSpec, ...]]:
+def _made_up(pools: Mapping[str, PlanPool]) -> tuple[Sequence[HostSpec], Sequence[NodeSpec]]:
     hosts, nodes = [], []
     for pool, like in pools.items():
         for number in range(1, like.nodes + 1):
@@ -150,32 +111,146 @@ def _made_up(pools: Mapping[str, PlanPool]) -> tuple[tuple[HostSpec, ...], tuple
                     like.price_per_gpu_hour,
                 )
             )
-    return tuple(hosts), tuple(nodes)
+    return hosts, nodes
 
 
-def _come(core: Scheduler, asked: PlanQuestion, placed: dict[JobId, f.JobPlaced]) -> Came:
-    """Let all jobs come, one after the other."""
-    return [
-        (spec.name, asked.refused.get(place) or _register(core, asked, spec, placed))
-        for place, spec in enumerate(asked.jobs)
-    ]
+def _empty(asked: PlanQuestion, hosts: Sequence[HostSpec], nodes: Sequence[NodeSpec]) -> Scheduler:
+    """A scheduler with these nodes, all clean, the hosts that have some of them, and no jobs."""
+    there = {node.host for node in nodes}
+    core = Scheduler(asked.copy.config, asked.copy.fresh_policy(), State())
+    core.handle(i.Start(tuple(host for host in hosts if host.id in there), tuple(nodes)), asked.now)
+    for host in core.state.hosts:
+        gpus = tuple(i.GpuObservation(gpu, 0) for node in nodes if node.host == host for gpu in node.gpus)
+        core.handle(i.HostObserved(host, gpus), asked.now)
+    return core
 
 
-def _register(
-    core: Scheduler, asked: PlanQuestion, spec: JobSpec, placed: dict[JobId, f.JobPlaced]
-) -> JobId | Rejected:
-    """Let one job come. A job of the same name that is there keeps running, and this is another."""
-    name = spec.name
-    while (known := core.state.job_named(asked.caller.owner, name)) is not None and known.live:
-        name += "'"
-    try:
-        decision = core.handle(
-            i.RegisterJob(asked.caller.owner, asked.caller.user, replace(spec, name=name)), asked.now
+class Play:
+    """All jobs come, one after the other, to a scheduler of their own; and what came of it."""
+
+    def __init__(self, asked: PlanQuestion, core: Scheduler) -> None:
+        self.asked, self.core = asked, core
+        self.used_before, self._before = _used(core.state), self.slowdowns()
+        #: of each job that was placed at once: what the nodes cost an hour that no job used before
+        self._more: dict[JobId, float] = {}
+        #: jobs' names, and what each became
+        self.came = [
+            (spec.name, asked.refused.get(place) or self._register(spec)) for place, spec in enumerate(asked.jobs)
+        ]
+
+    def _register(self, spec: JobSpec) -> JobId | Rejected:
+        """Let one job come. A job of the same name that is there keeps running, and this is another."""
+        caller, name = self.asked.caller, spec.name
+        while (known := self.core.state.job_named(caller.owner, name)) is not None and known.live:
+            name += "'"
+        try:
+            given = i.RegisterJob(caller.owner, caller.user, replace(spec, name=name))
+            decision = self.core.handle(given, self.asked.now)
+        except Rejected as refused:
+            return refused
+        self._more |= {fact.job: fact.cost_per_hour for fact in decision.facts if isinstance(fact, f.JobPlaced)}
+        return self.core.state.names[f"{caller.owner}/{name}"]
+
+    def registered(self) -> list[tuple[str, Job]]:
+        """The jobs that were not refused, and the names under which they were asked about."""
+        return [(name, self.core.state.jobs[job]) for name, job in self.came if isinstance(job, str)]
+
+    def slowdowns(self) -> dict[JobId, float | None]:
+        """The planned slowdown of every placed job."""
+        placed = [job for job in self.core.state.jobs.values() if job.group is not None]
+        return {job.id: _ratio(self._iteration_ms(job), solo_ms(job)) for job in placed}
+
+    def broken(self) -> list[str]:
+        """What each job suffers that is not placed, or whose promise the plan does not keep."""
+        slowdowns, broken = self.slowdowns(), []
+        for name, id_ in self.came:
+            if isinstance(id_, Rejected):
+                broken.append(f"{name} would be refused ({id_})")
+                continue
+            job, took = self.core.state.jobs[id_], slowdowns.get(id_)
+            slo = job.spec.slo
+            if job.group is None:
+                broken.append(f"{name} would wait")
+            elif slo is not None and not (job.promised and (took or 1.0) <= slo):
+                runs = "have no promise" if took is None else f"run {took:g} times slower than alone"
+                broken.append(f"{name} would {runs}, and its slo is {slo:g}")
+        return broken
+
+    def view(self) -> list[PlannedJob]:
+        """What each job became; of the first that wait, also what would let them in."""
+        visibility = Visibility(self.core, self.asked.caller)
+        waiting = [job.id for _, job in self.registered() if job.status is JobStatus.WAITING]
+        what_ifs = {job: visibility.reasons(visibility.explainer.what_ifs(job)) for job in waiting[:WHAT_IFS_MOST]}
+        return [
+            PlannedJob(name, "refused", [wire.Reason(type(job).__name__.lower(), refusal(job))])
+            if isinstance(job, Rejected)
+            else self._planned(visibility, name, self.core.state.jobs[job], what_ifs.get(job, []))
+            for name, job in self.came
+        ]
+
+    def _planned(self, visibility: Visibility, name: str, job: Job, what_ifs: list[wire.Reason]) -> PlannedJob:
+        state, solo, took = self.core.state, solo_ms(job), self._iteration_ms(job)
+        waits = job.status is JobStatus.WAITING
+        group = state.groups.get(job.group or "")
+        beside = [] if group is None else [state.jobs[other] for other in group.jobs if other != job.id]
+        now = self.asked.now
+        return PlannedJob(
+            name=name,
+            status=str(job.status),
+            reasons=visibility.reasons(visibility.explainer.why_job_waits(job.id, now).reasons) if waits else [],
+            wishes=what_ifs,
+            beside=[self._name(other) or None for other in beside],
+            pins={pool: list(names) for pool, names in job.pins.items()},
+            admission=job.admission,
+            slo=job.spec.slo,
+            promised=job.promised,
+            solo_s=None if solo is None else solo / 1000,
+            iteration_s=None if took is None else took / 1000,
+            slowdown=_ratio(took, solo),
+            cost_per_hour=round(self._more.get(job.id, 0.0), 6),
+            cost_alone_per_hour=_cost(state, nodes_in(job.pins)),
         )
-    except Rejected as refused:
-        return refused
-    placed.update({fact.job: fact for fact in decision.facts if isinstance(fact, f.JobPlaced)})
-    return core.state.names[f"{asked.caller.owner}/{name}"]
+
+    def slowed(self) -> list[Slowed]:
+        """The jobs that were there already and will take longer, or less long."""
+        jobs, after = self.core.state.jobs, self.slowdowns()
+        return [
+            Slowed(job, self._name(jobs[job]), jobs[job].spec.slo, before, after[job])
+            for job, before in self._before.items()
+            if job in after and before != after[job]
+        ]
+
+    def pools(self) -> list[PlannedPool]:
+        """Of each pool its nodes, those in groups before, and after."""
+        nodes, after = self.core.state.nodes.values(), _used(self.core.state)
+        there = {pool: {node.id for node in nodes if pool in node.pools} for node in nodes for pool in node.pools}
+        return [
+            PlannedPool(pool, len(names), len(names & self.used_before), len(names & after))
+            for pool, names in sorted(there.items())
+        ]
+
+    def _iteration_ms(self, job: Job) -> Millis | None:
+        """What its group's plan gives it: a rotation, by how often it goes round in it."""
+        state = self.core.state
+        period = self.core.policy.period_ms(state, job.group) if job.group is not None else None
+        return None if period is None else iteration_ms(period, state.groups[job.group or ""], job)
+
+    def _name(self, job: Job) -> str:
+        return job.spec.name if self.asked.caller.may_read(job) else ""
+
+
+def _used(state: State) -> set[NodeId]:
+    """The nodes that are in groups."""
+    return {name for name, node in state.nodes.items() if node.group is not None}
+
+
+def _cost(state: State, nodes: Iterable[NodeId]) -> float:
+    """What these nodes cost an hour."""
+    return round(sum(state.nodes[name].price_per_gpu_hour * len(state.nodes[name].gpus) for name in nodes), 6)
+
+
+def _ratio(took: Millis | None, solo: Millis | None) -> float | None:
+    return None if took is None or not solo else round(took / solo, 4)
 
 
 # ---- how few nodes would do ------------------------------------------------------------------------------------------
@@ -197,19 +272,19 @@ def _least(asked: PlanQuestion, spent: float) -> LeastView:
         spec.name for spec in asked.jobs if spec.slo is not None and None in {phase.planned_ms for phase in spec.phases}
     ]
     if unknown:
+        some = ", ".join(unknown[:BROKEN_TOLD]) + (" and others" if len(unknown) > BROKEN_TOLD else "")
         return LeastView(
-            reason=f"jobs {_some(unknown)} state an slo, and not what their phases take: no promise can be judged. "
+            reason=f"jobs {some} state an slo, and not what their phases take: no promise can be judged. "
             "State the seconds of each phase"
         )
     hosts, nodes = _inventory(asked)
     end = time.process_time() + limit
 
-    def does(some: Sequence[NodeSpec]) -> bool:
-        kept = not _broken(asked, _played(asked, hosts, some))
+    def played(some: Sequence[NodeSpec]) -> Play:
         gc.collect()  # a try leaves cycles, and the process has collection off and its memory limited
-        return kept
+        return Play(asked, _empty(asked, hosts, some))
 
-    found = least(nodes, does, lambda: time.process_time() < end)
+    found = least(nodes, lambda some: not played(some).broken(), lambda: time.process_time() < end)
     if found is None:
         pools = {pool for node in nodes for pool in node.pools}
         advice = "Plan with more nodes (tables [pools.NAME] in the file), or with looser values of slo"
@@ -218,44 +293,11 @@ def _least(asked: PlanQuestion, spent: float) -> LeastView:
         there = " and ".join(f"{len(of)} {'+'.join(kind.pools)}" for kind, of in kinds(nodes).items()) or "no"
         return LeastView(
             reason=f"the promises do not hold on all of the {there} nodes: "
-            f"{'; '.join(_broken(asked, _played(asked, hosts, nodes))[:BROKEN_TOLD])}. {advice}"
+            f"{'; '.join(played(nodes).broken()[:BROKEN_TOLD])}. {advice}"
         )
-    return _least_view(asked, found, hosts, nodes)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:BROKEN_TOLD]) + (" and others" if len(names) > BROKEN_TOLD else "")
-
-
-def _played(asked: PlanQuestion, hosts: Sequence[HostSpec], nodes: Sequence[NodeSpec]) -> tuple[Scheduler, Came]:
-    """All jobs come, one after the other, to these nodes, where no others are."""
-    there = {node.host for node in nodes}
-    core = _empty(asked, [host for host in hosts if host.id in there], nodes)
-    return core, _come(core, asked, {})
-
-
-def _broken(asked: PlanQuestion, played: tuple[Scheduler, Came]) -> list[str]:
-    """What each job suffers that is not placed, or whose promise the plan does not keep."""
-    core, came = played
-    slowdowns, broken = _slowdowns(core), []
-    for name, job in came:
-        if isinstance(job, Rejected):
-            broken.append(f"{name} would be refused ({job})")
-            continue
-        there = core.state.jobs[job]
-        if there.group is None:
-            broken.append(f"{name} would wait")
-        elif there.spec.slo is not None and not (there.promised and (slowdowns[job] or 1.0) <= there.spec.slo):
-            took = slowdowns[job]
-            runs = "have no promise" if took is None else f"run {took:g} times slower than alone"
-            broken.append(f"{name} would {runs}, and its slo is {there.spec.slo:g}")
-    return broken
-
-
-def _least_view(asked: PlanQuestion, found: Found, hosts: Sequence[HostSpec], nodes: Sequence[NodeSpec]) -> LeastView:
     of = kinds(nodes)
-    core, came = _played(asked, hosts, [node for kind, count in found.nodes.items() for node in of[kind][:count]])
-    slowdowns = _slowdowns(core)
+    play = played([node for kind, count in found.nodes.items() for node in of[kind][:count]])
+    slowdowns = play.slowdowns()
     return LeastView(
         nodes=[
             LeastNodes(list(kind.pools), kind.gpu_type, kind.gpus, count, len(of[kind]), kind.price_per_gpu_hour)
@@ -263,101 +305,7 @@ def _least_view(asked: PlanQuestion, found: Found, hosts: Sequence[HostSpec], no
         ],
         gpus=sum(kind.gpus * count for kind, count in found.nodes.items()),
         cost_per_hour=round(sum(kind.price * count for kind, count in found.nodes.items()), 6),
-        cost_alone_per_hour=round(
-            sum(
-                _price(core.state, node)
-                for _, job in came
-                if isinstance(job, str)
-                for node in nodes_in(core.state.jobs[job].pins)
-            ),
-            6,
-        ),
-        slowdowns={name: slowdowns.get(job) for name, job in came if isinstance(job, str)},
+        cost_alone_per_hour=round(sum(_cost(play.core.state, nodes_in(job.pins)) for _, job in play.registered()), 6),
+        slowdowns={name: slowdowns.get(job.id) for name, job in play.registered()},
         complete=found.complete,
     )
-
-
-# ---- what came of it -------------------------------------------------------------------------------------------------
-
-
-def _refused(name: str, why: Rejected) -> PlannedJob:
-    return PlannedJob(name=name, status="refused", reasons=[wire.Reason(type(why).__name__.lower(), refusal(why))])
-
-
-def _planned(
-    visibility: Visibility,
-    name: str,
-    id: JobId,
-    placed: f.JobPlaced | None,
-    what_ifs: list[wire.Reason],
-    asked: PlanQuestion,
-) -> PlannedJob:
-    core, state = visibility.core, visibility.core.state
-    job = state.jobs[id]
-    solo = solo_ms(job)
-    took = _iteration_ms(core, job)
-    waits = job.status is JobStatus.WAITING
-    group = state.groups.get(job.group or "")
-    beside = [] if group is None else [state.jobs[other] for other in group.jobs if other != id]
-    return PlannedJob(
-        name=name,
-        status=str(job.status),
-        reasons=visibility.reasons(visibility.explainer.why_job_waits(id, asked.now).reasons) if waits else [],
-        wishes=what_ifs,
-        beside=[_name(other, asked) or None for other in beside],
-        pins={pool: list(names) for pool, names in job.pins.items()},
-        admission=job.admission,
-        slo=job.spec.slo,
-        promised=job.promised,
-        solo_s=None if solo is None else solo / 1000,
-        iteration_s=None if took is None else took / 1000,
-        slowdown=_ratio(took, solo),
-        cost_per_hour=0.0 if placed is None else round(placed.cost_per_hour, 6),
-        cost_alone_per_hour=round(sum(_price(state, node) for node in nodes_in(job.pins)), 6),
-    )
-
-
-def _name(job: Job, asked: PlanQuestion) -> str:
-    return job.spec.name if asked.caller.may_read(job) else ""
-
-
-def _iteration_ms(core: Scheduler, job: Job) -> Millis | None:
-    """What its group's plan gives it: a rotation, by how often it goes round in it."""
-    period = core.policy.period_ms(core.state, job.group) if job.group is not None else None
-    if period is None or job.group is None:
-        return None
-    return iteration_ms(period, core.state.groups[job.group], job)
-
-
-def _slowdowns(core: Scheduler) -> dict[JobId, float | None]:
-    """The planned slowdown of every placed job."""
-    placed = [job for job in core.state.jobs.values() if job.group is not None]
-    return {job.id: _ratio(_iteration_ms(core, job), solo_ms(job)) for job in placed}
-
-
-def _ratio(took: Millis | None, solo: Millis | None) -> float | None:
-    return None if took is None or not solo else round(took / solo, 4)
-
-
-def _price(state: State, node: str) -> float:
-    return state.nodes[node].price_per_gpu_hour * len(state.nodes[node].gpus)
-
-
-def _cost(state: State) -> float:
-    return round(sum(_price(state, name) for name, node in state.nodes.items() if node.group is not None), 6)
-
-
-def _pools(state: State, used_before: Mapping[str, bool]) -> dict[PoolName, tuple[int, int, int]]:
-    """Of each pool its nodes, those in groups before, and after."""
-    found: dict[PoolName, list[str]] = {}
-    for name, node in state.nodes.items():
-        for pool in node.pools:
-            found.setdefault(pool, []).append(name)
-    return {
-        pool: (
-            len(names),
-            sum(used_before[name] for name in names),
-            sum(state.nodes[name].group is not None for name in names),
-        )
-        for pool, names in sorted(found.items())
-    }
