@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import json
+import os
 import pickle
 import socket
 import threading
@@ -206,6 +208,16 @@ def test_a_job_that_is_alive_elsewhere_has_an_error_of_its_own():
     )
 
     assert type(error) is rollmuxd.JobAlive
+
+
+def test_a_cell_of_a_notebook_that_ran_twice_is_not_sent_to_look_for_another_process():
+    alive = {"pid": os.getpid(), "host": socket.gethostname()}
+    error = problem(
+        Reply(409, content=json.dumps({"title": "no", "status": 409, "detail": "", "data": alive}).encode())
+    )
+
+    assert type(error) is rollmuxd.JobAlive
+    assert "this very process runs the job already" in str(error)
 
 
 def test_an_error_page_of_a_proxy_is_an_error_too():
