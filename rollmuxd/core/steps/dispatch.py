@@ -22,6 +22,8 @@ from rollmuxd.core.model import (
 from rollmuxd.core.spec import engines_on
 from rollmuxd.core.steps.lines import line_of, next_turn_on, patient_until, waits_for_another, yields_to
 
+#: slots that hold all the GPUs that they have claimed
+HOLD_ALL = (SlotStatus.LOADING, SlotStatus.RUNNING)
 #: nodes on which nothing can be started, for an unknown time
 OUT = (NodeStatus.OCCUPIED, NodeStatus.DRAINING, NodeStatus.DRAINED, NodeStatus.QUARANTINED, NodeStatus.LOST)
 
@@ -38,19 +40,30 @@ def dispatch(c: Context) -> None:
 
 def take_turns(c: Context, known: Group) -> None:
     """Grant whatever of a group can be granted, in the order of its schedule."""
-    line, seen, moved = [], -1, True
+    line: list[Slot] | None = None
+    moved = True
     while moved:
-        before, moved = len(c.facts), False
+        moved = False
         for job in c.state.members(known):
-            if job.queued is not None:
-                if len(c.facts) != seen:  # a claim or a park changes which request is next
-                    line, seen = line_of(c, known), len(c.facts)
-                moved = advance(c, known, job, line) or moved
-        moved = moved or (known.dispatch is not Dispatch.SCHEDULE and len(c.facts) > before)
-    if known.dispatch is Dispatch.CREDIT:
-        waiting = [c.state.slots[it.queued] for it in c.state.members(known) if it.queued]
-        for slot in waiting if len(waiting) > 1 else ():
+            if job.queued is None or (known.dispatch is not Dispatch.SCHEDULE and is_kept_out(c, known, job)):
+                continue
+            if line is None:
+                line = line_of(c, known)
+            if advance(c, known, job, line):
+                line, moved = None, True  # a claim changes which request is next
+    if known.dispatch is Dispatch.CREDIT and line is not None and len(line) > 1:
+        for slot in line:
             c.is_past(patient_until(c.state.jobs[slot.job], slot), "dispatch", known.id)
+
+
+def is_kept_out(c: Context, group: Group, job: Job) -> bool:
+    """Whether slots that have not ended hold every GPU that a job asks for.
+
+    Nothing can be done for it then, and when one of them ends its group is looked at again.
+    """
+    nodes = c.rotation.nodes_of(c.state, group, job.id, c.state.slots[job.queued or ""].phase)
+    holders = (gpu.holder for name in nodes for gpu in c.state.nodes[name].gpus.values())
+    return all(holder is not None and c.state.slots[holder].status in HOLD_ALL for holder in holders)
 
 
 def request_of(c: Context, job: Job) -> Slot | None:
@@ -82,9 +95,12 @@ def advance(c: Context, group: Group, job: Job, line: Sequence[Slot]) -> bool:
             if absent.job == job.id or (may_skip(c, group, head) and not keeps_its_place(c, absent, slot)):
                 c.fact(f.TurnSkipped(c.now, group.id, head, absent.job, absent.phase))
                 return True
+    stands_in_line = slot in line
+    if stands_in_line and not first_on:
+        return False  # on each node another comes first
     if group.dispatch is Dispatch.CREDIT and not job.guarded and waits_for_another(c, group, slot, nodes):
         return False
-    if (yields := yields_to(c, group, slot)) is not None:
+    if not stands_in_line and (yields := yields_to(c, group, slot)) is not None:
         c.timers.at(yields[1], "dispatch", group.id)
         return False
     if not make_room(c, job, slot.phase, first_on) or len(first_on) < len(nodes):
@@ -139,7 +155,7 @@ def keeps_its_place(c: Context, absent: ScheduledTurn, slot: Slot) -> bool:
         return False
     nodes = c.rotation.nodes_of(c.state, c.state.its_group(job), slot.job, slot.phase)
     holders = (c.state.slots[holder] for name in nodes for holder in c.state.nodes[name].holders)
-    return any(holder.status in (SlotStatus.LOADING, SlotStatus.RUNNING) for holder in holders)
+    return any(holder.status in HOLD_ALL for holder in holders)
 
 
 def make_room(c: Context, job: Job, phase: str, nodes: list[NodeId]) -> bool:
@@ -205,7 +221,7 @@ def claimable(c: Context, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tu
         return mine
     least = job.spec.phase(slot.phase).min_gpus
     holders = (c.state.slots[holder] for name in nodes for holder in c.state.nodes[name].holders)
-    if not least or any(holder.status in (SlotStatus.LOADING, SlotStatus.RUNNING) for holder in holders):
+    if not least or any(holder.status in HOLD_ALL for holder in holders):
         return None
     return mine if least <= len(in_whole_engines(c, job, slot.phase, nodes, set(mine))) else None
 

@@ -110,10 +110,9 @@ def yields_to(c: Context, group: Group, slot: Slot) -> tuple[Job, Millis] | None
     until = slot.queued_at + round((PROMISED_NOTHING - 1) * takes)
     if job.promised:
         until = min(slot.queued_at + (credit_ms(job) or 0) - takes, patient_until(job, slot))
-    mine = set(nodes_in(job.pins))
     for other in c.state.members(group):
         short = other.promised and (credit_ms(other) or 0) < max(takes, solo_ms(other) or 0)
-        if not short or mine.isdisjoint(nodes_in(other.pins)):
+        if not short or set(nodes_in(job.pins)).isdisjoint(nodes_in(other.pins)):
             continue
         there = min(until, there_until(c, other, until))
         if c.now < there:
