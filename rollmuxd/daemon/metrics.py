@@ -21,7 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from rollmuxd.core import facts as f
 from rollmuxd.core.estimates import credit_ms
 from rollmuxd.core.ids import Millis, SlotId
-from rollmuxd.core.model import Job, JobStatus, NodeStatus, Order, OrderStatus, Slot, SlotStatus
+from rollmuxd.core.model import Job, JobStatus, NodeStatus, Order, OrderKind, OrderStatus, Slot, SlotStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.entries import Entry
 from rollmuxd.daemon.usage.ledger import JUDGED_FROM
@@ -48,7 +48,10 @@ class Metrics:
         self._ended = counter("rollmux_slots_ended", "Slots that ended, by how.", ["owner", "how"])
         self._gpu_seconds = counter("rollmux_gpu_seconds_used", "GPU-seconds that released slots ran for.", ["owner"])
         self._wait = histogram(
-            "rollmux_slot_wait_seconds", "From a slot's request to its grant.", ["owner"], buckets=_WAIT_SECONDS
+            "rollmux_slot_wait_seconds",
+            "From a slot's request to its grant, less the time without a daemon.",
+            ["owner"],
+            buckets=_WAIT_SECONDS,
         )
         self._switch = histogram(
             "rollmux_switch_seconds",
@@ -57,6 +60,8 @@ class Metrics:
             buckets=_SWITCH_SECONDS,
         )
         self._switch_failed = counter("rollmux_switches_failed", "Moves of state that failed.", ["kind"])
+        for kind in OrderKind:  # zeros too: Prometheus sees no rise in a series that begins with a one
+            self._switch_failed.labels(kind)
         self._harvested = counter("rollmux_filler_gpu_seconds", "GPU time of loans to fillers.", ["owner"])
         self._yields = counter("rollmux_filler_yields", "Loans that were asked back.", ["reason"])
         self._requests = counter("rollmux_http_requests", "Answered calls.", ["route", "method", "status"])
@@ -74,6 +79,8 @@ class Metrics:
         """Take what runs from a replayed state, so that its GPU time is counted right."""
         running = [slot for slot in state.slots.values() if slot.status in _RUNNING and slot.granted_at is not None]
         self._running = {slot.id: (len(slot.gpus), slot.granted_at or 0) for slot in running}
+        for owner in state.owners:
+            self._know(owner)
 
     def sink(self, facts: Sequence[Entry]) -> None:
         """Facts became durable: to be one of the driver's sinks."""
@@ -97,6 +104,8 @@ class Metrics:
 
     def _see_slot(self, fact: f.Fact, slot: Slot, owner: str) -> None:
         match fact:
+            case f.SlotQueued():
+                self._know(owner)
             case f.LoanEnded():
                 self._harvested.labels(owner).inc(fact.gpus * fact.used_ms / 1000)
             case f.YieldAsked():
@@ -112,6 +121,10 @@ class Metrics:
                 self._ended.labels(owner, str(slot.ended)).inc()
             case _:
                 pass
+
+    def _know(self, owner: str) -> None:
+        for how in (SlotStatus.LOST, SlotStatus.FAULTED):  # zeros too, as above: there is an alert on a rise
+            self._ended.labels(owner, how)
 
     def _ran(self, slot: SlotId, owner: str, at: Millis) -> None:
         gpus, since = self._running.pop(slot, (0, at))
