@@ -18,6 +18,7 @@ import msgspec
 
 from rollmuxd.cli.common import NO_DAEMON, Failed, answer, config_option, fields, load_settings, print_json
 from rollmuxd.cli.processes import start_apart
+from rollmuxd.client import discovery
 from rollmuxd.client.discovery import Address, default_sockets
 from rollmuxd.client.errors import RollmuxError
 from rollmuxd.client.sync import Daemon
@@ -96,7 +97,7 @@ def start(config: Path | None, accept_clock: bool, as_json: bool) -> None:
             )
             say_at = None
         time.sleep(0.05)
-    _answer(running, log, "ready", as_json=as_json)
+    _answer(running, "ready", as_json=as_json)
     from rollmuxd.daemon.settings import without_hosts
 
     settings = load_settings(config)
@@ -151,7 +152,7 @@ def stop(config: Path | None, for_good: bool, as_json: bool) -> None:
             click.echo(f"no daemon ran; {left} is removed")
             return
         raise Failed(f"no daemon runs on {state_dir}", NO_DAEMON)
-    began = started(running.pid)
+    began, log = started(running.pid), _log(running.pid)
     try:
         with suppress(ProcessLookupError):
             os.kill(running.pid, signal.SIGTERM)
@@ -160,7 +161,7 @@ def stop(config: Path | None, for_good: bool, as_json: bool) -> None:
     give_up = time.monotonic() + STOP_S
     while started(running.pid) == began is not None:
         if time.monotonic() > give_up:
-            raise Failed(f"the daemon, pid {running.pid}, has not ended after {STOP_S:g} s; see {state_dir}/daemon.log")
+            raise Failed(f"the daemon, pid {running.pid}, has not ended after {STOP_S:g} s; see its log, {log}")
         time.sleep(0.05)
     if for_good:
         Path(running.socket).unlink(missing_ok=True)
@@ -184,17 +185,30 @@ def status(config: Path | None, as_json: bool) -> None:
     """Whether it runs and is ready. Exits with 3 if there is none, with 1 if it is not ready."""
     state_dir, running = _running(config)
     if running is None:
-        raise Failed(f"no daemon runs on {state_dir}; start one: rollmuxd daemon start", NO_DAEMON)
+        other = discovery.find().address
+        do = "start one: rollmuxd daemon start"
+        if other is not None and other.socket != str(load_settings(config).daemon.socket_path):
+            do = f"commands and jobs here use another, at {other}: do not start one for the same GPUs"
+        raise Failed(f"no daemon runs on {state_dir}; {do}", NO_DAEMON)
     said = readiness(running.socket)
     good = said is not None
-    _answer(running, state_dir / "daemon.log", "ready" if good else "not ready", as_json=as_json, journal=said or "")
+    _answer(running, "ready" if good else "not ready", as_json=as_json, journal=said or "")
     if not good:
-        raise Failed(f"the daemon, pid {running.pid}, runs and is not ready; see {state_dir}/daemon.log")
+        raise Failed(f"the daemon, pid {running.pid}, runs and is not ready; see its log, {_log(running.pid)}")
 
 
-def _answer(running: Ready, log: Path, said: str, *, as_json: bool, journal: str = "") -> None:
+def _log(pid: int) -> str:
+    """Where a daemon writes its log: the file that is its standard error, if it is one."""
+    with suppress(OSError):
+        path = Path(f"/proc/{pid}/fd/2").readlink()
+        if path.is_file():
+            return str(path)
+    return "its standard error (of a service: journalctl -u rollmuxd)"
+
+
+def _answer(running: Ready, said: str, *, as_json: bool, journal: str = "") -> None:
     where = {key: value for key, value in msgspec.to_builtins(running).items() if key != "started"}
-    values = {"status": said, **where, "log": str(log)}
+    values = {"status": said, **where, "log": _log(running.pid)}
     if journal:
         values["journal"] = journal
     answer(values, fields, as_json=as_json)

@@ -44,8 +44,8 @@ def process():
     """Starts processes that do nothing."""
     children = []
 
-    def start():
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    def start(stderr=subprocess.PIPE):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], stderr=stderr)
         children.append(child)
         return child
 
@@ -53,6 +53,8 @@ def process():
     for child in children:
         child.kill()
         child.wait()
+        if child.stderr is not None:
+            child.stderr.close()
 
 
 def said(state_dir, pid, **more):
@@ -107,6 +109,25 @@ def test_where_none_runs_the_exit_status_is_3(rollmuxd, config, state_dir, comma
     assert str(state_dir) in ran.err
 
 
+def test_where_commands_use_another_daemon_status_does_not_ask_for_a_second_on_its_gpus(rollmuxd, config, monkeypatch):
+    monkeypatch.setenv("ROLLMUX_URL", "unix:///run/other.sock")
+
+    ran = rollmuxd(f"daemon status --config {config}")
+
+    assert ran.code == 3
+    assert "commands and jobs here use another, at unix:///run/other.sock" in ran.err
+    assert "daemon start" not in ran.err
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # httpcore leaves the socket to be collected
+def test_the_log_that_is_named_is_the_one_that_the_daemon_writes(rollmuxd, config, state_dir, process, tmp_path):
+    with (tmp_path / "its.log").open("w") as log:
+        said(state_dir, process(log).pid, socket=str(state_dir / "nobody.sock"))
+    assert str(tmp_path / "its.log") in rollmuxd(f"daemon status --config {config}").err
+    said(state_dir, process().pid, socket=str(state_dir / "nobody.sock"))
+    assert "journalctl -u rollmuxd" in rollmuxd(f"daemon status --config {config}").err
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # httpcore leaves the socket to be collected
 def test_a_daemon_that_does_not_answer_is_not_ready(rollmuxd, config, state_dir, process):
     said(state_dir, process().pid, socket=str(state_dir / "nobody.sock"))
@@ -115,7 +136,7 @@ def test_a_daemon_that_does_not_answer_is_not_ready(rollmuxd, config, state_dir,
 
     assert ran.code == 1
     assert "not ready" in ran.out
-    assert "daemon.log" in ran.err
+    assert "see its log" in ran.err
 
 
 @pytest.mark.parametrize("amiss", ["", "it could not be looked after"])
@@ -143,7 +164,7 @@ def test_what_a_ready_daemon_says_of_its_journal_is_shown(rollmuxd, config, stat
 
     assert ran.code == 0
     assert amiss in ran.out
-    assert ("journal" in ran.out) == bool(amiss)
+    assert ("\njournal" in ran.out) == bool(amiss)
     assert told.get("journal", "") == amiss
 
 

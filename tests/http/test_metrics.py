@@ -32,7 +32,7 @@ async def test_counters_follow_the_facts_and_gauges_the_state(running):
         assert figures["rollmux_jobs", ("owner", "team"), ("status", "admitted")] == 1
         assert figures["rollmux_switch_seconds_count", ("kind", "load")] == 1
         assert figures["rollmux_slot_wait_seconds_count", ("owner", "team")] == 1
-        # Prometheus sees no rise in a series that begins with a one: an alert on the first loss needs the zero before it.
+        # Prometheus sees no rise in a series that begins with a one: an alert on the first loss needs the zero before.
         for how in ("lost", "faulted"):
             assert figures["rollmux_slots_ended_total", ("how", how), ("owner", "team")] == 0
         assert figures["rollmux_switches_failed_total", ("kind", "park")] == 0
