@@ -4,9 +4,9 @@ Handlers refuse, or record what has happened. What that makes possible is marked
 steps look at what is marked, in one fixed order, and mark in their turn by what they record, until nothing is marked.
 
 The order matters. ``reclaim`` comes first: a job that leaves discards its state, where a drain or a move would only
-park it. ``move`` comes before ``admit``: what a moved job has left is tidied before the job is placed there again.
-``admit`` comes before ``dispatch``: a newcomer takes its place in the schedule before turns are given. ``lend`` comes
-after ``dispatch``: fillers have what no job asks for.
+park it. It also grants slots whose last load has ended. ``move`` comes before ``admit``: what a moved job has left is
+tidied before the job is placed there again. ``admit`` comes before ``dispatch``: a newcomer takes its place in the
+schedule before turns are given. ``lend`` comes after ``dispatch``: fillers have what no job asks for.
 """
 
 from typing import Final

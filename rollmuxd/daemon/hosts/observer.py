@@ -18,7 +18,7 @@ from rollmuxd.core.model import HostSpec, NodeSpec
 from rollmuxd.daemon.hosts.plugin_calls import ask, checked, said
 from rollmuxd.spi import Backend, Inventory
 
-log = structlog.get_logger("rollmuxd.reconcile")
+log = structlog.get_logger("rollmuxd.observer")
 
 #: of a host's RAM, what parked states may take where nothing is configured
 RAM_SHARE: Final = 0.7
