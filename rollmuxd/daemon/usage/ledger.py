@@ -20,11 +20,12 @@ What fillers ran on lent nodes is counted as harvested, and charged to no job.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Final, NamedTuple
+from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply import apply
@@ -34,6 +35,8 @@ from rollmuxd.core.state import State, state_key
 from rollmuxd.daemon.clock import iso
 from rollmuxd.daemon.entries import job_of
 from rollmuxd.wire.answers import Bill, PoolRow, ReportView, Saving, WorkRow
+
+R = TypeVar("R", bound=Struct)
 
 HOUR: Final = 3_600_000
 BASELINE: Final = (
@@ -48,14 +51,26 @@ JUDGED_FROM: Final = 8
 HEADS: Final = {"work": WorkRow.__struct_fields__, "pools": PoolRow.__struct_fields__}
 
 
+class _Sums:
+    """Figures that add up."""
+
+    __slots__ = ()
+
+    def add(self, later: "_Sums") -> None:
+        """Add those of a span that comes later, or of another job."""
+        for name in _FIGURES[type(later)]:
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+
+
 @dataclass(slots=True)
-class _Work:
+class _Work(_Sums):
     """The usage of one job. Sums of GPU-milliseconds, milliseconds, and money times milliseconds."""
 
     job: JobId
     owner: str
     name: str
     held: float = 0
+    cost_held: float = 0
     used: float = 0
     alone: float = 0
     cost_alone: float = 0
@@ -67,10 +82,9 @@ class _Work:
     parks: int = 0
     wait_placement: int = 0
     wait_turn: int = 0
-    cost_held: float = 0
     #: of the nodes on which states were loaded or parked, while they were
-    switch_gpu: float = 0
-    cost_switch: float = 0
+    switching: float = 0
+    cost_switching: float = 0
     #: of a filler: what it ran on nodes that were lent to it. It is charged nothing for that
     harvested: float = 0
     #: milliseconds that loans of its nodes to fillers have held it up, at most
@@ -78,6 +92,22 @@ class _Work:
     #: as it was last
     slo: float | None = None
     promised: bool = False
+
+
+@dataclass(slots=True)
+class _Bill(_Work):
+    """The usage of a job, or of several, and what follows from it and from that of their groups."""
+
+    charged: float = 0
+    cost_charged: float = 0
+    #: jobs whose promise can be judged, and those of them for which it was kept
+    slo_judged: int = 0
+    slo_kept: int = 0
+
+    @property
+    def slowdown(self) -> float | None:
+        """Of the finished iterations."""
+        return round(self.elapsed / self.solo, 4) if self.solo else None
 
 
 @dataclass(slots=True)
@@ -104,18 +134,24 @@ class _Shared:
 
 
 @dataclass(slots=True)
-class _Pool:
+class _Pool(_Sums):
     """The usage of one pool."""
 
     #: at the end of the span
     gpus: int = 0
     capacity: float = 0
+    cost_capacity: float = 0
     held: float = 0
     used: float = 0
     pinned: float = 0
-    cost: float = 0
     cost_pinned: float = 0
     harvested: float = 0
+
+
+_NO_FIGURES: Final = ("job", "owner", "name", "slo", "promised")
+_FIGURES: Final[dict[type[_Sums], tuple[str, ...]]] = {
+    kind: tuple(item.name for item in fields(kind) if item.name not in _NO_FIGURES) for kind in (_Work, _Bill, _Pool)
+}
 
 
 @dataclass(slots=True)
@@ -130,81 +166,74 @@ class DailyUsage:
 
     def add(self, later: "DailyUsage") -> None:
         """Add the usage of a span that comes later."""
-        for job, of_job in later.work.items():
-            mine = self.work.setdefault(job, _Work(job, of_job.owner, of_job.name))
-            mine.name, mine.slo, mine.promised = of_job.name, of_job.slo, of_job.promised
-            for name in _SUMS:
-                setattr(mine, name, getattr(mine, name) + getattr(of_job, name))
+        for job, work in later.work.items():
+            mine = self.work.setdefault(job, _Work(job, work.owner, work.name))
+            mine.name, mine.slo, mine.promised = work.name, work.slo, work.promised
+            mine.add(work)
         for pool in self.pools.values():
             pool.gpus = 0
         for name, of_pool in later.pools.items():
-            total = self.pools.setdefault(name, _Pool())
-            total.gpus = of_pool.gpus
-            for figure in ("capacity", "held", "used", "pinned", "cost", "cost_pinned", "harvested"):
-                setattr(total, figure, getattr(total, figure) + getattr(of_pool, figure))
+            self.pools.setdefault(name, _Pool()).add(of_pool)
         for group, shared in later.groups.items():
             self.groups.setdefault(group, _Shared()).add(shared)
         self.unreadable += later.unreadable
 
-    def charges(self) -> dict[JobId, "Charge"]:
-        """What each job is charged with."""
-        made = {job: Charge(book.held, book.cost_held) for job, book in self.work.items()}
+    def bills(self) -> list[_Bill]:
+        """What each job used, and is charged with."""
+        made = {}
+        for job, work in self.work.items():
+            bill = made[job] = _Bill(job, work.owner, work.name, slo=work.slo, promised=work.promised)
+            bill.add(work)
+            bill.charged, bill.cost_charged = work.held, work.cost_held
         for shared in self.groups.values():
             for job, part in shared.shares().items():
-                charge = made[job]
-                made[job] = Charge(charge.gpu_ms + part * shared.idle, charge.cost + part * shared.cost_idle)
-        return made
+                made[job].charged += part * shared.idle
+                made[job].cost_charged += part * shared.cost_idle
+        for bill in made.values():
+            if bill.slo is not None and bill.promised and bill.iterations >= JUDGED_FROM and bill.solo:
+                bill.slo_judged, bill.slo_kept = 1, int(bill.elapsed <= bill.slo * bill.solo)
+        return list(made.values())
 
     def view(self, since: Millis, until: Millis, *, by: str = "job", owner: str | None = None) -> ReportView:
         """The usage as it is shown; ``owner``: only theirs."""
-        charges = self.charges()
-        usage = [book for book in self.work.values() if owner is None or book.owner == owner]
-        shown = [
-            book
-            for book in usage
-            if charges[book.job].gpu_ms or book.harvested or book.wait_placement or book.wait_turn or book.iterations
-        ]
+        everybody = self.bills()
+        mine = [bill for bill in everybody if owner is None or bill.owner == owner]
+        rows = [it for it in mine if it.charged or it.harvested or it.wait_placement or it.wait_turn or it.iterations]
+        if by == "owner":
+            theirs: dict[str, _Bill] = {}
+            for it in rows:
+                theirs.setdefault(it.owner, _Bill("", it.owner, it.owner)).add(it)
+            rows = [theirs[name] for name in sorted(theirs)]
+        of, pools = _Bill("", "", ""), _Pool()
+        for it in mine:
+            of.add(it)
+        for pool in self.pools.values():
+            pools.add(pool)
         return ReportView(
             since=iso(since),
             until=iso(until),
             by=by,
-            work=[] if by == "pool" else _rows(shown, charges, by),
+            work=[] if by == "pool" else [_row(WorkRow, it, job=it.job or None) for it in rows],
             pools=[_pool_row(name, self.pools[name]) for name in sorted(self.pools)],
-            saving=_saving(usage, charges),
-            bill=self._bill(usage, charges),
+            saving=_row(
+                Saving,
+                of,
+                baseline=BASELINE,
+                gpu_hours_saved=of.alone - of.charged,
+                cost_saved=of.cost_alone - of.cost_charged,
+            ),
+            bill=_row(
+                Bill,
+                of,
+                gpu_hours_others=sum(it.charged for it in everybody) - of.charged,
+                gpu_hours_unallocated=pools.capacity - pools.pinned,
+                gpu_hours_capacity=pools.capacity,
+                cost_others=sum(it.cost_charged for it in everybody) - of.cost_charged,
+                cost_unallocated=pools.cost_capacity - pools.cost_pinned,
+                cost_capacity=pools.cost_capacity,
+            ),
             unreadable=self.unreadable,
         )
-
-    def _bill(self, usage: Sequence[_Work], charges: Mapping[JobId, "Charge"]) -> Bill:
-        """All of the inventory's hours: those charged to the jobs of this usage, to others, and to no job."""
-        mine = _sum(charges[book.job] for book in usage)
-        everybody = _sum(charges.values())
-        pools = self.pools.values()
-        capacity, cost = sum(pool.capacity for pool in pools), sum(pool.cost for pool in pools)
-        return Bill(
-            gpu_hours_charged=_hours(mine.gpu_ms),
-            gpu_hours_others=_hours(everybody.gpu_ms - mine.gpu_ms),
-            gpu_hours_unallocated=_hours(capacity - sum(pool.pinned for pool in pools)),
-            gpu_hours_capacity=_hours(capacity),
-            cost_charged=_hours(mine.cost),
-            cost_others=_hours(everybody.cost - mine.cost),
-            cost_unallocated=_hours(cost - sum(pool.cost_pinned for pool in pools)),
-            cost_capacity=_hours(cost),
-        )
-
-
-class Charge(NamedTuple):
-    """A charge: GPU-milliseconds, and money times milliseconds an hour."""
-
-    gpu_ms: float
-    cost: float
-
-
-def _sum(charges: Iterable[Charge]) -> Charge:
-    gpu_ms = cost = 0.0
-    for charge in charges:
-        gpu_ms, cost = gpu_ms + charge.gpu_ms, cost + charge.cost
-    return Charge(gpu_ms, cost)
 
 
 class UsageLedger:
@@ -305,8 +334,8 @@ class UsageLedger:
             node = self._state.nodes.get(order.node)
             if node is not None:
                 took = self._within(order.issued_at, at) * len(node.gpus)
-                self._work[order.job].switch_gpu += took
-                self._work[order.job].cost_switch += took * node.price_per_gpu_hour
+                self._work[order.job].switching += took
+                self._work[order.job].cost_switching += took * node.price_per_gpu_hour
 
     def _waited(self, slot: Slot, at: Millis) -> None:
         if self._state.jobs[slot.job].spec.filler is None:  # a filler has no turn
@@ -345,7 +374,7 @@ class UsageLedger:
                 harvested[slot.job] += slot.status in _USING
         pool, gpus, price = self._pool_of(node), len(node.gpus), node.price_per_gpu_hour
         pool.capacity += span * gpus
-        pool.cost += span * gpus * price
+        pool.cost_capacity += span * gpus * price
         pool.held += span * held.total()
         pool.used += span * used.total()
         pool.harvested += span * harvested.total()
@@ -420,86 +449,25 @@ class UsageLedger:
 
 
 def _pool_row(name: str, pool: _Pool) -> PoolRow:
-    return PoolRow(
+    return _row(
+        PoolRow,
+        pool,
         pool=name,
-        gpus=pool.gpus,
-        gpu_hours_capacity=_hours(pool.capacity),
-        gpu_hours_held=_hours(pool.held),
-        gpu_hours_used=_hours(pool.used),
-        gpu_hours_switching=_hours(pool.held - pool.used),
-        gpu_hours_idle=_hours(pool.pinned - pool.held),
-        gpu_hours_unallocated=_hours(pool.capacity - pool.pinned),
+        gpu_hours_switching=pool.held - pool.used,
+        gpu_hours_idle=pool.pinned - pool.held,
+        gpu_hours_unallocated=pool.capacity - pool.pinned,
         utilisation=round(pool.used / pool.capacity, 4) if pool.capacity else None,
-        cost_capacity=_hours(pool.cost),
-        gpu_hours_harvested=_hours(pool.harvested),
     )
 
 
-def _rows(usage: Iterable[_Work], charges: Mapping[JobId, Charge], by: str) -> list[WorkRow]:
-    if by == "job":
-        return [_row([book], charges, book.name, book.job) for book in usage]
-    owners: dict[str, list[_Work]] = {}
-    for book in usage:
-        owners.setdefault(book.owner, []).append(book)
-    return [_row(theirs, charges, owner, None) for owner, theirs in sorted(owners.items())]
-
-
-_NO_SUMS: Final = ("job", "owner", "name", "slo", "promised")
-_SUMS: Final = tuple(item.name for item in fields(_Work) if item.name not in _NO_SUMS)
-
-
-def _row(usage: Sequence[_Work], charges: Mapping[JobId, Charge], name: str, job: JobId | None) -> WorkRow:
-    """A row of one job, or of all jobs of one owner."""
-    book = _Work(job or "", usage[0].owner, name)
-    for of_job in usage:
-        for figure in _SUMS:
-            setattr(book, figure, getattr(book, figure) + getattr(of_job, figure))
-    charge = _sum(charges[of_job.job] for of_job in usage)
-    kept = [_kept(of_job) for of_job in usage]
-    return WorkRow(
-        name=name,
-        owner=book.owner,
-        job=job,
-        gpu_hours_held=_hours(book.held),
-        gpu_hours_used=_hours(book.used),
-        gpu_hours_alone=_hours(book.alone),
-        cost_alone=_hours(book.cost_alone),
-        iterations=book.iterations,
-        slowdown=round(book.elapsed / book.solo, 4) if book.solo else None,
-        loads_warm=book.loads_warm,
-        loads_cold=book.loads_cold,
-        parks=book.parks,
-        wait_placement_hours=_hours(book.wait_placement),
-        wait_turn_hours=_hours(book.wait_turn),
-        gpu_hours_charged=_hours(charge.gpu_ms),
-        cost_charged=_hours(charge.cost),
-        gpu_hours_switching=_hours(book.switch_gpu),
-        cost_switching=_hours(book.cost_switch),
-        gpu_hours_harvested=_hours(book.harvested),
-        held_up_hours=_hours(book.held_up),
-        slo=usage[0].slo if job is not None else None,
-        slo_judged=sum(one is not None for one in kept),
-        slo_kept=sum(one is True for one in kept),
-    )
-
-
-def _kept(book: _Work) -> bool | None:
-    """Whether a job's promise was kept in the span; None: it has none, or there were too few iterations to judge."""
-    if book.slo is None or not book.promised or book.iterations < JUDGED_FROM or not book.solo:
-        return None
-    return book.elapsed <= book.slo * book.solo
-
-
-def _saving(usage: Sequence[_Work], charges: Mapping[JobId, Charge]) -> Saving:
-    alone = sum(book.alone for book in usage)
-    charged = _sum(charges[book.job] for book in usage)
-    return Saving(
-        baseline=BASELINE,
-        gpu_hours_alone=_hours(alone),
-        gpu_hours_charged=_hours(charged.gpu_ms),
-        gpu_hours_saved=_hours(alone - charged.gpu_ms),
-        cost_saved=_hours(sum(book.cost_alone for book in usage) - charged.cost),
-    )
+def _row(kind: type[R], of: _Sums, **more: Any) -> R:
+    """A row of these figures and of ``more``. What is of hours or of money there is of milliseconds in them."""
+    told = {}
+    for name in kind.__struct_fields__:
+        short = name.removeprefix("gpu_hours_").removesuffix("_hours")
+        value = more[name] if name in more else getattr(of, short)
+        told[name] = _hours(value) if short != name or name.startswith("cost_") else value
+    return kind(**told)
 
 
 def _hours(milliseconds: float) -> float:
