@@ -441,7 +441,6 @@ class JobMove(Struct):
     why: Cause
     admission: str = ""
     promised: bool = False
-    period_ms: Millis | None = None
     #: the group's schedule once it has moved, where it stays in its group; else its turns are in the other's schedule
     schedule: tuple[PlannedTurn, ...] | None = None
     #: the nodes that it leaves because they are drained
@@ -506,8 +505,6 @@ class Job(Struct):
     guard_credit_ms: Millis = 0
     #: when plans began to reckon with other times of its phases
     drifted_at: Millis | None = None
-    #: the planned period of its group when it was placed, or when the group was planned last
-    planned_period_ms: Millis | None = None
     admission: str = ""
     placed_at: Millis | None = None
     #: the process that was started for it last

@@ -47,6 +47,22 @@ async def test_a_placed_job_shows_where_it_sits(running):
         assert explained["sentences"]
 
 
+async def test_the_planned_slowdown_is_that_of_the_group_as_it_is_now(running):
+    """A job joins a group, and leaves it: each member's plan is another then, whatever it was at its own placement."""
+    async with running() as world, world.client() as client:
+
+        async def planned() -> dict[str, float]:
+            jobs = (await client.get("/v1/jobs")).json()["items"]
+            return {job["name"]: job["planned_slowdown"] for job in jobs if job["status"] == "admitted"}
+
+        await world.job(client, "first", phases=LONGER)
+        assert await planned() == {"first": 1.0}
+        second = await world.job(client, "second", phases=LONGER)
+        assert await planned() == {"first": 1.7143, "second": 1.7143}
+        await client.delete(f"/v1/jobs/{second.id}")
+        assert await planned() == {"first": 1.0}
+
+
 async def test_a_job_that_spends_credit_hears_how_slow_it_is_until_when_and_why(running):
     phases = [
         {"name": "rollout", "pools": ["rollout"], "seconds": 10},

@@ -74,7 +74,7 @@ class Wanderer(RollMux):
             job.admission,
             job.status,
             job.promised,
-            job.planned_period_ms,
+            None,
             0.0,
             group.dispatch,
         )

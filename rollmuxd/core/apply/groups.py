@@ -36,8 +36,6 @@ def group_replanned(state: State, fact: f.GroupReplanned) -> None:
         group.schedule = rewound(group, fact.schedule)
     group.version += 1
     for name in group.jobs:
-        job = state.jobs[name]
-        job.planned_period_ms = fact.period_ms
         if name in fact.at_risk:
             state.at_risk[name] = None
         else:

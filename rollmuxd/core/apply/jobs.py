@@ -27,7 +27,7 @@ def job_registered(state: State, fact: f.JobRegistered) -> None:
         job.user, job.spec, job.run, job.registered_at = fact.user, fact.spec, fact.run, fact.at
         job.progress, job.session, job.work = Progress(), None, 0.0
         job.reason = Cause("new_run", {"run": fact.run})
-        job.promised, job.admission, job.planned_period_ms = False, "", None
+        job.promised, job.admission = False, ""
         job.relaunch_at, job.moved_at, job.guarded = None, None, False
         job.guard_from, job.guard_credit_ms = 0, 0
         if not fact.relaunch:
@@ -60,8 +60,7 @@ def job_placed(state: State, fact: f.JobPlaced) -> None:
     group.dispatch = fact.dispatch
     group.version += 1
     job.group, job.pins, job.placed_at, job.admission = group.id, fact.pins, fact.at, fact.admission
-    job.newest = dict(fact.pins)
-    job.promised, job.planned_period_ms = fact.promised, fact.period_ms
+    job.newest, job.promised = dict(fact.pins), fact.promised
     owner = owner_of(state, job)
     if job.queued is not None:  # the wait for admission is no slowdown
         job.progress.iteration_excused_ms += fact.at - state.slots[job.queued].queued_at
@@ -93,7 +92,7 @@ def job_unplaced(state: State, fact: f.JobUnplaced) -> None:
 def job_promised(state: State, fact: f.JobPromised) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact)
-    job.promised, job.planned_period_ms = fact.promised, fact.period_ms
+    job.promised = fact.promised
     state.its_group(job).version += 1  # what was derived without this job's times is out of date
 
 

@@ -14,9 +14,7 @@ def move_planned(state: State, fact: f.MovePlanned) -> None:
     job = state.jobs[fact.job]
     meet(job, fact)
     group = group_named(state, fact.group)
-    job.move = JobMove(
-        group.id, fact.pins, fact.at, fact.why, fact.admission, fact.promised, fact.period_ms, off=fact.off
-    )
+    job.move = JobMove(group.id, fact.pins, fact.at, fact.why, fact.admission, fact.promised, off=fact.off)
     if group.id == job.group:
         job.move.schedule = fact.schedule
     else:
@@ -53,7 +51,7 @@ def move_ended(state: State, fact: f.MoveEnded) -> None:
     gone = nodes_left(job.pins, move.pins)
     job.newest = {pool: follow(was, job.newest[pool], move.pins[pool]) for pool, was in job.pins.items()}
     job.last_pins, job.pins, job.group, job.placed_at = job.pins, move.pins, group.id, fact.at
-    job.admission, job.promised, job.planned_period_ms = move.admission, move.promised, move.period_ms
+    job.admission, job.promised = move.admission, move.promised
     job.move, job.moved_at = None, fact.at
     start_fresh_times(job)
     state.at_risk.pop(job.id, None)

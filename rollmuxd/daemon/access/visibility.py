@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.context import Context
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.ids import JobId, SessionId
+from rollmuxd.core.ids import GroupId, JobId, Millis, SessionId
 from rollmuxd.core.model import Job, Node, Session
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.access.gate import Caller
@@ -32,6 +32,13 @@ class Visibility:
 
     def __init__(self, core: Scheduler, caller: Caller) -> None:
         self.core, self.caller = core, caller
+        self._periods: dict[GroupId, Millis | None] = {}
+
+    def period_ms(self, group: GroupId) -> Millis | None:
+        """The planned period of a group as it is now. It is the same for all members, and takes some thought."""
+        if group not in self._periods:
+            self._periods[group] = self.core.policy.period_ms(self.core.state, group)
+        return self._periods[group]
 
     # ---- thought of now --------------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ def job_view(
         iterations=job.progress.finished,
         slowdown=None if slower is None else round(slower, 4),
         credit_s=seconds(credit_ms(job)),
-        planned_slowdown=_planned_slowdown(job, core.state.groups.get(job.group or "")),
+        planned_slowdown=_planned_slowdown(visibility, job),
         estimates={phase.name: _estimate(job, phase) for phase in (*job.spec.timed, *job.spec.side)},
         session=job.session,
         silent_s=seconds(silent_ms(core, job.session or "", now)),
@@ -174,12 +174,13 @@ class ExplainQuestion:
         return explanation(visibility, core.state.job(self.job), self.now, self.silent)
 
 
-def _planned_slowdown(job: Job, group: Group | None) -> float | None:
+def _planned_slowdown(visibility: Visibility, job: Job) -> float | None:
     """What its group's plan gives an iteration over its solo iteration, where every phase's time is known."""
-    solo = solo_ms(job)
-    if job.planned_period_ms is None or group is None or not solo:
+    group, solo = visibility.core.state.group_of(job), solo_ms(job)
+    if group is None or not solo:
         return None
-    return round(iteration_ms(job.planned_period_ms, group, job) / solo, 4)
+    period = visibility.period_ms(group.id)
+    return None if period is None else round(iteration_ms(period, group, job) / solo, 4)
 
 
 def _estimate(job: Job, phase: PhaseSpec) -> wire.Estimate:
@@ -313,7 +314,7 @@ def group_view(visibility: Visibility, group: Group) -> wire.GroupView:
     core = visibility.core
     state = core.state
     nodes = [state.nodes[name] for name in group.nodes]
-    period = core.policy.period_ms(core.state, group.id)
+    period = visibility.period_ms(group.id)
     return wire.GroupView(
         group=group.id,
         jobs=list(group.jobs),
