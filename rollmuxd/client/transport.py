@@ -16,7 +16,7 @@ import msgspec
 
 from rollmuxd.client import fakes
 from rollmuxd.client.calls import Call
-from rollmuxd.client.discovery import Address
+from rollmuxd.client.discovery import SYSTEM_SOCKET, Address
 from rollmuxd.client.errors import BadAnswer, Refused, RollmuxError, Unreachable, refused
 from rollmuxd.wire.answers import Problem
 
@@ -142,9 +142,12 @@ def _remedy(error: BaseException, what: str, address: Address) -> str:
         return "see whether the daemon runs there, and whether this is its address (ROLLMUX_URL)" if refused else ""
     match _errno(error):
         case errno.ECONNREFUSED | errno.ENOENT:
+            start = "start it (rollmuxd daemon start)"
+            if address.socket == SYSTEM_SOCKET:  # a second one does not know which job holds what
+                start = "its operator starts it (systemctl start rollmuxd, or rollmuxd daemon start as its user)"
             return (
-                "no daemon runs there: start it (rollmuxd daemon start). Its jobs may still hold their GPUs; where "
-                "none does, ROLLMUX_URL=off runs a job without it"
+                f"no daemon runs there: {start}. Its jobs may still hold their GPUs; where none does, ROLLMUX_URL=off "
+                "runs a job without it"
             )
         case errno.EACCES | errno.EPERM:
             return (

@@ -1,6 +1,7 @@
 """Over the wire: TCP and Unix socket; every error of httpx is one of ours, every refusal has its class."""
 
 import asyncio
+import errno
 import gc
 import json
 import os
@@ -17,9 +18,9 @@ from patience import PATIENCE_S
 import rollmuxd
 from rollmuxd.client import calls, discovery, errors
 from rollmuxd.client.aio import AsyncDaemon
-from rollmuxd.client.discovery import Address
+from rollmuxd.client.discovery import SYSTEM_SOCKET, Address
 from rollmuxd.client.sync import Daemon
-from rollmuxd.client.transport import Reply, problem
+from rollmuxd.client.transport import Reply, problem, translated
 from rollmuxd.testing import FakeDaemon, fake_daemon
 
 
@@ -282,3 +283,12 @@ def test_the_fake_is_a_transport_for_anybodys_httpx_client():
 
     with httpx.Client(transport=fake.transport, base_url="http://fake") as client:
         assert client.post("/v1/jobs", json={"name": "a", **REGISTER}).json()["job"] == "j1"
+
+
+@pytest.mark.parametrize("path", [SYSTEM_SOCKET, "/home/ada/.local/state/rollmux/rollmux.sock"])
+def test_a_user_is_not_asked_to_start_a_second_daemon_where_the_machines_own_is_down(path):
+    error = httpx.ConnectError("refused")
+    error.__cause__ = ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+    told = str(translated(error, Address("http://rollmuxd", socket=path)))
+    assert ("its operator starts it" in told) == (path == SYSTEM_SOCKET)
+    assert "ROLLMUX_URL=off" in told
