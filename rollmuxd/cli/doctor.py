@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from rollmuxd.cli.common import Failed, config_option, load_settings, print_json
+
+if TYPE_CHECKING:
+    from rollmuxd.daemon.doctor import Examined
 
 
 @click.command()
@@ -35,21 +38,21 @@ def doctor(hosts: tuple[str, ...], config: Path | None, as_json: bool) -> None:
         )
     if unknown := [host for host in hosts if host not in there]:
         raise Failed(f"there is no host {unknown[0]!r} in {settings.source}; there are {', '.join(there)}")
-    examined = looking.as_data(anyio.run(looking.examine, settings, hosts))
+    examined = anyio.run(looking.examine, settings, hosts)
     if as_json:
-        print_json({"hosts": examined, "good": all(host["good"] for host in examined)})
+        print_json({"hosts": examined, "good": all(host.good for host in examined)})
     else:
         for host in examined:
             _show(host)
-    if bad := [host["host"] for host in examined if not host["good"]]:
+    if bad := [host.host for host in examined if not host.good]:
         raise SystemExit(1) if as_json else Failed(f"not fit to be used: {', '.join(bad)}")
 
 
-def _show(host: dict[str, Any]) -> None:
-    click.echo(f"{host['host']} ({host['backend']})")
-    for finding in host["findings"]:
-        colour = {"good": "green", "warning": "yellow", "bad": "red"}[finding["level"]]
-        level = click.style(f"{finding['level']:<8}", fg=colour)
-        click.echo(f"  {level} {finding['what']:<14} {finding['said']}")
-        if finding["remedy"]:
-            click.echo(f"  {'':<8} {'':<14} -> {finding['remedy']}")
+def _show(host: Examined) -> None:
+    click.echo(f"{host.host} ({host.backend})")
+    for finding in host.findings:
+        colour = {"good": "green", "warning": "yellow", "bad": "red"}[finding.level]
+        level = click.style(f"{finding.level:<8}", fg=colour)
+        click.echo(f"  {level} {finding.what:<14} {finding.said}")
+        if finding.remedy:
+            click.echo(f"  {'':<8} {'':<14} -> {finding.remedy}")

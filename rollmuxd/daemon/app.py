@@ -147,11 +147,9 @@ async def serve(
         if spans is not None:
             stack.push_async_callback(_shielded, partial(anyio.to_thread.run_sync, spans.close))
 
-        async def settled() -> tuple[Millis, int]:
-            return await driver.read(lambda core, now: (now, driver.last_seq))
-
-        today = LiveUsage(journal, settled, settings.journal.keep_days)
-
+        today = LiveUsage(
+            journal, lambda: driver.read(lambda core, now: (now, driver.last_seq)), settings.journal.keep_days
+        )
         # The driver hands effects to the actuator, the actuator reports to the driver.
         actuator = Actuator(
             backends,

@@ -8,10 +8,9 @@ host.
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import anyio
-import msgspec
 from msgspec import Struct
 
 from rollmuxd.core.ids import HostId
@@ -39,11 +38,8 @@ class Examined(Struct, frozen=True):
     host: HostId
     backend: str
     findings: tuple[Finding, ...]
-
-    @property
-    def good(self) -> bool:
-        """Nothing keeps it from being used."""
-        return all(finding.level != "bad" for finding in self.findings)
+    #: nothing keeps it from being used
+    good: bool
 
 
 async def examine(settings: Settings, only: Sequence[HostId] = ()) -> tuple[Examined, ...]:
@@ -79,13 +75,11 @@ async def examine(settings: Settings, only: Sequence[HostId] = ()) -> tuple[Exam
     for about, finding in _between(seen, wanted):
         found[about].append(finding)
     switches = () if only else [await _switch(settings, number, one) for number, one in enumerate(settings.fabric)]
-    return (*(Examined(host.id, host.backend, tuple(found[host.id])) for host in wanted), *switches)
+    return (*(_examined(host.id, host.backend, found[host.id]) for host in wanted), *switches)
 
 
-def as_data(examined: Sequence[Examined]) -> list[dict[str, Any]]:
-    """For ``--json``."""
-    data: list[dict[str, Any]] = msgspec.to_builtins(examined)
-    return [{**one, "good": was.good} for one, was in zip(data, examined, strict=True)]
+def _examined(host: str, backend: str, findings: Sequence[Finding]) -> Examined:
+    return Examined(host, backend, tuple(findings), all(finding.level != "bad" for finding in findings))
 
 
 async def _opened(settings: Settings, name: str, folder: str) -> Backend | Finding:
@@ -145,7 +139,7 @@ async def _switch(settings: Settings, number: int, table: FabricTable) -> Examin
             await controller.close()
         return Finding("circuits", "good", f"{len(seen)} circuits are there")
 
-    return Examined(f"fabric {table.name}", table.driver, (await look(),))
+    return _examined(f"fabric {table.name}", table.driver, [await look()])
 
 
 def _took(took_ms: float) -> Finding:

@@ -61,11 +61,7 @@ class Caller(Struct, frozen=True):
 
     def may_read(self, job: Job) -> bool:
         """Whether the job exists for this caller."""
-        return self.may_read_of(job.owner)
-
-    def may_read_of(self, owner: str) -> bool:
-        """Whether that owner's jobs exist for this caller."""
-        return self.role is Role.ADMIN or owner == self.owner
+        return self.role is Role.ADMIN or job.owner == self.owner
 
     def may_act(self, job: Job) -> bool:
         """Whether this caller may do something with the job."""

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import anyio
-import msgspec
 import structlog
+from msgspec.structs import replace
 
 from rollmuxd.core.effects import Effect, Observe
 from rollmuxd.core.ids import HostId
 from rollmuxd.core.inputs import Start
-from rollmuxd.core.model import HostSpec, NodeSpec
+from rollmuxd.core.model import HostSpec
 from rollmuxd.daemon.hosts.plugin_calls import ask, checked, said
 from rollmuxd.spi import Backend, Inventory
 
@@ -65,23 +65,14 @@ async def fill_in(start: Start, backends: Mapping[str, Backend]) -> Start:
             if not host.ram_mb or host.id in lacking:
                 tasks.start_soon(take_stock, host)
 
-    def filled_host(host: HostSpec) -> HostSpec:
-        found = inventories.get(host.id)
-        if host.ram_mb or found is None:
-            return host
-        return msgspec.structs.replace(host, ram_mb=int(found.ram_mb * RAM_SHARE))
-
-    def filled_node(node: NodeSpec) -> NodeSpec:
-        found = inventories.get(node.host)
-        infos = [info for info in found.gpus if info.gpu in node.gpus] if found is not None else []
-        if not infos:
-            return node
-        return msgspec.structs.replace(
-            node,
-            gpu_type=node.gpu_type or infos[0].type,
-            gpu_mb=node.gpu_mb or min(info.memory_mb for info in infos),
-        )
-
-    return msgspec.structs.replace(
-        start, hosts=tuple(map(filled_host, start.hosts)), nodes=tuple(map(filled_node, start.nodes))
-    )
+    none = Inventory((), 0)
+    hosts, nodes = [], []
+    for host in start.hosts:
+        ram_mb = int(inventories.get(host.id, none).ram_mb * RAM_SHARE)
+        hosts.append(replace(host, ram_mb=host.ram_mb or ram_mb))
+    for node in start.nodes:
+        infos = [info for info in inventories.get(node.host, none).gpus if info.gpu in node.gpus]
+        gpu_mb = min((info.memory_mb for info in infos), default=0)
+        gpu_type = infos[0].type if infos else ""
+        nodes.append(replace(node, gpu_type=node.gpu_type or gpu_type, gpu_mb=node.gpu_mb or gpu_mb))
+    return replace(start, hosts=tuple(hosts), nodes=tuple(nodes))
