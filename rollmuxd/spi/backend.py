@@ -8,16 +8,13 @@ thing behind. What a backend cannot know it must say it does not know (raise :cl
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Final, Literal, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
 from rollmuxd.core.ids import GpuId, HostId, JobId, LaunchId
 from rollmuxd.core.inputs import GpuObservation
 from rollmuxd.spi.errors import NotDone
-
-if TYPE_CHECKING:
-    from anyio.abc import ByteStream
 
 #: of each of a command's outputs, what is kept: they are for answers, not for data
 OUTPUT_KEPT: Final = 8 * 2**20
@@ -236,22 +233,27 @@ class RunsCommands(Backend, Protocol):
 
 
 @runtime_checkable
-class OpensConnections(Backend, Protocol):
-    """What a backend has besides, if it can open connections to what listens on its hosts: engines on loopback.
+class ExchangesBytes(Backend, Protocol):
+    """What a backend has besides, if it can talk to what listens on its hosts: engines on loopback.
 
-    A driver has its order's backend (``order.backend``), and asks it by :func:`opens_connections`;
+    A driver has its order's backend (``order.backend``), and asks it by :func:`exchanges_bytes`;
     :func:`rollmuxd.spi.http.client` makes an HTTP client of it.
     """
 
-    async def connect(self, host: HostId, address: str, port: int) -> "ByteStream":
-        """Open a TCP connection to an address as the *host* understands it ("127.0.0.1" is the host itself).
+    async def exchange(
+        self, host: HostId, address: str, port: int, data: bytes, *, most: int, trust: str = ""
+    ) -> bytes:
+        """Send a request of HTTP/1.1 over a TCP connection of its own, and return what comes of its answer, as bytes.
 
-        The stream raises what streams of anyio raise; one whose host goes away raises BrokenResourceError, within
-        the backend's own time limits. The caller closes it (``async with``).
+        It asks the other side to close the connection. Whether an answer that the connection's end cut short is whole,
+        is for the caller to see. The address is as the *host* understands it ("127.0.0.1" is the host itself). At most
+        ``most`` bytes are taken in. Where ``trust`` has certificates (PEM), it is TLS, which trusts these besides the
+        host's own. A call takes as long as the answer does; one that is cancelled closes the connection.
 
         Raises:
-            NotDone: the host is there, and nothing listens at this address or it may not be reached; says why.
-            ContactLost: the host cannot be reached, or does not answer.
+            NotDone: the host is there, and nothing listens at this address or it may not be reached; says why. Nothing
+                was sent.
+            ContactLost: the host cannot be reached, or does not answer; or what listens there is not trusted.
         """
         ...
 
@@ -329,8 +331,8 @@ def runs_commands(backend: Backend) -> RunsCommands:
     raise NotDone(f"{type(backend).__name__} runs no commands; this residency driver needs a backend that does")
 
 
-def opens_connections(backend: Backend) -> OpensConnections:
-    """The same backend, as one that opens connections. Raises NotDone, saying so, where it cannot."""
-    if isinstance(backend, OpensConnections):
+def exchanges_bytes(backend: Backend) -> ExchangesBytes:
+    """The same backend, as one that exchanges bytes. Raises NotDone, saying so, where it cannot."""
+    if isinstance(backend, ExchangesBytes):
         return backend
-    raise NotDone(f"{type(backend).__name__} opens no connections; this residency driver needs a backend that does")
+    raise NotDone(f"{type(backend).__name__} exchanges no bytes; this residency driver needs a backend that does")

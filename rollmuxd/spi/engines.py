@@ -36,8 +36,6 @@ from rollmuxd.spi.residency import Channel, NoOlder, Probed, StateOrder
 ASK_S: Final = 15.0
 #: how much of an engine's error is passed on
 _ERROR_TOLD: Final = 600
-#: and how much of any answer is taken in
-_ANSWER_MB: Final = 1
 #: orders of which is remembered that they were told
 _TOLD_KEPT: Final = 10_000
 _PAUSE_S: Final = (0.05, 1.0)
@@ -76,20 +74,17 @@ class Engine(Struct):
         limit_s: float | None = None,
         missing: str = "",
     ) -> httpx.Response:
-        """Send one request and take in its answer. ``limit_s`` None: for as long as the order may take.
+        """Send one request and take in its answer, whole. ``limit_s`` None: for as long as the order may take.
 
         Raises NotThere. Raises NotDone for an answer that is an error (``missing`` says what a 404 means). Raises
         ContactLost for a line that broke: then the outcome is not known.
         """
         timeout = httpx.Timeout(limit_s)
         try:
-            # Not unpacked: a few kilobytes can be made to unpack to more than there is memory.
-            headers = {**self.headers, "accept-encoding": "identity"}
-            async with (
-                http.client(self.order.backend, self.order.host, self.url, timeout=timeout, headers=headers) as client,
-                client.stream(method, path, params=params, json=json) as begun,
-            ):
-                answer = httpx.Response(begun.status_code, content=await self._taken_in(begun, f"{method} {path}"))
+            async with http.client(
+                self.order.backend, self.order.host, self.url, timeout=timeout, headers=self.headers
+            ) as client:
+                answer = await client.request(method, path, params=params, json=json)
         except httpx.ConnectError as error:
             raise NotThere(f"nothing listens at {self}: {error}") from error
         except httpx.TimeoutException as error:
@@ -104,14 +99,6 @@ class Engine(Struct):
                 said = " ".join(answer.text.split())[:_ERROR_TOLD]
             raise NotDone(f"{method} {path} of {self} was answered {answer.status_code}: {said}")
         return answer
-
-    async def _taken_in(self, begun: httpx.Response, call: str) -> bytes:
-        body = bytearray()
-        async for part in begun.aiter_raw():
-            body += part
-            if len(body) > _ANSWER_MB * 10**6:
-                raise ContactLost(f"{call} of {self} is answered with more than {_ANSWER_MB} MB: that is no engine")
-        return bytes(body)
 
     def _why(self, error: httpx.HTTPError) -> str:
         # Errors of protocol quote: what was answered, or our headers.

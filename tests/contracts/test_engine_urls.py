@@ -31,9 +31,9 @@ class Watched(MockBackend):
 
     connected: list[tuple[str, int]]
 
-    async def connect(self, host, address, port):
+    async def exchange(self, host, address, port, *given, **more):
         self.connected.append((address, port))
-        return await super().connect(host, address, port)
+        return await super().exchange(host, address, port, *given, **more)
 
 
 async def watched():

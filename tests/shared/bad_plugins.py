@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 import anyio
-import anyio.abc
 
 from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.ids import HostId, JobId, LaunchId
@@ -30,13 +29,13 @@ from rollmuxd.spi.backend import (
     ProcessOrder,
     Ran,
     StartsProcesses,
-    opens_connections,
+    exchanges_bytes,
     runs_commands,
 )
 from rollmuxd.spi.errors import NotDone
 from rollmuxd.spi.residency import Channel, Probed, Residency, StateOrder
 
-BACKEND_METHODS: Final = ("inventory", "observe", "kill", "start", "stop", "alive", "output", "run", "connect")
+BACKEND_METHODS: Final = ("inventory", "observe", "kill", "start", "stop", "alive", "output", "run", "exchange")
 RESIDENCY_METHODS: Final = ("load", "park", "discard", "probe")
 
 
@@ -107,10 +106,12 @@ class WrappedBackend:
         await self._meet("run")
         return await runs_commands(self.inner).run(host, argv, env=env, stdin=stdin, timeout_s=timeout_s)
 
-    async def connect(self, host: HostId, address: str, port: int) -> anyio.abc.ByteStream:
+    async def exchange(
+        self, host: HostId, address: str, port: int, data: bytes, *, most: int, trust: str = ""
+    ) -> bytes:
         """As inner."""
-        await self._meet("connect")
-        return await opens_connections(self.inner).connect(host, address, port)
+        await self._meet("exchange")
+        return await exchanges_bytes(self.inner).exchange(host, address, port, data, most=most, trust=trust)
 
     async def close(self) -> None:
         """As inner."""

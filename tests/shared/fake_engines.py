@@ -18,13 +18,13 @@ from typing import Any, Self, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 import anyio
-import anyio.abc
 
 from rollmuxd.core.ids import GpuId, HostId, JobId
 from rollmuxd.core.inputs import GpuObservation
-from rollmuxd.spi import here
 from rollmuxd.spi.backend import GpuInfo, HostConfig, Inventory, Observation, Ran
 from rollmuxd.spi.errors import ContactLost
+from rollmuxd_backend_local import HostOptions
+from rollmuxd_backend_mock import MockBackend
 
 Query: TypeAlias = Mapping[str, list[str]]
 Reply: TypeAlias = tuple[int, Any]
@@ -175,6 +175,8 @@ class EngineHost:
         #: commands of the test's own, by program; everything else is run on this machine
         self.commands: dict[str, Callable[[Sequence[str]], Awaitable[Ran]]] = {}
         self.ran: list[tuple[str, ...]] = []
+        self._here = MockBackend({}, ())
+        self._here.options = {host: HostOptions()}
 
     @classmethod
     async def open(cls, hosts: Sequence[HostConfig], options: Mapping[str, Any]) -> Self:
@@ -213,12 +215,14 @@ class EngineHost:
                     return await self.commands[argv[0]](argv)
             except TimeoutError as error:
                 raise ContactLost(f"{argv[0]} took longer than {timeout_s:g} s, and was ended") from error
-        return await here.run(argv, env=env, stdin=stdin, timeout_s=timeout_s)
+        return await self._here.run(host, argv, env=env, stdin=stdin, timeout_s=timeout_s)
 
-    async def connect(self, host: HostId, address: str, port: int) -> anyio.abc.ByteStream:
-        """A connection on this machine."""
+    async def exchange(
+        self, host: HostId, address: str, port: int, data: bytes, *, most: int, trust: str = ""
+    ) -> bytes:
+        """With what listens on this machine."""
         self._reach(host)
-        return await here.connect(address, port)
+        return await self._here.exchange(host, address, port, data, most=most, trust=trust)
 
     async def close(self) -> None:
         """Nothing is kept open."""

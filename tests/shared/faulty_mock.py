@@ -301,9 +301,9 @@ class FaultyMock(MockBackend):
             raise ContactLost(f"run on {host}: fault lose_after was injected")
         return ran
 
-    async def connect(self, host, address, port):
-        await self._meet("connect", host, NotDone)
-        return await super().connect(host, address, port)
+    async def exchange(self, host, *given, **more):
+        await self._meet("exchange", host, NotDone)
+        return await super().exchange(host, *given, **more)
 
     async def start(self, host, order):
         do = await self._meet("start", host, NotDone) if self.starts_on(host) else ""

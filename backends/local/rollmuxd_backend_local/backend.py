@@ -2,27 +2,59 @@
 
 import asyncio
 import contextlib
-import sys
+import itertools
+import os
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import anyio
-import anyio.abc
+import msgspec
 
-from rollmuxd.spi import ContactLost, HostConfig, HostId, Ran, here
+from rollmuxd.spi import ContactLost, HostConfig, HostId, NotDone, Ran
+from rollmuxd.spi.environment import inherited, with_score_reset
 from rollmuxd_backend_local import payload
-from rollmuxd_backend_local.asking import Asking, JobProcesses
+from rollmuxd_backend_local.agent import frames
+from rollmuxd_backend_local.agent.onnode import OnNode
+from rollmuxd_backend_local.agent.reached import OnNodes, Said
+from rollmuxd_backend_local.asking import Asking
 from rollmuxd_backend_local.onhost import ask, gpus
 from rollmuxd_backend_local.options import HostOptions, Options
 
 #: Looks that hang in the driver keep their threads. So many may; more are not started, and say so.
 _THREADS = 8
-_MARK = "rollmuxd:"
+#: what an address may take to be reached from here
+_REACH_S: Final = 10.0
 
 
-class OnThisMachine(JobProcesses[Options]):
-    """A backend whose hosts are all this machine, for residency drivers."""
+class _Here(OnNode):
+    def environment(self) -> dict[str, str]:
+        return inherited(os.environ)
+
+
+class OnThisMachine(OnNodes[Options]):
+    """A backend whose hosts are all this machine: what it does on a node is done in this process."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._node, self._calls = _Here(payload.questions()), itertools.count()
+
+    def _reach_s(self, host: HostId) -> float:
+        self._of(host)
+        return _REACH_S
+
+    async def _wish(self, host: HostId, wish: frames.Wish, limit_s: float | None, user: str = "") -> Said:
+        call = str(next(self._calls))
+        doing = asyncio.ensure_future(self._node.do(call, msgspec.to_builtins(wish), self._reach_s(host)))
+        try:
+            said = await asyncio.shield(doing)  # it keeps to its limit itself
+        except asyncio.CancelledError:
+            await self._node.end(call)
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([doing])
+            raise
+        return msgspec.convert(said, Said)  # type: ignore[no-any-return]  # a union
 
     async def run(
         self,
@@ -35,12 +67,11 @@ class OnThisMachine(JobProcesses[Options]):
     ) -> Ran:
         """On this machine, as the daemon's user."""
         self._of(host)
-        return await here.run(argv, env=env, stdin=stdin, timeout_s=timeout_s)
-
-    async def connect(self, host: HostId, address: str, port: int) -> anyio.abc.ByteStream:
-        """From this machine."""
-        self._of(host)
-        return await here.connect(address, port)
+        path = (env or {}).get("PATH", os.environ.get("PATH"))
+        if argv and shutil.which(argv[0], path=path) is None:
+            raise NotDone(f"{host}: {argv[0]}: there is no such program, or it may not be run")
+        command = with_score_reset(argv) if argv else ()
+        return await super().run(host, command, env=env, stdin=stdin, timeout_s=timeout_s)
 
 
 class LocalBackend(OnThisMachine[HostOptions], Asking[HostOptions]):
@@ -69,12 +100,12 @@ class LocalBackend(OnThisMachine[HostOptions], Asking[HostOptions]):
             )
         return await super().open(hosts, {**logs, **options})
 
-    async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float, user: str = "") -> dict[str, Any]:
         """In a thread; what starts and ends processes, in a process of its own, which has no threads."""
         try:
             with anyio.fail_after(limit_s):
                 if question["ask"] in ("start", "stop"):
-                    return await apart(question, limit_s)
+                    return await super().ask(host, question, limit_s, user)
                 call = self._ask_nvml if question["ask"] in ("look", "about") else ask.answer
                 return await self._in_a_thread(host, call, dict(question))
         except TimeoutError as error:
@@ -119,15 +150,3 @@ class LocalBackend(OnThisMachine[HostOptions], Asking[HostOptions]):
         except Exception:
             return ask.answer(question)  # which says what is wrong
         return ask.answer({**question, "nvml": self._nvml})
-
-
-async def apart(question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """Ask this machine in a process of its own."""
-    ran = await here.run(
-        (sys.executable, "-I", "-S", "-c", payload.OPEN), stdin=payload.pack(dict(question), _MARK), timeout_s=limit_s
-    )
-    try:
-        return payload.unpack(ran.stdout, _MARK)
-    except ValueError as error:
-        said = ran.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {ran.exit_code}"]
-        raise ContactLost(f"asking this machine failed: {said[0]}") from error

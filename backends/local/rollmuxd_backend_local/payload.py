@@ -39,8 +39,7 @@ for short, source in modules:
     exec(compile(source, "<rollmuxd: %s>" % short, "exec", dont_inherit=True), module.__dict__)
 """
 _ANSWER: Final = _UNPACK + "print(rest[0] + json.dumps(package.ask.answer(rest[1])), flush=True)\n"
-#: asyncio does without ssl: nothing here uses it, and it would take a tenth of the start
-_SERVE: Final = "sys.modules['ssl'] = None" + _UNPACK + "gc.enable()\npackage.serve.main(*rest)\n"
+_SERVE: Final = _UNPACK + "gc.enable()\npackage.serve.main(*rest)\n"
 
 
 def pack(question: dict[str, Any], mark: str) -> bytes:

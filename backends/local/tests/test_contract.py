@@ -81,5 +81,5 @@ class TestLocalBackend(BackendContract):
         return backend
 
     @pytest.mark.asyncio
-    async def test_commands_and_connections_to_a_host_that_is_away_are_contact_lost(self):
+    async def test_commands_and_exchanges_on_a_host_that_is_away_are_contact_lost(self):
         pytest.skip("this machine is never away from itself")

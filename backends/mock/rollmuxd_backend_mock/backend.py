@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from rollmuxd.spi import ContactLost, HostConfig, Inventory, Observation
 from rollmuxd_backend_local import HostOptions
 from rollmuxd_backend_local import options as option_tables
-from rollmuxd_backend_local.backend import OnThisMachine, apart
+from rollmuxd_backend_local.backend import OnThisMachine
 from rollmuxd_backend_local.onhost import ask
 from rollmuxd_backend_mock import processes
 from rollmuxd_backend_mock.machine import Hardware, Machine
@@ -98,11 +98,11 @@ class MockBackend(OnThisMachine[HostOptions]):
         mock = self.host(host)
         return mock.machine.observe(self.strangers(mock))
 
-    async def ask(self, host: str, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    async def ask(self, host: str, question: Mapping[str, Any], limit_s: float, user: str = "") -> dict[str, Any]:
         """This machine, of the processes that were started on this host."""
         question = {**question, "owner": self.host(host).owner}
         if question["ask"] in ("start", "stop"):
-            return await apart(question, limit_s)
+            return await super().ask(host, question, limit_s, user)
         return ask.answer(question)  # no driver can hang here
 
     async def close(self) -> None:

@@ -38,7 +38,7 @@ _SAID: Final = 300
 _MADE_S: Final = 60.0
 #: what Ray has told its own worker is nothing to commands
 _RAYS_OWN: Final = "RAY_"
-#: the end of a command, or of a connection, may take so long to be told to a node
+#: the end of a call may take so long to be told to a node
 _END_S: Final = 10.0
 
 
@@ -70,17 +70,17 @@ class Nodes:
                 if not any(node["NodeID"] == own and node["Alive"] for node in nodes):
                     return
 
-    def tell(self, node: frames.Node, method: str, name: str) -> None:
-        """Tell the node's actor something without waiting for an answer, whether or not there is one."""
-        task = asyncio.create_task(self._tell(node, method, name))
+    def end(self, node: frames.Node, call: str) -> None:
+        """Have the node's actor end a call, without waiting for that, whether or not there is one."""
+        task = asyncio.create_task(self._end(node, call))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    async def _tell(self, node: frames.Node, method: str, name: str) -> None:
+    async def _end(self, node: frames.Node, call: str) -> None:
         if node not in self._actors:
             return  # with it has gone whatever this is about
         with contextlib.suppress(NotThere, TimeoutError):
-            await asyncio.wait_for(self.call(node, _END_S, method, name), _END_S)
+            await asyncio.wait_for(self.call(node, _END_S, "end", call), _END_S)
 
     async def look(self, node: frames.Node) -> Mapping[str, Any]:
         """The node as the cluster has it now. Raises NotThere."""
@@ -128,9 +128,8 @@ class Service:
     def __init__(self, nodes: Nodes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._nodes, self._reader, self._writer = nodes, reader, writer
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        #: so that no two connections' commands and streams have one name
+        #: so that no two connections' calls have one name
         self._name = secrets.token_hex(6)
-        self._streams: dict[str, frames.Node] = {}
 
     async def serve(self) -> None:
         """Until it is closed; then everything that was under way is ended."""
@@ -149,8 +148,6 @@ class Service:
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-            for stream, node in self._streams.items():
-                self._nodes.tell(node, "close", self._of(stream))
             self._writer.close()
 
     async def _answer(self, ask: frames.Ask) -> None:
@@ -167,28 +164,15 @@ class Service:
             await self._writer.drain()
 
     async def _do(self, ask: frames.Ask) -> Said:
-        node, wish, call = ask.node, ask.wish, self._of(str(ask.number))
-        if isinstance(wish, frames.Look):
-            return frames.Data(msgspec.json.encode(await self._nodes.look(node)))
-        told: dict[str, Any] = msgspec.to_builtins(wish)
-        if isinstance(wish, frames.Close):
-            self._streams.pop(wish.stream, None)
-        elif isinstance(wish, frames.Connect):
-            self._streams[wish.stream] = node
-        if "stream" in told:
-            told["stream"] = self._of(told["stream"])
+        if isinstance(ask.wish, frames.Look):
+            return frames.Data(msgspec.json.encode(await self._nodes.look(ask.node)))
+        call, told = f"{self._name}-{ask.number}", msgspec.to_builtins(ask.wish)
         try:
-            said = await self._nodes.call(node, ask.reach_s, "do", call, told, ask.reach_s)
+            said = await self._nodes.call(ask.node, ask.reach_s, "do", call, told, ask.reach_s)
         except asyncio.CancelledError:
-            if isinstance(wish, frames.Run | frames.Question):
-                self._nodes.tell(node, "end", call)
-            elif isinstance(wish, frames.Connect):
-                self._nodes.tell(node, "close", told["stream"])
+            self._nodes.end(ask.node, call)
             raise
         return msgspec.convert(said, Said)  # type: ignore[no-any-return]  # a union
-
-    def _of(self, name: str) -> str:
-        return f"{self._name}-{name}"
 
 
 async def serve(socket: str) -> None:

@@ -8,9 +8,9 @@ import pytest
 from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost
-from rollmuxd_backend_local.agent import NodeStream, frames
 from rollmuxd_backend_local.agent import connection as agent_connection
-from rollmuxd_backend_local.agent.frames import Answer, Ask, Close, Data, Failed, Forget, Node
+from rollmuxd_backend_local.agent import frames
+from rollmuxd_backend_local.agent.frames import Answer, Ask, Data, Exchange, Failed, Forget, Node
 from rollmuxd_backend_ray import connection
 
 BOX = Node("box")
@@ -27,7 +27,7 @@ class Served(connection.ClusterConnection):
         return self.socket
 
 
-WISH = Close("s")
+WISH = Exchange("127.0.0.1", 1, b"", 1, "")
 COMMAND = frames.Run(("true",), {}, b"", 5.0)
 
 
@@ -89,11 +89,13 @@ async def test_many_calls_share_one_connection_and_each_gets_its_own_answer(memb
         held.append(ask)
         if len(held) == 8:
             for one in reversed(held):
-                frames.write(writer, Answer(one.number, Data(one.wish.stream.encode())))
+                frames.write(writer, Answer(one.number, Data(one.wish.data)))
 
     member.answer = all_at_once_the_last_first
     async with member.serving() as to:
-        said = await asyncio.gather(*(to.ask(BOX, 1, Close(str(number)), 5) for number in range(8)))
+        said = await asyncio.gather(
+            *(to.ask(BOX, 1, Exchange("a", 1, b"%d" % number, 1, ""), 5) for number in range(8))
+        )
     assert [one.data for one in said] == [str(number).encode() for number in range(8)]
     assert member.connections == 1
 
@@ -115,7 +117,7 @@ async def test_cluster_member_that_misses_three_answers_in_a_row_is_given_up_and
         for _ in range(2):
             await unanswered()
         member.answer = member.at_once
-        await to.ask(BOX, 1, WISH, 5)  # a stream's answer says nothing of commands
+        await to.ask(BOX, 1, WISH, 5)  # an exchange's answer says nothing of commands
         assert member.connections == 1
         await unanswered()
         member.answer = member.at_once
@@ -124,7 +126,7 @@ async def test_cluster_member_that_misses_three_answers_in_a_row_is_given_up_and
 
 
 @pytest.mark.asyncio
-async def test_a_stream_that_is_slow_costs_no_connection(member):
+async def test_an_exchange_that_is_slow_costs_no_connection(member):
     async with member.serving() as to:
         await to.ask(BOX, 1, WISH, 5)  # to connect takes its time, too
         member.answer = member.never
@@ -222,27 +224,7 @@ async def test_cluster_member_does_not_hear_what_the_daemon_has_for_itself(tmp_p
     await to.close()
 
 
-@pytest.mark.parametrize("how", ["hang_up", "fails"])
-@pytest.mark.asyncio
-async def test_a_stream_whose_node_or_cluster_member_is_gone_is_broken_and_not_at_its_end(member, how):
-    async def fails(ask, writer):
-        frames.write(writer, Answer(ask.number, Failed("lost", "its actor has died")))
-
-    member.fails = fails
-    async with member.serving() as to:
-        stream = NodeStream(to, BOX, "s", 1.0)
-        assert await stream.receive() == b"yes"
-        member.answer = getattr(member, how)
-        with pytest.raises(anyio.BrokenResourceError):
-            await stream.receive()
-        with pytest.raises(anyio.BrokenResourceError):
-            await stream.send(b"more")
-        await stream.aclose()
-        with pytest.raises(anyio.ClosedResourceError):
-            await stream.receive()
-
-
 @pytest.mark.asyncio
 async def test_what_is_longer_than_anybody_believes_is_not_sent():
     with pytest.raises(ValueError, match="are the most"):
-        frames.write(None, Ask(1, BOX, 1, 1, frames.Send("s", bytes(frames.LONGEST))))
+        frames.write(None, Ask(1, BOX, 1, 1, Exchange("a", 1, bytes(frames.LONGEST), 1, "")))

@@ -139,10 +139,16 @@ async def seen(backend, host="box"):
 async def test_a_node_that_is_killed_breaks_what_is_under_way_there_and_nothing_elsewhere(live, opened, tmp_path):
     Sharing.serving = live.member()
     backend = await opened("box", "crate", kind=Sharing)
+    held = []
+
+    async def hold(stream):
+        async with stream:
+            held.append(await stream.receive())
+            await anyio.sleep_forever()
+
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, _hold)
+        tasks.start_soon(listener.serve, hold)
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        stream = await backend.connect("box", "127.0.0.1", port)
         begun, ended = tmp_path / "begun", []
 
         async def last():
@@ -150,29 +156,27 @@ async def test_a_node_that_is_killed_breaks_what_is_under_way_there_and_nothing_
                 await backend.run("box", ("sh", "-c", f"echo > {begun}; sleep 600"), timeout_s=600)
             ended.append(str(lost.value))
 
+        async def talk():
+            with pytest.raises(ContactLost) as lost:
+                await backend.exchange("box", "127.0.0.1", port, b"x", most=10)
+            ended.append(str(lost.value))
+
         tasks.start_soon(last)
+        tasks.start_soon(talk)
         with anyio.fail_after(PATIENCE_S):
-            while not begun.exists():
+            while not begun.exists() or not held:
                 await anyio.sleep(0.02)
             live.kill("box")
-            with pytest.raises(anyio.BrokenResourceError):
-                await stream.receive()
-            while not ended:
+            while len(ended) < 2:
                 await anyio.sleep(0.02)
             await backend.observe("crate")
             for _ in range(3):
                 with pytest.raises(ContactLost):
                     await backend.observe("box")
-        await stream.aclose()
         tasks.cancel_scope.cancel()
     live.start("box")
     await seen(backend)
     await backend.close()
-
-
-async def _hold(stream):
-    async with stream:
-        await anyio.sleep_forever()
 
 
 @pytest.mark.asyncio

@@ -64,7 +64,7 @@ async def calls(host, options):
     backend = await SshBackend.open([HostConfig(id=host)], options)
     await backend._line(host).connection()
     connection = backend._line(host)._connection
-    took = {name: [] for name in ("true", "true_over_ssh", "run_true", "look", "look_over_ssh", "observe", "connect")}
+    took = {name: [] for name in ("true", "true_over_ssh", "run_true", "look", "look_over_ssh", "observe", "exchange")}
 
     async def timed(name, call):
         began = time.perf_counter()
@@ -82,7 +82,8 @@ async def calls(host, options):
         await timed("look", lambda: local(look, packed))
         await timed("look_over_ssh", lambda: connection.run(f"exec {line}", input=packed, encoding=None))
         await timed("observe", lambda: backend.observe(host))
-        await timed("connect", lambda: opened(backend, host, port))
+        # Its own sshd listens there.
+        await timed("exchange", lambda: backend.exchange(host, "127.0.0.1", port, b"", most=1))
     await backend.close()
     medians = {name: statistics.median(times) for name, times in took.items()}
     return {
@@ -97,11 +98,6 @@ async def calls(host, options):
 def options_port(options, host):
     lines = Path(options["config"]).read_text().split(f"Host {host}\n")[1].splitlines()
     return next(line.split()[1] for line in lines if line.split()[:1] == ["Port"])
-
-
-async def opened(backend, host, port):
-    stream = await backend.connect(host, "127.0.0.1", port)  # its own sshd listens there
-    await stream.aclose()
 
 
 async def local(argv, stdin):

@@ -196,21 +196,18 @@ async def test_a_host_without_python_is_told_from_one_that_is_away(own_server, k
 
 
 @pytest.mark.asyncio
-async def test_a_host_whose_server_forwards_nothing_is_connected_to_all_the_same(sshd, keys, made_up):
+async def test_a_host_whose_server_forwards_nothing_is_talked_to_all_the_same(sshd, keys, made_up):
     keys.add("box", "127.0.0.1", sshd(options=("AllowTcpForwarding no", "MaxSessions 1")).port)
     said = {"config": str(keys.config), "made_up_gpus": made_up(), "connect_s": PATIENCE_S}
     backend = await SshBackend.open([HostConfig(id="box")], said)
 
     async def echo(reader, writer):
-        writer.write(await reader.read())
-        writer.close()
+        writer.write(await reader.readexactly(1))
 
-    async with serving(echo) as (host, port), await backend.connect("box", host, port) as stream:
-        await stream.send(b"x")
-        await stream.send_eof()
-        assert await stream.receive() == b"x"
+    async with serving(echo) as (host, port):
+        assert await backend.exchange("box", host, port, b"x", most=10) == b"x"
     with pytest.raises(NotDone, match=r"box: nothing can be reached at 127.0.0.1 port 1 "):
-        await backend.connect("box", "127.0.0.1", 1)
+        await backend.exchange("box", "127.0.0.1", 1, b"x", most=10)
     await backend.close()
 
 
@@ -355,17 +352,20 @@ async def test_a_host_that_has_gone_silent_is_left_all_the_same(sshd, keys, made
 
 
 @pytest.mark.asyncio
-async def test_a_stream_whose_line_breaks_is_broken_and_not_at_its_end(own_server, keys, made_up):
+async def test_an_exchange_whose_line_breaks_is_contact_lost_and_not_at_its_end(own_server, keys, made_up):
+    begun = asyncio.Event()
 
     async def swallow(reader, writer):
+        await reader.readexactly(1)
+        begun.set()
         await reader.read()
 
     async with serving(swallow) as (host, port), reached(own_server, keys, made_up) as backend:
-        stream = await backend.connect("box", host, port)
-        await stream.send(b"x")
+        exchanging = asyncio.create_task(backend.exchange("box", host, port, b"x", most=10))
+        await begun.wait()
         await own_server.stop()
-        with pytest.raises(anyio.BrokenResourceError):
-            await stream.receive()
+        with pytest.raises(ContactLost):
+            await exchanging
 
 
 @pytest.mark.asyncio

@@ -12,7 +12,7 @@ Needs pytest with pytest-asyncio, and anyio. Not imported by :mod:`rollmuxd.spi`
 
 The sentences are in modules, by subject. A backend: :mod:`~rollmuxd.spi.contract.hosts` (what is seen of a host, and
 what is not when it is away), :mod:`~rollmuxd.spi.contract.processes`, :mod:`~rollmuxd.spi.contract.commands`,
-:mod:`~rollmuxd.spi.contract.connections`. A driver: :mod:`~rollmuxd.spi.contract.moves` and
+:mod:`~rollmuxd.spi.contract.exchanges`. A driver: :mod:`~rollmuxd.spi.contract.moves` and
 :mod:`~rollmuxd.spi.contract.probes`. An optical switch: :mod:`~rollmuxd.spi.contract.fabric`. What an author gives is
 in :mod:`~rollmuxd.spi.contract.given` and :mod:`~rollmuxd.spi.contract.rig`. Import from this module only.
 """
@@ -25,7 +25,7 @@ import pytest
 pytest.register_assert_rewrite(*(room.name for room in pkgutil.iter_modules(__path__, f"{__name__}.")))
 
 from rollmuxd.spi.contract.commands import Commands  # noqa: E402
-from rollmuxd.spi.contract.connections import Connections  # noqa: E402
+from rollmuxd.spi.contract.exchanges import Exchanges  # noqa: E402
 from rollmuxd.spi.contract.fabric import FabricContract  # noqa: E402
 from rollmuxd.spi.contract.hosts import Hosts  # noqa: E402
 from rollmuxd.spi.contract.moves import Moves  # noqa: E402
@@ -37,7 +37,7 @@ __all__ = ["BackendContract", "FabricContract", "ResidencyContract", "Rig"]
 
 
 # pytest goes through the last base first.
-class BackendContract(Connections, Commands, Processes, Hosts):
+class BackendContract(Exchanges, Commands, Processes, Hosts):
     """What every backend must do. Override ``host`` and :meth:`make`; and what else you can bring about."""
 
 

@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from rollmuxd.spi.backend import Backend, OpensConnections, RunsCommands
+from rollmuxd.spi.backend import Backend, ExchangesBytes, RunsCommands
 from rollmuxd.spi.contract.given import GivenBackend
 from rollmuxd.spi.contract.moments import sentence
 from rollmuxd.spi.errors import ContactLost, NotDone
@@ -81,15 +81,15 @@ class Commands(GivenBackend):
         assert said == {number: f"{number}\n".encode() for number in range(8)}
 
     @sentence
-    async def test_commands_and_connections_to_a_host_that_is_away_are_contact_lost(self, backend: Backend) -> None:
+    async def test_commands_and_exchanges_on_a_host_that_is_away_are_contact_lost(self, backend: Backend) -> None:
         runner = self._runner(backend)
         await self.take_away(backend)
         for host in (self.host, "no-such-host-anywhere"):
             with anyio.fail_after(self.patience_s), pytest.raises(ContactLost):
                 await runner.run(host, ("true",))
-            if isinstance(backend, OpensConnections):
+            if isinstance(backend, ExchangesBytes):
                 with anyio.fail_after(self.patience_s), pytest.raises(ContactLost):
-                    await backend.connect(host, "127.0.0.1", 1)
+                    await backend.exchange(host, "127.0.0.1", 1, b"", most=1)
 
     def _runner(self, backend: Backend) -> RunsCommands:
         if not isinstance(backend, RunsCommands):

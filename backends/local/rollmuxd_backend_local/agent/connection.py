@@ -92,7 +92,7 @@ class AgentConnection(ABC):
             if isinstance(wish, frames.Run | frames.Question):
                 self._went_unanswered()
             raise ContactLost(f"{self._agent} did not answer within {limit_s:g} s") from error
-        if isinstance(wish, frames.Run | frames.Question):  # streams may work where looks hang in a driver
+        if isinstance(wish, frames.Run | frames.Question):  # exchanges may work where looks hang in a driver
             self._unanswered = 0
         return answer
 

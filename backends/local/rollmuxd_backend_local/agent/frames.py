@@ -51,39 +51,23 @@ class Question(Struct, frozen=True, tag_field="do"):
     timeout_s: float
 
 
-class Connect(Struct, frozen=True, tag_field="do"):
-    """Open a connection; ``stream`` names it from then on."""
+class Exchange(Struct, frozen=True, tag_field="do"):
+    """Open a connection, send a request of HTTP, and take in its answer. Answered by :class:`Data`."""
 
-    stream: str
     address: str
     port: int
-
-
-class Receive(Struct, frozen=True, tag_field="do"):
-    """Wait for the next bytes of a connection. Answered by :class:`Data`, without any at its end."""
-
-    stream: str
-    max_bytes: int
-
-
-class Send(Struct, frozen=True, tag_field="do"):
-    """Send bytes over a connection; without any, its end."""
-
-    stream: str
     data: bytes
-
-
-class Close(Struct, frozen=True, tag_field="do"):
-    """Close a connection."""
-
-    stream: str
+    #: at most so many bytes are taken in
+    most: int
+    #: certificates that TLS trusts besides the node's own; empty: without TLS
+    trust: str
 
 
 class Look(Struct, frozen=True, tag_field="do"):
     """What the cluster says of the node. Answered by :class:`Data`, as JSON."""
 
 
-Wish: TypeAlias = Run | Question | Connect | Receive | Send | Close | Look
+Wish: TypeAlias = Run | Question | Exchange | Look
 
 
 class Ask(Struct, frozen=True, tag=True):
@@ -122,9 +106,9 @@ class Data(Struct, frozen=True, tag=True):
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """It was not done, for certain (``not_done``); it is not known (``lost``); or a connection broke (``broken``)."""
+    """It was not done, for certain (``not_done``); or it is not known (``lost``)."""
 
-    how: Literal["not_done", "lost", "broken"]
+    how: Literal["not_done", "lost"]
     why: str
 
 

@@ -1,4 +1,4 @@
-"""What runs on a node, in a Ray actor or in a step of Slurm's: commands and connections.
+"""What runs on a node, in a Ray actor or in a step of Slurm's: commands, and exchanges with what listens there.
 
 Standard library only, and sent there with everything that it names: nothing but Python has to be there.
 """
@@ -10,12 +10,15 @@ import base64
 import contextlib
 import json
 import os
+import re
 import selectors
 import signal
+import ssl
 import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,7 +31,7 @@ _ENDED_KEPT = 1_000
 
 
 class Failed(Exception):
-    """It was not done, or broke, or is not known: how it went, as frames have it, and why."""
+    """It was not done, or is not known: how it went, as frames have it, and why."""
 
     def __init__(self, how: str, why: str) -> None:
         super().__init__(why)
@@ -46,10 +49,10 @@ class OnNode:
         self._questions, self._not_theirs = questions, not_theirs
         # Threads and not asyncio's processes: which loop an actor has, is for what else is installed there to say.
         self._threads = ThreadPoolExecutor(_COMMANDS, thread_name_prefix="rollmuxd")
-        self._commands: dict[str, Command] = {}
-        #: commands that were ended, and connections that were closed, before they were there
+        #: how each call that is under way is ended
+        self._ends: dict[str, Callable[[], object]] = {}
+        #: calls that were ended before they had begun
         self._ended: dict[str, None] = {}
-        self._streams: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
 
     async def hello(self) -> int:
         """That it is there: its process."""
@@ -58,28 +61,16 @@ class OnNode:
     async def do(self, call: str, wish: dict[str, Any], reach_s: float) -> dict[str, Any]:
         """What :mod:`rollmuxd_backend_local.agent.frames` calls a wish, and its answer, both as JSON has them."""
         try:
-            return await self._do(call, wish, reach_s)
-        except Failed as error:
-            return {"type": "Failed", "how": error.how, "why": str(error)}
-
-    async def _do(self, call: str, wish: dict[str, Any], reach_s: float) -> dict[str, Any]:
-        do, data = wish["do"], b""
-        if do in ("Run", "Question"):
-            if do == "Run":
+            if wish["do"] == "Exchange":
+                return {"type": "Data", "data": _text(await self.exchange(call, wish, reach_s))}
+            if wish["do"] == "Run":
                 argv, env, stdin = wish["argv"], wish["env"], base64.b64decode(wish["stdin"])
             else:
                 argv, env, stdin = self._asking(wish)
             code, out, err = await self.run(call, argv, env, stdin, wish["timeout_s"])
             return {"type": "Ran", "exit_code": code, "stdout": _text(out), "stderr": _text(err)}
-        if do == "Connect":
-            await self.connect(wish["stream"], wish["address"], wish["port"], reach_s)
-        elif do == "Receive":
-            data = await self.receive(wish["stream"], wish["max_bytes"])
-        elif do == "Send":
-            await self.send(wish["stream"], base64.b64decode(wish["data"]))
-        elif do == "Close":
-            await self.close(wish["stream"])
-        return {"type": "Data", "data": _text(data)}
+        except Failed as error:
+            return {"type": "Failed", "how": error.how, "why": str(error)}
 
     def _asking(self, wish: dict[str, Any]) -> tuple[list[str], dict[str, str], bytes]:
         """The command that answers a question, and its input."""
@@ -89,86 +80,91 @@ class OnNode:
         # Without site-packages it starts in half of the time, and needs nothing of them.
         return [wish["python"], "-I", "-S", "-c", opens], {}, zlib.compress(payload, 1)
 
+    def environment(self) -> dict[str, str]:
+        """What a command has of the variables here."""
+        own = self._not_theirs
+        return {name: value for name, value in os.environ.items() if not own or not name.startswith(own)}
+
     async def run(
         self, call: str, argv: list[str], env: dict[str, str], stdin: bytes, timeout_s: float
     ) -> tuple[int, bytes, bytes]:
         """Run a command to its end. A program without a name is the Python that runs here."""
-        if self._is_over(call):
-            raise Failed("lost", "it was ended before it began")
-        command = self._commands[call] = Command()
+        self._begin(call)
+        command = Command()
+        self._ends[call] = command.end
         try:
-            loop, own = asyncio.get_running_loop(), self._not_theirs
-            env = {**{name: value for name, value in os.environ.items() if not own or not name.startswith(own)}, **env}
+            loop, env = asyncio.get_running_loop(), {**self.environment(), **env}
             return await loop.run_in_executor(self._threads, command.run, argv, env, stdin, timeout_s)
         finally:
-            del self._commands[call]
+            del self._ends[call]
             command.close()
 
+    async def exchange(self, call: str, wish: dict[str, Any], reach_s: float) -> bytes:
+        """Send a request over a connection that is opened from here; what comes until that is whole, or broken off."""
+        self._begin(call)
+        doing = asyncio.ensure_future(_exchange(wish, reach_s))
+        self._ends[call] = doing.cancel
+        try:
+            await asyncio.wait([doing])
+        finally:
+            del self._ends[call]
+            doing.cancel()
+        if doing.cancelled():
+            raise Failed("lost", "it was ended: no call waits for it")
+        return doing.result()
+
     async def end(self, call: str) -> None:
-        """End a command with what it has started; one that comes later than this is not begun."""
-        if call in self._commands:
-            self._commands[call].end()
-        else:
-            self._end_later(call)
-
-    async def connect(self, stream: str, address: str, port: int, limit_s: float) -> None:
-        """Open a connection from here."""
-        try:
-            opened = await asyncio.wait_for(asyncio.open_connection(address, port), limit_s)
-        except asyncio.TimeoutError:  # noqa: UP041  # they are two in Python 3.10
-            raise Failed("lost", f"no answer within {limit_s:g} s") from None
-        except OSError as error:
-            raise Failed("not_done", str(error)) from error
-        if self._is_over(stream):
-            opened[1].close()
-            raise Failed("lost", "it was closed before it was open")
-        self._streams[stream] = opened
-
-    async def receive(self, stream: str, max_bytes: int) -> bytes:
-        """The next bytes; none at the end."""
-        try:
-            return await self._stream(stream)[0].read(max_bytes)
-        except OSError as error:
-            raise Failed("broken", str(error)) from error
-
-    async def send(self, stream: str, data: bytes) -> None:
-        """Bytes on their way; without any, the end of them."""
-        writer = self._stream(stream)[1]
-        try:
-            if data:
-                writer.write(data)
-                await writer.drain()
-            else:
-                writer.write_eof()
-        except (OSError, RuntimeError) as error:
-            raise Failed("broken", str(error)) from error
-
-    def _stream(self, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if name not in self._streams:
-            raise Failed("broken", "the connection was closed")
-        return self._streams[name]
-
-    async def close(self, stream: str) -> None:
-        """Close it; one that is not open yet will not be."""
-        if stream in self._streams:
-            self._streams.pop(stream)[1].close()
-        else:
-            self._end_later(stream)
-
-    def hang_up(self) -> None:
-        """Close all connections."""
-        while self._streams:
-            self._streams.popitem()[1][1].close()
-
-    def _end_later(self, name: str) -> None:
-        self._ended[name] = None
+        """End a command with what it has started, or an exchange; one that comes later than this is not begun."""
+        if call in self._ends:
+            self._ends[call]()
+            return
+        self._ended[call] = None
         while len(self._ended) > _ENDED_KEPT:
             del self._ended[next(iter(self._ended))]
 
-    def _is_over(self, name: str) -> bool:
-        over = name in self._ended
-        self._ended.pop(name, None)
-        return over
+    def _begin(self, call: str) -> None:
+        if call in self._ended:
+            del self._ended[call]
+            raise Failed("lost", "it was ended before it began")
+
+
+async def _exchange(wish: dict[str, Any], reach_s: float) -> bytes:
+    tls = ssl.create_default_context() if wish["trust"] else None
+    if tls is not None:
+        tls.load_verify_locations(cadata=wish["trust"])
+    try:
+        opening = asyncio.open_connection(wish["address"], wish["port"], ssl=tls)
+        reader, writer = await asyncio.wait_for(opening, reach_s)
+    except asyncio.TimeoutError:  # noqa: UP041  # they are two in Python 3.10
+        raise Failed("lost", f"no answer within {reach_s:g} s") from None
+    except OSError as error:
+        broke = isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
+        # What breaks off TLS listens there.
+        listens = tls is not None and (broke or isinstance(error, ssl.SSLError))
+        raise Failed("lost" if listens else "not_done", str(error)) from error
+    came = bytearray()
+    try:
+        with contextlib.suppress(OSError):  # whether what came is whole, it says itself
+            writer.write(base64.b64decode(wish["data"]))
+            await writer.drain()
+            while len(came) < wish["most"] and not _is_whole(came):
+                part = await reader.read(min(_PIECE, wish["most"] - len(came)))
+                if not part:
+                    break
+                came += part
+    finally:
+        writer.transport.abort()
+    return bytes(came)
+
+
+def _is_whole(came: bytearray) -> bool:
+    """Whether it is an answer of HTTP to its end: a server may keep the connection, whatever it was asked."""
+    end = came.find(b"\r\n\r\n", 0, _PIECE)
+    head = bytes(came[: max(0, end + 4)]).lower()
+    length = re.search(rb"\r\ncontent-length: *([0-9]{1,9}) *\r", head)
+    if length is not None:
+        return len(came) >= len(head) + int(length[1])
+    return b"chunked" in head and came.endswith(b"\r\n0\r\n\r\n")
 
 
 class Command:

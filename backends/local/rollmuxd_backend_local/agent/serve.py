@@ -87,7 +87,6 @@ class Service:
                 left[task] = wish["timeout_s"]
             else:
                 task.cancel()
-        self._node.hang_up()
         if left:
             await asyncio.wait(left, timeout=max(left.values()) + _END_S)
 
@@ -98,16 +97,9 @@ class Service:
         return said
 
     async def _forget(self, number: int) -> None:
-        """The daemon wants no answer any more: end a command with what it has started."""
-        if number not in self._asked:
-            return
-        wish, task = self._asked[number]
-        if wish["do"] in _COMMANDS:
+        """The daemon wants no answer any more: end a command with what it has started, or an exchange."""
+        if number in self._asked:
             await self._node.end(str(number))
-        elif wish["do"] == "Connect":
-            await self._node.close(wish["stream"])
-        else:
-            task.cancel()
 
     async def _answer(self, number: int, wish: dict[str, Any], reach_s: float) -> None:
         try:

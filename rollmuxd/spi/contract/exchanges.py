@@ -1,25 +1,23 @@
-"""Connections from a host, of backends that open them."""
+"""Exchanges with what listens on a host, of backends that have them."""
 
 import contextlib
 import os
 from collections.abc import AsyncIterator
 
 import anyio
-import anyio.abc
 import pytest
 
-from rollmuxd.spi.backend import Backend, OpensConnections, RunsCommands
+from rollmuxd.spi.backend import Backend, ExchangesBytes, RunsCommands
 from rollmuxd.spi.contract.given import GivenBackend
 from rollmuxd.spi.contract.moments import sentence
 from rollmuxd.spi.errors import NotDone
 
-#: Sends back whatever each connection brings; its port is written into a file.
+#: Sends back as many bytes of each connection as its first eight say; its port is written into a file.
 _ECHO = """
-import os, socket, sys, threading
+import socket, sys, threading
 def serve(line):
-    while data := line.recv(65536):
-        line.sendall(data)
-    line.close()
+    with line, line.makefile("rb") as sent:
+        line.sendall(sent.read(int(sent.read(8))))
 listener = socket.create_server(("127.0.0.1", 0))
 with open(sys.argv[1], "w") as mark:
     mark.write("%d\\n" % listener.getsockname()[1])
@@ -28,33 +26,30 @@ while True:
 """
 
 
-class Connections(GivenBackend):
-    """What is promised by those that open connections."""
+class Exchanges(GivenBackend):
+    """What is promised by those that exchange bytes."""
 
     @sentence
-    async def test_what_is_sent_over_a_connection_comes_through_in_both_directions_to_its_end(
+    async def test_what_is_sent_comes_through_in_both_directions_to_its_end_and_no_more_is_taken_in_than_is_wanted(
         self, backend: Backend
     ) -> None:
-        opener, runner = self._opener(backend)
+        exchanger, runner = self._exchanger(backend)
         data = os.urandom(300_000)
         async with self._echo(runner) as port:
             with anyio.fail_after(self.patience_s):
-                stream = await opener.connect(self.host, "127.0.0.1", port)
-                async with stream, anyio.create_task_group() as tasks:
-                    tasks.start_soon(_send_all, stream, data)
-                    back = b"".join([part async for part in stream])
-        assert back == data
+                back = await exchanger.exchange(self.host, "127.0.0.1", port, _sized(data), most=2**20)
+                some = await exchanger.exchange(self.host, "127.0.0.1", port, _sized(data), most=70_000)
+        assert (back, some) == (data, data[:70_000])
 
     @sentence
-    async def test_connections_are_apart_from_each_other_and_many_may_be_open(self, backend: Backend) -> None:
-        opener, runner = self._opener(backend)
+    async def test_exchanges_are_apart_from_each_other_and_many_may_be_under_way(self, backend: Backend) -> None:
+        exchanger, runner = self._exchanger(backend)
         back: dict[int, bytes] = {}
         async with self._echo(runner) as port:
 
             async def talk(number: int) -> None:
-                async with await opener.connect(self.host, "127.0.0.1", port) as stream:
-                    await _send_all(stream, str(number).encode() * 1_000)
-                    back[number] = b"".join([part async for part in stream])
+                data = _sized(str(number).encode() * 1_000)
+                back[number] = await exchanger.exchange(self.host, "127.0.0.1", port, data, most=2**20)
 
             with anyio.fail_after(self.patience_s):
                 async with anyio.create_task_group() as tasks:
@@ -63,18 +58,18 @@ class Connections(GivenBackend):
         assert back == {number: str(number).encode() * 1_000 for number in range(8)}
 
     @sentence
-    async def test_a_connection_to_where_nobody_listens_is_not_done(self, backend: Backend) -> None:
-        opener, runner = self._opener(backend)
+    async def test_an_exchange_with_what_does_not_listen_is_not_done(self, backend: Backend) -> None:
+        exchanger, runner = self._exchanger(backend)
         async with self._echo(runner) as port:
             pass  # the listener is gone
         with anyio.fail_after(self.patience_s), pytest.raises(NotDone, match=str(port)):
-            await opener.connect(self.host, "127.0.0.1", port)
+            await exchanger.exchange(self.host, "127.0.0.1", port, b"x", most=1)
 
-    def _opener(self, backend: Backend) -> tuple[OpensConnections, RunsCommands]:
-        if not isinstance(backend, OpensConnections):
-            pytest.skip("the backend opens no connections")
+    def _exchanger(self, backend: Backend) -> tuple[ExchangesBytes, RunsCommands]:
+        if not isinstance(backend, ExchangesBytes):
+            pytest.skip("the backend exchanges no bytes")
         if not isinstance(backend, RunsCommands):
-            pytest.skip("the backend runs no commands: nothing can be started there to connect to")
+            pytest.skip("the backend runs no commands: nothing can be started there to talk to")
         return backend, backend
 
     @contextlib.asynccontextmanager
@@ -91,6 +86,5 @@ class Connections(GivenBackend):
         await self._until(lambda: runner.run(self.host, ("python3", "-c", dial)), lambda ran: ran.exit_code)
 
 
-async def _send_all(stream: anyio.abc.ByteStream, data: bytes) -> None:
-    await stream.send(data)
-    await stream.send_eof()
+def _sized(data: bytes) -> bytes:
+    return b"%8d" % len(data) + data
