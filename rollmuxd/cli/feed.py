@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 
 from rollmuxd.cli.common import Call, Failed
+from rollmuxd.daemon.clock import ms_of
 
 #: so many are read at most: a hundred iterations and more of each of thirty jobs
 LAST: Final = 50_000
@@ -98,7 +99,6 @@ def every_fact(call: Call, after: int = 0, last: float = math.inf) -> Iterator[A
 def at_ms(time: str) -> int:
     """A time of the calendar in ms. Raises :class:`Failed` for what is none."""
     try:
-        at = datetime.fromisoformat(time)
-    except ValueError as error:
+        return ms_of(time)
+    except (ValueError, OverflowError) as error:
         raise Failed(f"{time} is no time: 7d (ago), 2025-06-01, 2025-06-01T12:00 (UTC)") from error
-    return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)

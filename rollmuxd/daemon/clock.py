@@ -19,6 +19,12 @@ def iso(at: Millis) -> str:
     return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def ms_of(text: str) -> Millis:
+    """A time as people and programs write it, in UTC unless it says where. Raises ValueError and OverflowError."""
+    given = datetime.fromisoformat(text)
+    return round((given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
 class SystemClock:
     """Wall time, anchored once, carried on by a monotonic clock (seconds, as floats).
 

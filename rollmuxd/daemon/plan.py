@@ -129,7 +129,7 @@ class Play:
     """All jobs come, one after the other, to a scheduler of their own; and what came of it."""
 
     def __init__(self, asked: PlanQuestion, core: Scheduler) -> None:
-        self.asked, self.core = asked, core
+        self.asked, self.core, self._visibility = asked, core, Visibility(core, asked.caller)
         self.used_before, self._before = _used(core.state), self.slowdowns()
         #: of each job that was placed at once: what the nodes cost an hour that no job used before
         self._more: dict[JobId, float] = {}
@@ -178,28 +178,28 @@ class Play:
 
     def view(self) -> list[PlannedJob]:
         """What each job became; of the first that wait, also what would let them in."""
-        visibility = Visibility(self.core, self.asked.caller)
+        visibility = self._visibility
         waiting = [job.id for _, job in self.registered() if job.status is JobStatus.WAITING]
         what_ifs = {job: visibility.reasons(visibility.explainer.what_ifs(job)) for job in waiting[:WHAT_IFS_MOST]}
         return [
             PlannedJob(name, "refused", [wire.Reason(type(job).__name__.lower(), refusal(job))])
             if isinstance(job, Rejected)
-            else self._planned(visibility, name, self.core.state.jobs[job], what_ifs.get(job, []))
+            else self._planned(name, self.core.state.jobs[job], what_ifs.get(job, []))
             for name, job in self.came
         ]
 
-    def _planned(self, visibility: Visibility, name: str, job: Job, what_ifs: list[wire.Reason]) -> PlannedJob:
-        state, solo, took = self.core.state, solo_ms(job), self._iteration_ms(job)
+    def _planned(self, name: str, job: Job, what_ifs: list[wire.Reason]) -> PlannedJob:
+        state, visibility, solo, took = self.core.state, self._visibility, solo_ms(job), self._iteration_ms(job)
         waits = job.status is JobStatus.WAITING
         group = state.groups.get(job.group or "")
-        beside = [] if group is None else [state.jobs[other] for other in group.jobs if other != job.id]
+        beside = [] if group is None else [other for other in group.jobs if other != job.id]
         now = self.asked.now
         return PlannedJob(
             name=name,
             status=str(job.status),
             reasons=visibility.reasons(visibility.explainer.why_job_waits(job.id, now).reasons) if waits else [],
             wishes=what_ifs,
-            beside=[self._name(other) or None for other in beside],
+            beside=[visibility.name_of(other) or None for other in beside],
             pins={pool: list(names) for pool, names in job.pins.items()},
             admission=job.admission,
             slo=job.spec.slo,
@@ -215,7 +215,7 @@ class Play:
         """The jobs that were there already and will take longer, or less long."""
         jobs, after = self.core.state.jobs, self.slowdowns()
         return [
-            Slowed(job, self._name(jobs[job]), jobs[job].spec.slo, before, after[job])
+            Slowed(job, self._visibility.name_of(job), jobs[job].spec.slo, before, after[job])
             for job, before in self._before.items()
             if job in after and before != after[job]
         ]
@@ -234,9 +234,6 @@ class Play:
         state = self.core.state
         period = self.core.policy.period_ms(state, job.group) if job.group is not None else None
         return None if period is None else iteration_ms(period, state.groups[job.group or ""], job)
-
-    def _name(self, job: Job) -> str:
-        return job.spec.name if self.asked.caller.may_read(job) else ""
 
 
 def _used(state: State) -> set[NodeId]:

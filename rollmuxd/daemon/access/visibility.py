@@ -76,11 +76,12 @@ class Visibility:
 
     def sentence(self, cause: Cause | None) -> str:
         """A cause in words: a job that the caller may not know of is its id."""
-        return sentence(cause, self._name_of)
+        return sentence(cause, lambda job: self.name_of(job) or job)
 
-    def _name_of(self, job: JobId) -> str:
+    def name_of(self, job: JobId) -> str:
+        """A job's name; empty: the caller may not know it, or it is forgotten."""
         known = self.core.state.jobs.get(job)
-        return job if known is None or not self.caller.may_read(known) else known.spec.name
+        return known.spec.name if known is not None and self.caller.may_read(known) else ""
 
     def reasons(self, given: Iterable[Reason]) -> list[wire.Reason]:
         """Why something waits."""

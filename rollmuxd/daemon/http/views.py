@@ -276,13 +276,7 @@ def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None, *, processes: bool) -> w
 def _pinned(visibility: Visibility, nodes: Iterable[Node]) -> list[wire.PinnedJob]:
     """The jobs that are placed on these nodes, each once."""
     ids = dict.fromkeys(job for node in nodes for job in node.pinned)
-    return [wire.PinnedJob(job=job, name=_name_of(visibility, job)) for job in ids]
-
-
-def _name_of(visibility: Visibility, job_id: JobId) -> str:
-    """A job's name, for callers that may see it."""
-    job = visibility.core.state.jobs.get(job_id)
-    return job.spec.name if job is not None and visibility.caller.may_read(job) else ""
+    return [wire.PinnedJob(job=job, name=visibility.name_of(job)) for job in ids]
 
 
 def host_view(visibility: Visibility, host: Host) -> wire.HostView:
@@ -320,7 +314,7 @@ def group_view(visibility: Visibility, group: Group) -> wire.GroupView:
         jobs=list(group.jobs),
         nodes=list(group.nodes),
         schedule=[
-            wire.TurnView(job=turn.job, name=_name_of(visibility, turn.job), phase=turn.phase, rotation=turn.rotation)
+            wire.TurnView(job=turn.job, name=visibility.name_of(turn.job), phase=turn.phase, rotation=turn.rotation)
             for turn in group.schedule
         ],
         period_s=seconds(period),

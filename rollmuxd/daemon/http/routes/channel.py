@@ -32,8 +32,7 @@ async def next_order(call: Call, job: str, query: OrdersQuery) -> ChannelView:
 
     A rank that asks is there, and can be told to load and park.
     """
-    mine = await _line(call, job, query.session)
-    call.services.hub.dial(mine.id, query.session, query.rank, mine.spec.ranks)
+    mine = await _line(call, job, query.session, query.rank)
     told = await call.park(
         lambda: call.services.hub.next_order(mine.id, query.session, query.rank, query.wait_s), query.wait_s + 5
     )
@@ -43,8 +42,7 @@ async def next_order(call: Call, job: str, query: OrdersQuery) -> ChannelView:
 @routes.post("/v1/channel/{job}/results", problems=(409,))
 async def result(call: Call, job: str, body: ResultBody) -> ChannelView:
     """What a rank did. This answer is the acknowledgement; said again, it changes nothing."""
-    mine = await _line(call, job, body.session)
-    call.services.hub.dial(mine.id, body.session, body.rank, mine.spec.ranks)
+    mine = await _line(call, job, body.session, body.rank)
     done = RankResult(rank=body.rank, ok=body.ok, error=body.error, seconds=body.seconds)
     call.services.hub.result(mine.id, body.session, body.rank, body.order, done)
     if call.others:
@@ -52,8 +50,8 @@ async def result(call: Call, job: str, body: ResultBody) -> ChannelView:
     return ChannelView()
 
 
-async def _line(call: Call, ref: str, session: str) -> Job:
-    """The job, if this is its present session, or the last one, whose process does its discards."""
+async def _line(call: Call, ref: str, session: str, rank: int) -> Job:
+    """The job on whose line the rank is, if this is its present session, or the last one, which does its discards."""
 
     def find(state: State, caller: Caller, ref: str, *, act: bool) -> Job:
         job = find_job(state, caller, ref, act=act)
@@ -66,4 +64,6 @@ async def _line(call: Call, ref: str, session: str) -> Job:
             raise Conflict(f"session {session} of job {job.id} is {known.status}; open a new one")
         return job
 
-    return await call.act_on(find, ref)
+    mine = await call.act_on(find, ref)
+    call.services.hub.dial(mine.id, session, rank, mine.spec.ranks)
+    return mine

@@ -2,7 +2,6 @@
 
 import math
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Literal
 
@@ -10,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
 from rollmuxd.core.ids import Millis
-from rollmuxd.daemon.clock import iso
+from rollmuxd.daemon.clock import iso, ms_of
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routing import Call, Query, Routes
@@ -58,8 +57,7 @@ def _time(name: str, text: str | UnsetType) -> Millis | None:
     if text is UNSET:
         return None
     try:
-        given = datetime.fromisoformat(text)
-        at = round((given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp() * 1000)
+        at = ms_of(text)
         iso(at)  # the report says it in UTC, where the year may be 0 or 10000
     except (ValueError, OverflowError):
         raise Refusal(
