@@ -35,7 +35,7 @@ class Witness:
     def write_each(self, event: str, host: str, gpus: Mapping[str, int], **fields: Any) -> None:
         """A line for each of these GPUs, with the MB on it from now on: it happened on all of them at once."""
         at = {"wall": time.time(), "mono": time.monotonic(), "event": event, "host": host}
-        for gpu, mb in gpus.items():
+        for gpu, mb in gpus.items() if self.path is not None else ():
             self._keep({**at, "gpu": gpu, "mb": mb, **fields})
 
     def _keep(self, line: dict[str, Any]) -> None:
