@@ -576,8 +576,6 @@ async def _answer(
                 "http_failed", request_id=request_id, method=scope["method"], path=path, left_out_before=left_out
             )
     headers += [kind, (b"content-length", str(len(body)).encode())]
-    # People make up methods: only those that a route has become labels.
-    shared.metrics.answered(path, "any" if isinstance(what, Exception) else scope["method"], status)
     start: Message = {"type": "http.response.start", "status": status, "headers": headers}
     if scope["method"] == "HEAD":
         body = b""
@@ -588,6 +586,8 @@ async def _answer(
             await asyncio.sleep(0)  # what is written is sent at the end of a turn of the loop
             await send({"type": "http.response.body", "body": b""})  # waits until nearly all of it was taken
     finally:
+        # People make up methods: only those that a route has become labels.
+        shared.metrics.answered(path, "any" if isinstance(what, Exception) else scope["method"], status)
         if unread:
             shared.unread.free(scope[_OWNER], unread)
 
