@@ -261,7 +261,8 @@ class Explainer:
                 some = "1 job is" if moving == 1 else f"{moving} jobs are"
                 why = f"{some} moving, as many as may at a time"
         what = f"Node {nodes[0]} is" if len(nodes) == 1 else f"Nodes {', '.join(nodes)} are"
-        return [f"{what} drained, and it stays there: {why}."]
+        gone = all(self._c.state.nodes[node].unconfigured for node in nodes)
+        return [f"{what} {'not in the configuration' if gone else 'drained'}, and it stays there: {why}."]
 
     def _turns(self, job: Job, group: Group, now: Millis) -> list[str]:
         """What its iteration takes in the group, against what it takes alone, and what it was promised."""

@@ -196,6 +196,34 @@ async def test_who_waits_for_a_node_that_was_taken_out_of_the_configuration_is_t
         ]
         assert gone == "h1/gpu0-1"
 
+        await client.post(f"/v1/jobs/{job.id}/pause")
+        explained = (await client.get(f"/v1/jobs/{job.id}/explain")).json()
+        assert any(
+            sentence.startswith("Node h1/gpu0-1 is not in the configuration, and it stays there: ")
+            for sentence in explained["sentences"]
+        )
+
+
+async def test_a_node_out_of_the_configuration_says_what_is_left_to_do(running):
+    async with running() as world, world.client() as client:
+
+        async def reason():
+            return (await client.get("/v1/nodes/h1/gpu0-1")).json()["reason"]
+
+        job = await world.job(client, states={"rollout": {"gpu_gb": 1}})
+        await job.ask("rollout")
+        node = world.state.nodes["h1/gpu0-1"]
+        node.drain, node.unconfigured = True, True
+        assert (await reason()).endswith("put it back, or end the jobs that are placed there")
+        world.backends.hold = []
+        await client.delete(f"/v1/jobs/{job.id}")
+        await world.settle()
+        assert (await reason()).endswith("if nothing of any job is left there, rollmuxd node declare-clean h1/gpu0-1")
+        for order in world.backends.hold:
+            world.backends.done(order)
+        await world.settle()
+        assert (await reason()).endswith("it goes when the daemon starts again")
+
 
 async def test_an_explanation_says_that_the_node_is_lost_on_which_a_state_is_being_loaded(running):
     async with running() as world, world.client() as client:

@@ -44,9 +44,15 @@ class Visibility:
 
     def of_node(self, node: Node) -> str:
         """Why a node is not used: before all else, that it is not in the configuration any more."""
-        if node.unconfigured:
-            return "it is no longer in the configuration: put it back, or end the jobs that are placed there"
-        return self.sentence(node.reason)
+        if not node.unconfigured:
+            return self.sentence(node.reason)
+        if any(self.core.state.jobs[name].live for name in (*node.pinned, *node.fillers)):
+            do = "put it back, or end the jobs that are placed there"
+        elif node.pinned or node.states or not node.empty:
+            do = f"put it back; or, if nothing of any job is left there, rollmuxd node declare-clean {node.id}"
+        else:
+            do = "it goes when the daemon starts again"
+        return f"it is no longer in the configuration: {do}"
 
     @property
     def figures(self) -> Explainer:
