@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +48,17 @@ def doctor(hosts: tuple[str, ...], config: Path | None, as_json: bool) -> None:
         for host in examined:
             _show(host)
     if bad := [host.host for host in examined if not host.good]:
-        raise SystemExit(1) if as_json else Failed(f"not fit to be used: {', '.join(bad)}")
+        words = f"not fit to be used: {', '.join(bad)}{_daemons_user(settings.daemon.state_dir)}"
+        raise SystemExit(1) if as_json else Failed(words)
+
+
+def _daemons_user(state_dir: Path) -> str:
+    """Whose eyes count, where this user's do not: keys, ``known_hosts`` and rights are those of the daemon's user."""
+    with suppress(OSError, KeyError):
+        if (uid := state_dir.stat().st_uid) != os.geteuid():
+            name = pwd.getpwuid(uid).pw_name
+            return f". The daemon reaches them as {name}, so look as that user: sudo -Hu {name} rollmuxd doctor"
+    return ""
 
 
 def _show(host: Examined) -> None:

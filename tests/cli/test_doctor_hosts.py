@@ -1,6 +1,7 @@
 """``rollmuxd doctor``: what is wrong with a host is found, and said with what to do."""
 
 import json
+import pwd
 import time
 from pathlib import Path
 
@@ -80,6 +81,15 @@ def test_what_keeps_a_host_from_being_used_is_bad(rollmuxd, settings, gpus, host
     assert (ran.code, ran.json["good"]) == (1, False)
     assert words in finding[0]["remedy"]
     assert "not fit to be used: box" in rollmuxd(f"doctor --config {path}").err
+
+
+def test_a_user_whose_keys_are_not_the_daemons_hears_as_which_to_look(rollmuxd, settings, tmp_path, monkeypatch):
+    path = settings()
+    (tmp_path / "state").mkdir()
+    assert "sudo" not in rollmuxd(f"doctor --config {path}").err
+    monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
+    name = pwd.getpwuid(tmp_path.stat().st_uid).pw_name
+    assert f"sudo -Hu {name} rollmuxd doctor" in rollmuxd(f"doctor --config {path}").err
 
 
 def test_a_host_without_a_driver_is_bad_once(rollmuxd, settings):
