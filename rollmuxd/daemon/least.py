@@ -6,6 +6,7 @@ for fewer of another, until that gains nothing. What it finds does for the purpo
 smallest if more nodes never do worse, and if no exchange of two kinds leads past a worse one.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import permutations
 
@@ -49,83 +50,63 @@ def kinds(nodes: Sequence[NodeSpec]) -> dict[Kind, list[NodeSpec]]:
     return found
 
 
-def least(
-    nodes: Sequence[NodeSpec], does: Callable[[Sequence[NodeSpec]], bool], may_continue: Callable[[], bool]
-) -> Found | None:
-    """The smallest of all inventories that have some of these nodes; None: not even all of them do."""
-    search = _Search(kinds(nodes), does, may_continue)
-    return search.found() if search.does(search.all) else None
-
-
 class _Over(Exception):
     """The search may not continue."""
 
 
-class _Search:
-    """One search, with what it tried."""
+def least(
+    nodes: Sequence[NodeSpec], does: Callable[[Sequence[NodeSpec]], bool], may_continue: Callable[[], bool]
+) -> Found | None:
+    """The smallest of all inventories that have some of these nodes; None: not even all of them do."""
+    of = kinds(nodes)
+    every = tuple(map(len, of.values()))
+    priced = all(kind.price for kind in of)
+    tried: dict[Counts, bool] = {}
 
-    def __init__(
-        self,
-        kinds: dict[Kind, list[NodeSpec]],
-        does: Callable[[Sequence[NodeSpec]], bool],
-        may_continue: Callable[[], bool],
-    ) -> None:
-        self._nodes, self._does, self._may_continue = kinds, does, may_continue
-        self._kinds = list(kinds)
-        self._priced = all(kind.price for kind in kinds)
-        self.all: Counts = tuple(map(len, kinds.values()))
-        self._tried: dict[Counts, bool] = {}
-        self._best = self.all
-
-    def found(self) -> Found:
-        complete = True
-        try:
-            sizes = [kind.price if self._priced else kind.gpus for kind in self._kinds]
-            dearest = sorted(range(len(sizes)), key=lambda at: -sizes[at])
-            for order in (dearest, dearest[::-1]):
-                self._reduced(self.all, order)
-            while self._exchanged():
-                pass
-        except _Over:
-            complete = False
-        return Found(dict(zip(self._kinds, self._best, strict=True)), complete)
-
-    def does(self, counts: Counts) -> bool:
+    def fit(counts: Counts) -> bool:
         """Whether so many nodes do. The first try is free; raises _Over where another may not be."""
-        if counts not in self._tried:
-            if self._tried and not self._may_continue():
+        if counts not in tried:
+            if tried and not may_continue():
                 raise _Over
-            some = [node for kind, count in zip(self._kinds, counts, strict=True) for node in self._nodes[kind][:count]]
-            self._tried[counts] = self._does(some)
-            if self._tried[counts] and self._size(counts) < self._size(self._best):
-                self._best = counts
-        return self._tried[counts]
+            tried[counts] = does(
+                [node for alike, count in zip(of.values(), counts, strict=True) for node in alike[:count]]
+            )
+        return tried[counts]
 
-    def _size(self, counts: Counts) -> tuple[float, int, int]:
-        each = list(zip(self._kinds, counts, strict=True))
+    def size(counts: Counts) -> tuple[float, int, int]:
+        each = list(zip(of, counts, strict=True))
         gpus = sum(kind.gpus * count for kind, count in each)
-        return (sum(kind.price * count for kind, count in each) if self._priced else gpus, gpus, sum(counts))
+        return (sum(kind.price * count for kind, count in each) if priced else gpus, gpus, sum(counts))
 
-    def _reduced(self, counts: Counts, order: Sequence[int]) -> Counts:
-        """As few nodes of each kind as do, given as many of the other kinds as there are when it is its turn."""
+    def best() -> Counts:
+        return min((counts for counts, did in tried.items() if did), key=size)
+
+    def reduce(counts: Counts, order: Sequence[int]) -> None:
+        """Try as few nodes of each kind as do, given as many of the others as there are when it is its turn."""
         for at in order:
-            low, high = 0, counts[at]
-            while low < high:
-                middle = (low + high) // 2
-                if self.does(_with(counts, at, middle)):
-                    high = middle
-                else:
-                    low = middle + 1
-            counts = _with(counts, at, high)
-        return counts
+            few = bisect_left(range(counts[at]), True, key=lambda count: fit(_with(counts, at, count)))
+            counts = _with(counts, at, few)
 
-    def _exchanged(self) -> bool:
+    def exchanged() -> bool:
         """Whether one more node of a kind, and fewer of another, are less than the best."""
-        before = self._best
+        before = best()
         for more, fewer in permutations(range(len(before)), 2):
-            if before[more] < self.all[more] and before[fewer]:
-                self._reduced(_with(before, more, before[more] + 1), [fewer])
-        return self._best != before
+            if before[more] < every[more] and before[fewer]:
+                reduce(_with(before, more, before[more] + 1), [fewer])
+        return best() != before
+
+    if not fit(every):
+        return None
+    complete = True
+    dearest = [at for at, _ in sorted(enumerate(of), key=lambda it: -(it[1].price if priced else it[1].gpus))]
+    try:
+        reduce(every, dearest)
+        reduce(every, dearest[::-1])
+        while exchanged():
+            pass
+    except _Over:
+        complete = False
+    return Found(dict(zip(of, best(), strict=True)), complete)
 
 
 def _with(counts: Counts, at: int, count: int) -> Counts:
