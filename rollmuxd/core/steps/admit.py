@@ -359,6 +359,19 @@ def _check_wants(spec: JobSpec, state: State) -> None:
                     f"its {want.pool} state needs {needs:g} GB of a GPU that has {has:g} GB; lower its gpu_gb"
                 )
     _check_together(spec, state)
+    _check_ram_together(spec, state)
+
+
+def _check_ram_together(spec: JobSpec, state: State) -> None:
+    """States of several pools may be parked on one host, and each is small enough for it."""
+    hosts = {node.host for want in spec.wants for node in state.nodes.values() if want.pool in node.pools}
+    budgets = [state.hosts[host].ram_mb for host in hosts]
+    parked = sum(want.nodes * spec.ram_mb_of(want.pool) for want in spec.wants)
+    if all(budgets) and parked > sum(budgets):  # of a host that was not observed yet, none is known
+        raise Impossible(
+            f"its parked states take {parked / 1000:g} GB, and the hosts of its pools have {sum(budgets) / 1000:g} GB "
+            "for those in all; lower the states' ram_gb, or have a host's raised"
+        )
 
 
 def _check_together(spec: JobSpec, state: State) -> None:
