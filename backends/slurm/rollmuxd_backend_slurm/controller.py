@@ -120,6 +120,9 @@ async def component(node: Node, conf: str) -> Component:
 
 
 async def _said(argv: Sequence[str], conf: str, allocation: str) -> str:
+    named = environment(conf).get("SLURM_CONF", "")
+    if named and not await anyio.Path(named).exists():  # Slurm's commands wait for it, for a minute
+        raise ContactLost(f"there is no {named}; set options.conf, or SLURM_CONF, to the cluster's slurm.conf")
     with tempfile.TemporaryFile() as printed:  # what a command that is ended has printed is kept too
 
         def means() -> str:

@@ -106,6 +106,13 @@ async def test_a_command_that_does_not_end_is_named_with_what_it_has_printed(pri
         await controller.components("4711", "")
 
 
+@pytest.mark.asyncio
+async def test_a_conf_that_is_not_there_is_said_at_once_and_not_waited_for(monkeypatch):
+    monkeypatch.setattr(controller.anyio, "run_process", None)
+    with pytest.raises(ContactLost, match=r"there is no /nowhere/slurm\.conf; set options\.conf, or SLURM_CONF"):
+        await controller.components("4711", "/nowhere/slurm.conf")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
