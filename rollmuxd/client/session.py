@@ -443,6 +443,8 @@ class Session:
         May run beside the other flows, in another thread. Raises :class:`JobEnded` when the job is over, and what was
         refused where that says nothing.
         """
+        if not self.job:  # its end was answered before this was heard
+            return
         error = refused(status, detail or f"there is no session {self.session}")
         try:
             yield from self._live(error)

@@ -829,11 +829,14 @@ def test_endless_refusals_are_not_repeated_endlessly(session, play):
 
 
 def test_a_heartbeat_that_is_refused_because_we_end_the_job_is_no_news(session, play):
-    """The refusal may overtake the answer to the end."""
+    """The refusal may overtake the answer to the end, or be heard after it."""
     ends = session.end("finished", keep=False)
     next(ends)
 
     assert play(session.beat_refused(409, "session s1 is closed"), [view("ended", session="s1")])[0] is None
+    with pytest.raises(StopIteration):
+        ends.send(None)
+    assert play(session.beat_refused(404, "there is no session s1"), [])[0] is None
 
     assert session.ended == ""
 
