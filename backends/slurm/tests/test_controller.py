@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -160,3 +162,11 @@ async def test_where_devices_are_not_constrained_other_peoples_gpus_are_left_out
     assert [gpu["index"] for gpu in (await backend._look("rx1"))["gpus"]] == [0, 1], "constrained: numbers are its own"
     backend.gpus = 4
     assert [gpu["index"] for gpu in (await backend._look("rx1"))["gpus"]] == [1, 3]
+
+
+def test_the_how_to_asks_for_a_checkpoint_before_its_nodes_are_drained():
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "slurm.md").read_text()
+    within = re.search(r"ends_soon\((\d+) \+ (\d+)\)", page)
+    assert within is not None
+    assert float(within[1]) == SlurmOptions().drain_before_s
+    assert float(within[2]) > 0  # the last iteration that begins before the drain
