@@ -836,7 +836,8 @@ def test_a_heartbeat_that_is_refused_because_we_end_the_job_is_no_news(session, 
     assert play(session.beat_refused(409, "session s1 is closed"), [view("ended", session="s1")])[0] is None
     with pytest.raises(StopIteration):
         ends.send(None)
-    assert play(session.beat_refused(404, "there is no session s1"), [])[0] is None
+    with pytest.raises(StopIteration):
+        next(session.beat_refused(404, "there is no session s1"))
 
     assert session.ended == ""
 
