@@ -464,7 +464,10 @@ class FakeDaemon:
         return next((slot for slot in slots if phase in {None, slot.phase}), None)
 
     def _named(self, name: str) -> JobView:
-        return next(view for view in reversed(list(self._jobs.values())) if view.name == name)
+        for view in reversed(list(self._jobs.values())):
+            if view.name == name:
+                return view
+        raise LookupError(f"job {name!r} has not started; call this from its loop, or from a thread, once it has")
 
     def _live(self, job: str) -> JobView:
         view = self._job(job)

@@ -632,6 +632,11 @@ def test_state_that_cannot_be_loaded_is_told_before_the_phase(daemon):
             pass
 
 
+def test_a_job_that_a_test_ends_before_its_loop_has_started_is_named(daemon):
+    with pytest.raises(LookupError, match="job 'a' has not started; call this from its loop"):
+        daemon.end_job("a")
+
+
 def test_an_ended_job_gets_no_more_slots(daemon):
     with rollmuxd.job("a") as job:
         daemon.end_job("a", "by root")
