@@ -7,8 +7,8 @@ memory full of parked states. With httpx it would be 30 MB and 0.3 s. ``http.cli
 less) for chunked answers and TLS.
 
 While a slot is held a heartbeat is a long poll: the daemon holds its answer back until it has another directive. One
-``select`` waits for that answer and for the parent. Progress that reaches the tail goes out at once, with a new poll in
-place of the open one.
+thread waits for that answer, the other for the parent. Progress that reaches the tail goes out at once, with a new poll
+in place of the open one.
 
 JSON lines come in on stdin: first where to beat, then whatever changes (``session``, ``slot``, ``done``, ``total``).
 The API key comes this way too, because other users can read arguments and environments. JSON lines go out on stdout:
@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import io
 import json
 import os
 import select
 import socket
+import threading
 import time
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -37,7 +37,7 @@ BEAT_TIMEOUT_S = 10.0
 POLL_AFTER_S = 1.0
 #: a poll waits for so long at most: below the usual idle limits (60 s) of whatever is in between
 POLL_S = 25.0
-#: bytes of an answer at most
+#: bytes of an answer that are taken in
 ANSWER = 1_000_000
 #: a daemon that is away is looked for again after this, doubling up to the heartbeat
 FIRST_PAUSE_S = 0.5
@@ -53,7 +53,10 @@ LAST_BEAT_EVERY_S = 1.0
 
 
 class Beater:
-    """Beats for one session, for as long as the process ``parent`` lives."""
+    """Beats for one session, for as long as the process ``parent`` lives.
+
+    One thread listens to the parent, another beats; ``_changed`` guards what both use.
+    """
 
     def __init__(self, read_fd: int, write_fd: int, parent: int, started: str = "") -> None:
         self._read_fd = read_fd
@@ -62,10 +65,12 @@ class Beater:
         #: when it was started: a later process may have its pid. It says so itself: it may have ended before we begin
         self._started = started
         self._buffer = b""
+        self._changed = threading.Condition()
+        self._over = False
         self._now: dict[str, Any] = {}
         self._next = 0.0
         #: the beat that waits for its answer
-        self._open: _Exchange | None = None
+        self._open: _Beat | None = None
         #: names the directives that we were told last
         self._tag = ""
         #: the daemon knows that the tail has begun
@@ -77,21 +82,14 @@ class Beater:
 
     def run(self) -> None:
         """Beat until the parent is gone; then say so, unless it has stopped us before."""
+        threading.Thread(target=self._beats, daemon=True).start()
         while os.getppid() == self._parent:
-            now = time.monotonic()
-            due = self._next if self._open is None else self._open.until
-            waits_for: list[Any] = [self._read_fd] if self._open is None else [self._read_fd, self._open.socket]
-            ready = select.select(waits_for, [], [], max(0.0, min(LOOK_S, due - now)))[0]
-            if self._read_fd in ready and not self._told():
+            if select.select([self._read_fd], [], [], LOOK_S)[0] and not self._told():
                 break
-            if self._open is not None:
-                self._take(self._open)
-            elif time.monotonic() >= self._next:
-                if self._now.get("session"):
-                    self._beat()
-                else:
-                    self._next = time.monotonic() + LOOK_S
-        self._drop()
+        with self._changed:
+            self._over = True
+            self._drop()
+            self._changed.notify()
         if self._has_ended():
             while select.select([self._read_fd], [], [], 0)[0] and self._told():
                 pass
@@ -125,18 +123,20 @@ class Beater:
         """Take in what the parent says; False when it will say nothing more."""
         data = os.read(self._read_fd, 65536)
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            told = json.loads(line)
-            self._now.update(told)
-            if "session" in told:
+        with self._changed:
+            for line in lines:
+                told = json.loads(line)
+                self._now.update(told)
+                if "session" in told:
+                    self._beat_now()
+                if "slot" in told:
+                    self._tag, self._in_tail = "", False
+                    self._drop()
+                    if told["slot"] is not None:
+                        self._next = min(self._next, time.monotonic() + POLL_AFTER_S)
+            if self._reaches_tail() and not self._in_tail:
                 self._beat_now()
-            if "slot" in told:
-                self._tag, self._in_tail = "", False
-                self._drop()
-                if told["slot"] is not None:
-                    self._next = min(self._next, time.monotonic() + POLL_AFTER_S)
-        if self._reaches_tail() and not self._in_tail:
-            self._beat_now()
+            self._changed.notify()
         return bool(data)
 
     def _reaches_tail(self) -> bool:
@@ -152,9 +152,26 @@ class Beater:
     def _drop(self) -> None:
         """Stop waiting for the answer of the open beat; the next one is due when it was."""
         if self._open is not None:
-            self._open.close()
+            self._open.cut()
             self._next = self._open.began + float(self._now["heartbeat_s"])
             self._open = None
+
+    def _beats(self) -> None:
+        """Beat whenever it is time, until it is over."""
+        while True:
+            with self._changed:
+                while not self._over and (left_s := self._left_s()) > 0:
+                    self._changed.wait(left_s)
+                if self._over:
+                    return
+                self._beat()
+                beat = self._open
+            if beat is not None:
+                self._take(beat)
+
+    def _left_s(self) -> float:
+        """Seconds until the next beat."""
+        return self._next - time.monotonic() if self._now.get("session") else LOOK_S
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -167,20 +184,22 @@ class Beater:
         except Exception as error:  # whatever it is: heartbeats continue
             self._failed(now, f"{type(error).__name__}: {error}")
 
-    def _take(self, beat: _Exchange) -> None:
-        """Read what there is of the answer, and heed it once it is whole."""
+    def _take(self, beat: _Beat) -> None:
+        """Wait for the answer, and heed it, unless the beat was dropped meanwhile."""
+        failed, answer = "", None
         try:
-            answer = beat.read()
+            answer = beat.answer()
         except Exception as error:
-            answer, self._open = None, None
-            self._failed(beat.began, f"{type(error).__name__}: {error}")
-            beat.close()
-        if answer is not None:
-            self._open = None
-            beat.close()
-            self._answered(beat, *answer)
+            failed = f"{type(error).__name__}: {error}"
+        with self._changed:
+            if self._open is beat:
+                self._open = None
+                if answer is None:
+                    self._failed(beat.began, failed)
+                else:
+                    self._answered(beat, *answer)
 
-    def _answered(self, beat: _Exchange, status: int, answer: dict[str, Any]) -> None:
+    def _answered(self, beat: _Beat, status: int, answer: dict[str, Any]) -> None:
         if status == 200:
             changed = self._tag != (answer.get("tag") or "")
             self._tag = answer.get("tag") or ""
@@ -226,12 +245,9 @@ class Beater:
 
     def _post(self, session: str, **more: Any) -> int:
         """Send a beat, and wait for its answer."""
-        with contextlib.closing(self._send(session, self._body() | more)) as beat:
-            while (answer := beat.read()) is None:
-                select.select([beat.socket], [], [], max(0.0, beat.until - time.monotonic()))
-            return answer[0]
+        return self._send(session, self._body() | more).answer()[0]
 
-    def _send(self, session: str, body: dict[str, Any]) -> _Exchange:
+    def _send(self, session: str, body: dict[str, Any]) -> _Beat:
         headers = {"content-type": "application/json", "connection": "close"}
         if self._now.get("journal"):
             headers["rollmux-journal"] = self._now["journal"]
@@ -241,7 +257,7 @@ class Beater:
         try:
             path = f"{base}/v1/sessions/{quote(session, safe='')}/heartbeat"
             connection.request("POST", path, json.dumps(body).encode(), headers)
-            return _Exchange(connection.sock, body.get("wait_s", 0.0))
+            return _Beat(connection, body.get("wait_s", 0.0))
         except BaseException:
             connection.close()
             raise
@@ -265,65 +281,31 @@ class Beater:
             os.write(self._write_fd, json.dumps(what).encode() + b"\n")
 
 
-class _Exchange:
-    """A beat that was sent, and what has come of its answer."""
+class _Beat:
+    """A beat that was sent."""
 
-    def __init__(self, sock: Any, wait_s: float) -> None:
-        self.socket = sock
+    def __init__(self, connection: http.client.HTTPConnection, wait_s: float) -> None:
         self.began = time.monotonic()
         #: of a long poll; else 0
         self.wait_s = wait_s
-        self.until = self.began + wait_s + BEAT_TIMEOUT_S
-        self._got = b""
-        sock.setblocking(False)
+        self._connection, self._socket = connection, connection.sock
+        self._socket.settimeout(wait_s + BEAT_TIMEOUT_S)
 
-    def read(self) -> tuple[int, dict[str, Any]] | None:
-        """Return the answer, or None while it is not whole; never blocks. Raises OSError when none will come."""
-        ended = False
-        try:
-            while not ended:
-                part = self.socket.recv(65536)
-                self._got += part
-                ended = not part
-        except (BlockingIOError, InterruptedError):
-            pass
-        except OSError as error:
-            if type(error).__name__ not in {"SSLWantReadError", "SSLWantWriteError"}:
-                raise
-        answer = self._parsed(ended)
-        if answer is None and (ended or len(self._got) > ANSWER or time.monotonic() >= self.until):
-            raise ConnectionError("no answer" if not ended else "the connection was closed before the answer was whole")
-        return answer
-
-    def _parsed(self, ended: bool) -> tuple[int, dict[str, Any]] | None:
-        if b"\r\n\r\n" not in self._got:
-            return None
-        response = http.client.HTTPResponse(_Bytes(self._got))  # type: ignore[arg-type]
-        response.begin()
-        if response.length is None and not response.chunked and not ended:
-            return None
-        try:
-            content = response.read()
-        except http.client.IncompleteRead:
-            return None
+    def answer(self) -> tuple[int, dict[str, Any]]:
+        """Wait for the answer. Raises OSError or HTTPException when none will come."""
+        with contextlib.closing(self._connection):
+            response = self._connection.getresponse()
+            content = response.read(ANSWER)
         try:
             answer = json.loads(content)
         except ValueError:
             answer = {"detail": content[:200].decode(errors="replace")}
         return response.status, answer if isinstance(answer, dict) else {}
 
-    def close(self) -> None:
-        self.socket.close()
-
-
-class _Bytes:
-    """As much of a socket as an ``HTTPResponse`` needs."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def makefile(self, mode: str) -> io.BytesIO:
-        return io.BytesIO(self._content)
+    def cut(self) -> None:
+        """Have its answer fail now, for what waits for it."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # also of TLS: its own way is for one thread
 
 
 class _UnixConnection(http.client.HTTPConnection):
