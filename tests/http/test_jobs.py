@@ -20,7 +20,7 @@ from rollmuxd.daemon.access.gate import Caller
 from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.hosts.actuator import Seen
-from rollmuxd.daemon.http.wait_reasons import WaitReasons
+from rollmuxd.daemon.http.wait_reasons import THOUGHTS, WaitReasons
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.spi import Output
 
@@ -253,21 +253,19 @@ async def test_a_thousand_that_wait_cost_a_list_no_more_than_a_few_thoughts(monk
         spec = JobSpec(f"n{number}", (PhaseSpec("rollout", ("rollout",), seconds),), (Want("rollout"),))
         return Job(f"j{number}", "o", "u", spec, number, status=JobStatus.WAITING)
 
-    why, told = WaitReasons(), Visibility(Core(), Caller("o", "u", Role.ADMIN, "o/u"))
+    why, told = WaitReasons(turns=True), Visibility(Core(), Caller("o", "u", Role.ADMIN, "o/u"))
 
-    def of(jobs, seq, now):
-        return [why.first(told, each, seq, now, turns=True) for each in jobs]
+    def of(jobs):
+        return [why.first(told, each, 0) for each in jobs]
 
-    alike = of([job(n, 10) for n in range(1000)], 1, 0)
-    assert alike == [("no room", True)] + [("no room", False)] * 999
+    assert of([job(n, 10) for n in range(1000)]) == ["no room"] * 1000
     assert len(thoughts) == 1
-    of([job(n, 10) for n in range(1000)], 1, 5)
-    assert len(thoughts) == 1, "nothing has happened"
-    assert why.first(told, job(1, 1), 2, 0, turns=True, may_think=False) == ("", False)
+    assert of([job(n, n) for n in range(1000)]) == ["no room"] * THOUGHTS + [""] * (1000 - THOUGHTS)
+    assert len(thoughts) == THOUGHTS
 
 
 async def test_a_page_has_thought_about_a_few_kinds_of_jobs_only(running, body_of_job, monkeypatch):
-    monkeypatch.setattr("rollmuxd.daemon.http.routes.jobs.THOUGHTS", 2)
+    monkeypatch.setattr("rollmuxd.daemon.http.wait_reasons.THOUGHTS", 2)
     async with running() as world, world.client() as client:
         await world.job(client, "first")
         for number in range(4):

@@ -57,7 +57,6 @@ from rollmuxd.daemon.http.limits import (
 )
 from rollmuxd.daemon.http.origin_check import OriginCheck
 from rollmuxd.daemon.http.problems import Refusal, problem_of
-from rollmuxd.daemon.http.wait_reasons import WaitReasons
 from rollmuxd.daemon.logs import Seldom
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
@@ -155,8 +154,6 @@ class Shared:
     failures: Seldom = field(default_factory=Seldom)
     #: whether a failed login is written down: a caller that guesses keys must not fill the disk
     failed_logins: Seldom = field(default_factory=Seldom)
-    #: why waiting jobs wait
-    why: WaitReasons = field(default_factory=WaitReasons)
     #: which calls begin in this turn of the loop
     paces: Paces = field(default_factory=Paces)
     #: plans and explanations that are made now

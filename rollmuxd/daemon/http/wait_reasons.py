@@ -12,33 +12,26 @@ THOUGHTS: Final = 50
 
 
 class WaitReasons:
-    """Remembers, for as long as nothing happens, why jobs of one shape wait: most of a queue is alike."""
+    """Why the jobs of one page wait: most of a queue is alike, and each kind of job is thought about once.
 
-    def __init__(self) -> None:
-        self._as_of: tuple[int, Millis] = (-1, -1)
+    ``turns``: also of a job that has its place, and waits for its turn.
+    """
+
+    def __init__(self, *, turns: bool) -> None:
+        self._turns = turns
         self._known: dict[object, str] = {}
 
-    def first(
-        self, visibility: Visibility, job: Job, seq: int, now: Millis, *, turns: bool, may_think: bool = True
-    ) -> tuple[str, bool]:
-        """The first reason of a job that waits, else nothing; and whether it took some thought, if it may.
-
-        ``seq`` is the number of the last fact: while it stays, so do the reasons. ``turns``: also of a job that has
-        its place, and waits for its turn.
-        """
-        turn = job.queued if turns and job.status in PLACED else None
+    def first(self, visibility: Visibility, job: Job, now: Millis) -> str:
+        """The first reason of a job that waits; nothing of others, and of one kind too many."""
+        turn = job.queued if self._turns and job.status in PLACED else None
         if turn is None and job.status is not JobStatus.WAITING:
-            return "", False
-        if self._as_of != (seq, visibility.core.state.at):
-            self._as_of = (seq, visibility.core.state.at)
-            self._known.clear()
-        kind = (visibility.caller.admin or job.owner, turn or _shape_of(job))  # others may not read the names in it
-        if kind in self._known or not may_think:
-            return self._known.get(kind, ""), False
-        explain = visibility.explainer
-        reasons = explain.why_job_waits(job.id, now).reasons if turn is None else explain.why_slot_waits(turn, now)
-        self._known[kind] = reasons[0].text if reasons else ""
-        return self._known[kind], True
+            return ""
+        kind = turn or _shape_of(job)
+        if kind not in self._known and len(self._known) < THOUGHTS:
+            explain = visibility.explainer
+            reasons = explain.why_job_waits(job.id, now).reasons if turn is None else explain.why_slot_waits(turn, now)
+            self._known[kind] = reasons[0].text if reasons else ""
+        return self._known.get(kind, "")
 
 
 def _shape_of(job: Job) -> object:

@@ -31,7 +31,7 @@ from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.background import ask, copy_of
 from rollmuxd.daemon.http.limits import REGISTRATION
 from rollmuxd.daemon.http.routing import Call, Id, PageQuery, Routes
-from rollmuxd.daemon.http.wait_reasons import THOUGHTS
+from rollmuxd.daemon.http.wait_reasons import WaitReasons
 from rollmuxd.daemon.settings import DefaultsTable, mb, ms
 from rollmuxd.spi import Residency, TakesOptions
 from rollmuxd.wire.answers import Explanation, JobView, Page, RegisteredView
@@ -105,14 +105,10 @@ async def page_of_jobs(call: Call, query: JobsQuery, *, turns: bool = True) -> P
             and (query.pool is UNSET or any(want.pool == query.pool for want in job.spec.wants))
         )
 
-    why, thoughts = call.shared.why, THOUGHTS
+    why = WaitReasons(turns=turns)
 
     def view(visibility: Visibility, job: Job, now: Millis) -> JobView:
-        nonlocal thoughts
-        seq = call.services.driver.last_seq
-        reason, thought = why.first(visibility, job, seq, now, turns=turns, may_think=thoughts > 0)
-        thoughts -= thought
-        return views.job_view(visibility, job, now, waiting=False, reason=reason)
+        return views.job_view(visibility, job, now, waiting=False, reason=why.first(visibility, job, now))
 
     return await call.page(query, lambda state: state.jobs, view, wanted)
 
