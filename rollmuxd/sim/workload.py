@@ -66,15 +66,6 @@ class Pool(Struct, frozen=True):
     also: tuple[PoolName, ...] = ()
 
 
-class Starts(Struct, frozen=True):
-    """What it takes to get a job going on one pool's nodes (research: RollMux figure 4)."""
-
-    #: building the engine from nothing, once, as the job's ``init`` phase; 0: none
-    cold_ms: Millis = 0
-    #: from host RAM to GPU, and back
-    warm_ms: Millis = 0
-
-
 class Alone(Struct, frozen=True):
     """How a job runs by itself on nodes of one pool, both phases on the same nodes (co-located)."""
 
@@ -102,8 +93,8 @@ class SimJob(Struct, frozen=True):
     footprint: dict[PoolName, int]
     #: how it runs co-located; None: not known
     colocated: Alone | None = None
-    #: per pool
-    starts: dict[PoolName, Starts] = {}
+    #: per pool, what building its engine from nothing takes, where that is more than a load
+    cold_ms: dict[PoolName, Millis] = {}
     #: for each element of ``series``, the share of the *first* phase (0 to 1) after which 80 % of its responses are
     #: done. Empty: not known, no tail is released
     tail_from: tuple[float, ...] = ()

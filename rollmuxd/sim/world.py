@@ -768,12 +768,9 @@ class World:
     def _load_ms(self, job: JobId, spec: StateSpec, *, warm: bool) -> Millis:
         """A warm start; or the first load: nothing if an ``init`` phase builds the engine, else a cold start."""
         process = self.processes.get(job)
-        starts = process.job.starts.get(spec.pool) if process is not None else None
         if warm or process is None:
             return spec.load_ms
-        if _init_of(process.job) is not None:
-            return 0
-        return starts.cold_ms if starts is not None and starts.cold_ms else spec.load_ms
+        return 0 if _init_of(process.job) is not None else process.job.cold_ms.get(spec.pool, spec.load_ms)
 
     def performed(self, move: Move) -> None:
         """The driver has done it, and says so."""

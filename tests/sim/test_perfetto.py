@@ -28,7 +28,7 @@ from rollmuxd.core.model import JobStatus, OrderKind, SlotStatus, StateStatus
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import perfetto
 from rollmuxd.sim.policies import policy_under_test
-from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload
+from rollmuxd.sim.workload import Pool, SimJob, Workload
 
 METADATA = {
     "process_name": "name",
@@ -257,7 +257,7 @@ def sim_job(name, rollout_s, train_s, iterations=6, tail=(0.6,)):
         spec=spec,
         series=((rollout_s * 1000, train_s * 1000),),
         footprint=dict.fromkeys(POOLS, 1),
-        starts=dict.fromkeys(POOLS, Starts(cold_ms=50_000, warm_ms=5_000)),
+        cold_ms=dict.fromkeys(POOLS, 50_000),
         tail_from=tail,
         iterations=iterations,
     )

@@ -10,7 +10,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.spec import JobSpec, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.sim.fluid import Fluid
-from rollmuxd.sim.workload import Impossible, Pool, SimJob, Starts, Workload
+from rollmuxd.sim.workload import Impossible, Pool, SimJob, Workload
 from rollmuxd.sim.world import World
 
 HOUR = 3_600_000
@@ -36,7 +36,7 @@ def job(
     took = tuple((round(r * 1000), round(t * 1000)) for r, t in series or ((rollout, train),))
     return SimJob(
         name, "made", at * 1000, lasts * 1000, spec, took, {"rollout": width, "train": 1}, tail_from=tail,
-        starts={pool: Starts(cold * 1000, load * 1000) for pool in pools} if cold else {}, iterations=iterations,
+        cold_ms=dict.fromkeys(pools, cold * 1000) if cold else {}, iterations=iterations,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from random import Random
 from rollmuxd.core.spec import JobSpec, OnLoss, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.policies import policy_under_test
-from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload
+from rollmuxd.sim.workload import Pool, SimJob, Workload
 from simkit import checked
 from simkit.chaos_policy import UNPRUNED
 from simkit.faults import PRESETS
@@ -68,7 +68,7 @@ def _job(draw: Random, name: str, at: int) -> SimJob:
     lasts = draw.choice([1, 2, 4]) * 3_600_000
     return SimJob(
         name, "made", at, lasts, spec, tuple(series), {"rollout": width, "train": 1},
-        starts={"rollout": Starts(30_000, move), "train": Starts(20_000, move)},
+        cold_ms={"rollout": 30_000, "train": 20_000},
         tail_from=(0.6,) * 7 if tails else (),
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary, usable
 from rollmuxd.policies.schedule import Leg
 from rollmuxd.sim.kernel import Kernel
 from rollmuxd.sim.policies import Bound, Isolated, PolicyUnderTest, on_its_footprint
-from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
+from rollmuxd.sim.workload import Durations, Impossible, SimJob
 from rollmuxd_evaluation.optimal import Optimal
 
 #: iterations that every job runs when the artifact plans a group
@@ -222,7 +222,8 @@ def on_one_pool(job: SimJob) -> SimJob:
         spec=spec,
         series=_in_proportion(job.series, job.planned, alone.planned),
         footprint={alone.pool: alone.nodes},
-        starts=_both(job.starts, alone.pool),
+        # both engines are built on the same nodes, one after the other
+        cold_ms={alone.pool: sum(job.cold_ms.values())} if job.cold_ms else {},
         tail_from=(),
         inside=None,
         iterations=job.work,
@@ -252,14 +253,6 @@ def _merged(states: tuple[StateSpec, ...], pool: PoolName) -> tuple[StateSpec, .
             park_ms=sum(kept.park_ms for kept in states),
         ),
     )
-
-
-def _both(starts: Mapping[PoolName, Starts], pool: PoolName) -> dict[PoolName, Starts]:
-    """Both engines are built, and loaded, on the same nodes: one after the other."""
-    if not starts:
-        return {}
-    cold = sum(start.cold_ms for start in starts.values())
-    return {pool: Starts(cold_ms=cold, warm_ms=sum(start.warm_ms for start in starts.values()))}
 
 
 # ---- gavel -----------------------------------------------------------------------------------------------------------
@@ -315,7 +308,7 @@ def as_one_phase(job: SimJob) -> SimJob:
         series=tuple((sum(each) + inside,) for each in job.series),
         footprint=job.footprint,
         colocated=job.colocated,
-        starts=job.starts,
+        cold_ms=job.cold_ms,
         iterations=job.work,
         busy_share={pool: ms / (whole.planned_ms or 1) for pool, ms in took.items()},
     )

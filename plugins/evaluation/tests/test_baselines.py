@@ -17,7 +17,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.policies.schedule import Leg, period_ms
 from rollmuxd.sim.policies import PolicyUnderTest, policy_under_test
-from rollmuxd.sim.workload import Alone, Impossible, SimJob, Starts
+from rollmuxd.sim.workload import Alone, Impossible, SimJob
 from rollmuxd_evaluation.baselines import makespan_ms, own_periods
 from rollmuxd_evaluation.workloads.shapes import apart
 
@@ -232,14 +232,14 @@ def test_a_colocated_job_has_the_same_iterations_to_do_and_takes_its_own_times_f
     one = replace(
         job("a", 1000, 500, 1.2, colocated=(1500, 400)),
         series=((1000, 500), (500, 1000)),
-        starts={"rollout": Starts(25_000, 800), "train": Starts(40_000, 1900)},
+        cold_ms={"rollout": 25_000, "train": 40_000},
         tail_from=(0.8, 0.8),
     )
     there = policy_under_test("colocated").adapt(one)
     assert there.work == one.work == round(10_000_000 / 1500)
     assert (there.planned, there.solo_ms) == ((1500, 400), 1900)
     assert there.series == ((1500, 400), (750, 800))
-    assert there.starts == {"train": Starts(65_000, 2700)}
+    assert there.cold_ms == {"train": 65_000}
     assert there.tail_from == ()
 
 

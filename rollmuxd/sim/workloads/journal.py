@@ -33,7 +33,7 @@ from rollmuxd.core.facts import Fact
 from rollmuxd.core.ids import HostId, JobId, Millis, NodeId, OrderId, PoolName, SlotId
 from rollmuxd.core.model import HostSpec, NodeSpec, OrderKind
 from rollmuxd.core.spec import JobSpec, Movable, OnLoss, PhaseSpec, StateSpec, Want
-from rollmuxd.sim.workload import Durations, Malformed, Options, Pool, SimJob, Starts, Workload, by_arrival
+from rollmuxd.sim.workload import Durations, Malformed, Options, Pool, SimJob, Workload, by_arrival
 from rollmuxd.sim.workloads.options import PRICES, check, thinned
 
 INIT: Final = "init"
@@ -277,8 +277,7 @@ def _mean(values: Sequence[Millis]) -> Millis:
 def _job(run: Run, begin: Millis, gpus: Mapping[PoolName, int], switch: str | Millis) -> SimJob:
     steps = _steps(run)
     means = [_mean(times) for times in zip(*steps, strict=True)]
-    starts = _starts(run, switch)
-    cold = max((start.cold_ms for start in starts.values()), default=0)
+    cold = _mean(run.times.get(INIT, [])) if switch == "table" else 0
     wants = tuple(_in_nodes(want, gpus.get(want.pool, 1)) for want in run.spec.wants)
     spec = replace(
         run.spec,
@@ -303,7 +302,7 @@ def _job(run: Run, begin: Millis, gpus: Mapping[PoolName, int], switch: str | Mi
         spec=spec,
         series=tuple(steps),
         footprint={want.pool: want.nodes for want in wants},
-        starts=starts,
+        cold_ms={want.pool: cold for want in wants} if cold else {},
         iterations=len(steps),
     )
 
@@ -330,14 +329,3 @@ def _moved(run: Run, kept: StateSpec, kind: OrderKind, switch: str | Millis) -> 
 def _state(run: Run, kept: StateSpec, switch: str | Millis) -> StateSpec:
     load, park = (_moved(run, kept, kind, switch) for kind in (OrderKind.LOAD, OrderKind.PARK))
     return replace(kept, driver="sim", load_ms=load, park_ms=park)
-
-
-def _starts(run: Run, switch: str | Millis) -> dict[PoolName, Starts]:
-    if switch in ("none", 0):
-        return {}
-    cold = _mean(run.times.get(INIT, [])) if switch == "table" else 0
-    return {want.pool: Starts(cold, _warm(run, want.pool, switch)) for want in run.spec.wants}
-
-
-def _warm(run: Run, pool: PoolName, switch: str | Millis) -> Millis:
-    return max((_moved(run, kept, OrderKind.LOAD, switch) for kept in run.spec.states if kept.pool == pool), default=0)

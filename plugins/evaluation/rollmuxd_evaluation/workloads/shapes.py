@@ -19,7 +19,7 @@ from rollmuxd.core.ids import Millis, PoolName
 from rollmuxd.core.spec import Asynchronous, JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.fabric.sync import Links, Way, seconds
 from rollmuxd.sim.inside import Inside, drawn
-from rollmuxd.sim.workload import Alone, Durations, Options, Pool, SimJob, Starts
+from rollmuxd.sim.workload import Alone, Durations, Options, Pool, SimJob
 from rollmuxd.sim.workloads.options import PRICES, check, nearest, thinned
 
 T = TypeVar("T")
@@ -218,18 +218,11 @@ class Terms:
             for name, gpu_type in GPU_TYPES.items()
         )
 
-    def starts(self, size_b: float) -> dict[PoolName, Starts]:
-        """What it takes to start on each pool's nodes."""
-        switch = self.options.switch
-        if isinstance(switch, int):
-            return {pool: Starts(warm_ms=switch) for pool in GPU_TYPES} if switch else {}
-        if switch == "none":
-            return {}
+    def cold_ms(self, size_b: float) -> dict[PoolName, Millis]:
+        """What building the engine on each pool's nodes takes, where that counts."""
         row = model(size_b)
-        return {
-            ROLLOUT: Starts(cold_ms=ms(row.rollout_cold_s), warm_ms=ms(row.rollout_warm_s)),
-            TRAIN: Starts(cold_ms=ms(row.train_cold_s), warm_ms=ms(row.train_warm_s)),
-        }
+        by_size = {ROLLOUT: ms(row.rollout_cold_s), TRAIN: ms(row.train_cold_s)}
+        return by_size if self.options.switch == "table" else {}
 
     def states(self, size_b: float) -> tuple[StateSpec, ...]:
         """What a job keeps, per pool.
@@ -237,9 +230,10 @@ class Terms:
         Parking takes as long as a warm start where starts are by table. The paper publishes no time for the way from
         GPU to host RAM, which is as wide. A number of milliseconds is the load of every switch, and parking is free.
         """
-        row, starts = model(size_b), self.starts(size_b)
-        load = {pool: starts[pool].warm_ms if pool in starts else 0 for pool in GPU_TYPES}
-        park = load if self.options.switch == "table" else dict.fromkeys(GPU_TYPES, 0)
+        row, switch, free = model(size_b), self.options.switch, dict.fromkeys(GPU_TYPES, 0)
+        warm = {ROLLOUT: ms(row.rollout_warm_s), TRAIN: ms(row.train_warm_s)}
+        load = warm if switch == "table" else dict.fromkeys(GPU_TYPES, switch) if isinstance(switch, int) else free
+        park = warm if switch == "table" else free
         ram = {ROLLOUT: row.rollout_gb, TRAIN: row.train_gb}
         return tuple(
             StateSpec(pool=pool, ram_mb=round(ram[pool] * 1000), driver="sim", load_ms=load[pool], park_ms=park[pool])
@@ -260,8 +254,8 @@ class Terms:
         iterations: int = 0,
     ) -> SimJob:
         """A job of a type. ``planned``: what it registers, if not its type's means; ``series``: what really comes."""
-        starts = self.starts(shape.model_b)
-        cold = max((start.cold_ms for start in starts.values()), default=0)
+        cold_ms = self.cold_ms(shape.model_b)
+        cold = max(cold_ms.values(), default=0)
         took = series or (shape.planned,)
         times, alone = planned or shape.planned, shape.colocated
         phases = [
@@ -296,7 +290,7 @@ class Terms:
             series=took,
             footprint=dict(zip(GPU_TYPES, shape.footprint, strict=True)),
             colocated=None if alone is None else Alone(TRAIN, shape.footprint[1], alone),
-            starts=starts,
+            cold_ms=cold_ms,
             tail_from=tail_from,
             iterations=iterations,
             inside=shape.inside,
@@ -323,7 +317,7 @@ def apart(job: SimJob) -> SimJob:
         batches=tuple(took[0] for took in job.series),
         footprint={TRAIN: job.footprint[TRAIN]},
         colocated=None,
-        starts={pool: starts for pool, starts in job.starts.items() if pool == TRAIN},
+        cold_ms={pool: cold for pool, cold in job.cold_ms.items() if pool == TRAIN},
         tail_from=(),
         inside=None,
     )
