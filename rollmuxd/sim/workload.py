@@ -218,8 +218,6 @@ class Recipe(Protocol):
     """A workload that is read, and drawn again for each seed."""
 
     name: str
-    #: one line for ``sim workloads``
-    summary: str
 
     def draw(self, seed: int) -> Workload:
         """The workload of one seed. Equal seeds, equal workloads; the policies that are compared share it."""

@@ -19,7 +19,7 @@ from rollmuxd.sim.workloads.options import nearest
 from rollmuxd.spi import discovery
 
 #: name: (one line, what makes it)
-Catalogue: TypeAlias = Mapping[str, tuple[str, Callable[[str, str, Options], Recipe]]]
+Catalogue: TypeAlias = Mapping[str, tuple[str, Callable[[str, Options], Recipe]]]
 
 _OURS: Final[Catalogue] = {
     "journal": ("a daemon's own journal (file=PATH): its jobs, each step as it was recorded, on its nodes", Journal),
@@ -41,5 +41,5 @@ def read(name: str, options: Options | None = None) -> Recipe:
     known = catalogue()
     if name not in known:
         raise ValueError(f"there is no workload {name!r}{nearest(name, list(known))} ({', '.join(known)})")
-    summary, make = known[name]
-    return make(name, summary, options or Options())
+    _, make = known[name]
+    return make(name, options or Options())

@@ -201,8 +201,8 @@ def _path(options: Options) -> Path:
 class Journal:
     """The runs of a journal on its nodes."""
 
-    def __init__(self, name: str, summary: str, options: Options) -> None:
-        self.name, self.summary = name, summary
+    def __init__(self, name: str, options: Options) -> None:
+        self.name = name
         self._options = options
         check(replace(options, nodes={}), ("file",), ())
         if options.sync != "none":

@@ -40,8 +40,8 @@ def _inside(model: str, way: Parallelism) -> Inside:
 class AcrossRacks:
     """Two dense jobs and two mixtures of experts. Nothing is drawn: every seed gives the same."""
 
-    def __init__(self, name: str, summary: str, options: Options) -> None:
-        self.name, self.summary = name, summary
+    def __init__(self, name: str, options: Options) -> None:
+        self.name = name
         self._terms = Terms(options, ("experts", "iterations"))
         self._way = cast(Parallelism, self._terms.choice("experts", WAYS))
         self._iterations = round(self._terms.amount("iterations", ITERATIONS, 1))

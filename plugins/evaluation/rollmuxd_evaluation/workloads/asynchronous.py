@@ -22,8 +22,8 @@ STEPS: Final = 256
 class AsynchronousRuns:
     """A few runs, all there from the start; each seed draws other times."""
 
-    def __init__(self, name: str, summary: str, options: Options) -> None:
-        self.name, self.summary = name, summary
+    def __init__(self, name: str, options: Options) -> None:
+        self.name = name
         self._terms = Terms(options, ("jobs", "pace", "share", "ahead", "noise", "switch", "hours"))
         amount = self._terms.amount
         self._jobs, self._ahead = round(amount("jobs", 2, 1)), round(amount("ahead", 1))

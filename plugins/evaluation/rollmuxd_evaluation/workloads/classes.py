@@ -75,8 +75,8 @@ def durations_h(count: int, draw: random.Random) -> list[float]:
 class Classes:
     """300 jobs of one class, of one kind or of all; a seed draws everything."""
 
-    def __init__(self, name: str, summary: str, options: Options) -> None:
-        self.name, self.summary = name, summary
+    def __init__(self, name: str, options: Options) -> None:
+        self.name = name
         self._terms = Terms(options, ("model",))
         self._model_b = self._terms.amount("model", 7.0, 0.1)
         self._classes = classes_of(name)

@@ -95,8 +95,8 @@ class Generated(Iterated):
 
     source = "jobs of the production trace; generated iterations"
 
-    def __init__(self, name: str, summary: str, options: Options) -> None:
-        super().__init__(name, summary, options)
+    def __init__(self, name: str, options: Options) -> None:
+        super().__init__(name, options)
         for kind, shape in self._profiles.items():
             self._profiles[kind] = replace(shape, min_gpus=shape.nodes[0])
 

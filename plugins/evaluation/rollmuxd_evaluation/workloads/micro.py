@@ -86,8 +86,8 @@ def types() -> dict[str, Shape]:
 class Micro:
     """What the two kinds of cases have in common: all jobs are there from the start, on a few nodes."""
 
-    def __init__(self, name: str, summary: str, options: Options, tail: tuple[str, str], *more: str) -> None:
-        self.name, self.summary = name, summary
+    def __init__(self, name: str, options: Options, tail: tuple[str, str], *more: str) -> None:
+        self.name = name
         self._terms = Terms(options, ("tail", *more))
         self._released = self._terms.choice("tail", tail) == "on"
 
@@ -98,9 +98,9 @@ class Micro:
 class Multiplexing(Micro):
     """Jobs of table 3. Nothing is drawn: every seed gives the same."""
 
-    def __init__(self, name: str, summary: str, options: Options) -> None:
+    def __init__(self, name: str, options: Options) -> None:
         # with fidelity `engine`: where a tail begins is known only inside the rollout
-        super().__init__(name, summary, options, ("off", "on"), "hours")
+        super().__init__(name, options, ("off", "on"), "hours")
         self._lasts_ms = ms(3600 * self._terms.amount("hours", 24.0, 0.01))
 
     def draw(self, seed: int) -> Workload:
@@ -120,8 +120,8 @@ class Multiplexing(Micro):
 class Tails(Micro):
     """Two jobs whose rollouts have tails. Nothing is drawn: every seed gives the same."""
 
-    def __init__(self, name: str, summary: str, options: Options) -> None:
-        super().__init__(name, summary, options, ("on", "off"))
+    def __init__(self, name: str, options: Options) -> None:
+        super().__init__(name, options, ("on", "off"))
 
     def draw(self, seed: int) -> Workload:
         """The workload."""

@@ -68,8 +68,8 @@ def _shipped(name: str) -> Iterator[dict[str, str]]:
 class Production:
     """The trace. A seed draws the SLOs, which jobs stay if fewer are wanted, and which are asynchronous."""
 
-    def __init__(self, name: str, summary: str, options: Options, own: Sequence[str] = ("async",)) -> None:
-        self.name, self.summary = name, summary
+    def __init__(self, name: str, options: Options, own: Sequence[str] = ("async",)) -> None:
+        self.name = name
         self._terms = Terms(options, own)
         self._asynchronous = self._terms.amount("async", 0.0, most=1.0)
         self._profiles = profiles(honest=name.endswith("-honest"))

@@ -47,8 +47,8 @@ def families(folder: Path) -> list[list[list[Step]]]:
 class RealLogs(Iterated):
     """The production trace's jobs, each replaying a log; a seed draws which."""
 
-    def __init__(self, name: str, summary: str, options: Options) -> None:
-        super().__init__(name, summary, options)
+    def __init__(self, name: str, options: Options) -> None:
+        super().__init__(name, options)
         self._families = families(find(f"{FOLDER}/runs.csv", options.data, ORIGIN).parent)
         runs = sum(map(len, self._families))
         self.source = f"arrivals and types of the production trace, iterations of {runs} logged runs"

@@ -54,8 +54,8 @@ class Iterated(Production):
     #: where it is from and what was made of it
     source: str
 
-    def __init__(self, name: str, summary: str, options: Options) -> None:
-        super().__init__(name, summary, options, ("plan",))
+    def __init__(self, name: str, options: Options) -> None:
+        super().__init__(name, options, ("plan",))
         self._plan = self._terms.choice("plan", PLANS)
         self._sees = PlanWith(self._plan) if self._plan in ("p90", "worst") else PlanWith.MEAN
 
