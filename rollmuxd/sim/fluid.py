@@ -185,7 +185,7 @@ class Fluid:
             if self.hear is not None:
                 self.hear(fact)
             if isinstance(fact, f.JobRegistered) and job is not None:
-                made = JobOutcome(job.name, job.kind, job.spec.slo, job.arrives_ms)
+                made = JobOutcome(job.name, job.spec.slo, job.arrives_ms)
                 self.outcome.jobs.append(made)
                 self.courses[fact.job] = Course(job, made, job.solo_ms, busy_node_ms(job), since=fact.at)
             elif isinstance(fact, f.JobPlaced):

@@ -16,7 +16,6 @@ class JobOutcome(Struct):
     """How one job fared."""
 
     name: str
-    kind: str
     slo: float | None
     arrived_ms: Millis
     #: placed; None: it never was

@@ -1,4 +1,4 @@
-"""The numbers of a comparison: outcomes in, rows out. The terminal, ``--json`` and the HTML report all show these.
+"""The numbers of a comparison: outcomes in, rows out. The terminal and ``--json`` show these.
 
 Pure functions. What one reads in a row:
 
@@ -21,7 +21,7 @@ from rollmuxd.sim.outcome import Harvest, Outcome
 
 #: one row, as ``--json`` has it
 Row: TypeAlias = dict[str, Any]
-#: heads, of which those of numbers begin with ``#``, and rows: for the terminal and the HTML report
+#: heads, of which those of numbers begin with ``#``, and rows: for the terminal and HTML reports
 Table: TypeAlias = tuple[Sequence[str], list[list[Any]]]
 
 ACCOUNTINGS: Final = ("paper", "work")

@@ -133,8 +133,6 @@ class Workload(Struct, frozen=True):
     name: str
     jobs: tuple[SimJob, ...]
     pools: tuple[Pool, ...]
-    #: where it is from and what was made of it, for the report
-    source: str = ""
     #: what of the times that are seen plans reckon with, where a policy follows them (phase fidelity)
     plan: PlanWith = PlanWith.MEAN
     #: jobs beside these that work on idle nodes, and give way

@@ -340,7 +340,7 @@ class World:
 
     def arrive(self, job: SimJob) -> None:
         """A job registers, its process opens a session and asks for its first phase."""
-        made = JobOutcome(job.name, job.kind, job.spec.slo, job.arrives_ms)
+        made = JobOutcome(job.name, job.spec.slo, job.arrives_ms)
         self.outcome.jobs.append(made)
         process = Process(job, made)
         began = time.perf_counter()

@@ -15,6 +15,7 @@ import pytest
 
 from rollmuxd.sim import report
 from rollmuxd.sim.report import colours, page
+from rollmuxd.sim.rollouts.study import POLICIES
 
 VOID = {"meta", "br"}
 
@@ -151,15 +152,13 @@ def test_somebodys_own_matplotlib_settings_change_nothing(two):
 
 def test_a_policy_has_its_colour_whoever_else_ran(two):
     marks = dict(re.findall(r'class="mark" style="background:(#\w+)"></span>([\w-]+)', two))
-    assert marks == {"#2f7fd6": "rollmux", "#7f858c": "solo"}
     assert {colours.of_policy(name).colour: name for name in ("rollmux", "solo")} == marks
 
 
 @pytest.mark.parametrize("background", ["#ffffff", "#14171b"])
 def test_colours_can_be_seen_on_white_and_on_black(background):
     """WCAG 2.1, 1.4.11: three to one for what is drawn."""
-    every = [look.colour for look in colours.POLICIES.values()]
-    every += [colours.of_policy(f"policy-{n}").colour for n in range(200)]
+    every = [colours.of_policy(f"policy-{n}").colour for n in range(200)]
     assert f"--page: {background}" in page._CSS
     for colour in every:
         lighter, darker = sorted((luminance(colour), luminance(background)), reverse=True)
@@ -173,7 +172,7 @@ def luminance(colour):
 
 
 def test_no_two_policies_look_alike():
-    assert len(set(colours.POLICIES.values())) == len({look.colour for look in colours.POLICIES.values()}) == 9
+    assert len({colours.of_policy(name) for name in POLICIES}) == len(POLICIES)
 
 
 def test_without_matplotlib_it_says_how_to_get_it(monkeypatch):

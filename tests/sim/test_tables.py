@@ -20,7 +20,6 @@ HOUR = 3_600_000
 def job(name="a", slowdown=1.2, slo=1.5, waited_ms=0, admission="packing", **more):
     return JobOutcome(
         name,
-        "7B_8k",
         slo,
         0,
         placed_ms=waited_ms,
@@ -142,7 +141,7 @@ def test_slowdowns_are_of_all_jobs_of_all_seeds():
 
 
 def test_a_job_without_a_finished_iteration_has_no_slowdown():
-    never = JobOutcome("b", "7B_8k", 1.5, 0)
+    never = JobOutcome("b", 1.5, 0)
     (row,) = tables.summary([outcome(jobs=[never])])
     assert row["paper"]["slowdown"] is None
     assert row["paper"]["never_placed"] == 1.0

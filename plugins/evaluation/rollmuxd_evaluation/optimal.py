@@ -553,7 +553,7 @@ class _Course:
 
     def arrive(self, name: int) -> None:
         job = self.jobs[name]
-        made = JobOutcome(job.name, job.kind, job.spec.slo, job.arrives_ms, placed_ms=job.arrives_ms)
+        made = JobOutcome(job.name, job.spec.slo, job.arrives_ms, placed_ms=job.arrives_ms)
         self.outcome.jobs.append(made)
         self.outcome.events += 1
         self.present[name] = Course(job, made, job.solo_ms, busy_node_ms(job), since=self.now)

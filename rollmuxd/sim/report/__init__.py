@@ -1,8 +1,8 @@
 """Reports as one HTML file each: tables, and pictures inside it. A report fetches nothing, and prints.
 
 :mod:`~rollmuxd.sim.report.page` makes the page, and :mod:`~rollmuxd.sim.report.pictures` draws (the one place where
-matplotlib is imported). :mod:`~rollmuxd.sim.report.colours` gives each policy its colour, the same in every report. No
-date is in it: equal results give equal bytes.
+matplotlib is imported). :mod:`~rollmuxd.sim.report.colours` gives each policy of rollouts its colour, the same in
+every report. No date is in it: equal results give equal bytes.
 """
 
 from importlib.util import find_spec

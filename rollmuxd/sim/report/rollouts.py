@@ -73,7 +73,9 @@ def _checks(found: Study) -> str:
         bar = " to ".join("" if bound is None else f"{bound:g}" for bound in it.bar)
         value = "" if it.value is None else f"{it.value:.3f}"
         rows.append([it.check, value, bar, "ok" if it.ok else "MISSED"])
-    return "<h2>Checks</h2>" + page.table("Each figure beside its bar", (["CHECK", "#VALUE", "BAR", ""], rows))
+    return "<h2>Checks</h2>" + page.table(
+        "Each figure beside its bar", (["CHECK", "#VALUE", "BAR", ""], rows), marked=False
+    )
 
 
 @in_style

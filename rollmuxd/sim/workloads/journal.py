@@ -4,7 +4,7 @@
 What is taken from it:
 
 - A job is one *run*. It arrives when it registered; in paper accounting it ends when it was lost or over (or when the
-  journal ends). Its work is the iterations that it finished. Runs that finished no phase are left out, and counted.
+  journal ends). Its work is the iterations that it finished. Runs that finished no phase are left out.
 - Its iterations are the recorded ones: each phase from its grant to its release. One that was broken off counts for
   nothing. Its own gaps are the median of what lay between a release and its next request, pauses left out.
 - It registers as it did, with the means of its iterations as the planned times. Nodes that it wanted by name are so
@@ -222,14 +222,11 @@ class Journal:
         begin = min(run.arrived for run in ran)
         gpus = {pool.name: pool.gpus_per_node for pool in self._pools}
         self._jobs = by_arrival([_job(run, begin, gpus, options.switch) for run in ran])
-        idle = len(reading.runs) - len(ran)
-        left_out = f"; {idle} more did not finish each of their phases, and are left out" if idle else ""
-        self._source = f"{path}: {len(ran)} runs{left_out}"
 
     def draw(self, seed: int) -> Workload:
         """The journal's runs; a seed draws which jobs stay."""
         jobs = tuple(thinned(self._jobs, self._options.jobs, seed))
-        return Workload(self.name, jobs, self._pools, self._source)
+        return Workload(self.name, jobs, self._pools)
 
 
 def _pool(name: PoolName, reading: Reading, options: Options) -> Pool:

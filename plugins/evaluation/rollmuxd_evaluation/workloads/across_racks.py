@@ -57,7 +57,7 @@ class AcrossRacks:
             )
             for (kind, number), slo in zip(chosen, self._terms.slos(len(chosen), seed), strict=True)
         )  # fmt: skip
-        return Workload(self.name, jobs, self._terms.pools(), "made: jobs wider than a rack, times computed")
+        return Workload(self.name, jobs, self._terms.pools())
 
     def _shape(self, model: str, size_b: float, rollout_s: float, train_s: float, way: Parallelism) -> Shape:
         inside = _inside(model, way)

@@ -35,7 +35,7 @@ class AsynchronousRuns:
     def draw(self, seed: int) -> Workload:
         """The workload of one seed."""
         jobs = tuple(self._job(number, random.Random(f"asynchronous {seed} {number}")) for number in range(self._jobs))
-        return Workload(self.name, jobs, self._terms.pools({TRAIN: 1}), "made: equal asynchronous runs, one train node")
+        return Workload(self.name, jobs, self._terms.pools({TRAIN: 1}))
 
     def _job(self, number: int, draw: random.Random) -> SimJob:
         load = self._switch_ms // 2

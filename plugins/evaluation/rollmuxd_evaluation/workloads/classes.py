@@ -97,4 +97,4 @@ class Classes:
             self._terms.job(name, shape, arrives_ms=round(hour * 3.6e6), lasts_ms=ms(hours * 3600), slo=slo)
             for (name, shape, hour, hours), slo in zip(chosen, self._terms.slos(len(chosen), seed), strict=True)
         )
-        return Workload(self.name, jobs, self._terms.pools(), "drawn: RollMux table 6, durations fitted to Philly")
+        return Workload(self.name, jobs, self._terms.pools())

@@ -93,8 +93,6 @@ def limit_of(kind: str) -> int:
 class Generated(Iterated):
     """The production trace's jobs with generated iterations."""
 
-    source = "jobs of the production trace; generated iterations"
-
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
         for kind, shape in self._profiles.items():

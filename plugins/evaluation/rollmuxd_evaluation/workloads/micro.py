@@ -91,8 +91,8 @@ class Micro:
         self._terms = Terms(options, ("tail", *more))
         self._released = self._terms.choice("tail", tail) == "on"
 
-    def _workload(self, jobs: tuple[SimJob, ...], nodes: tuple[int, int], source: str) -> Workload:
-        return Workload(self.name, jobs, self._terms.pools({ROLLOUT: nodes[0], TRAIN: nodes[1]}), source)
+    def _workload(self, jobs: tuple[SimJob, ...], nodes: tuple[int, int]) -> Workload:
+        return Workload(self.name, jobs, self._terms.pools({ROLLOUT: nodes[0], TRAIN: nodes[1]}))
 
 
 class Multiplexing(Micro):
@@ -114,7 +114,7 @@ class Multiplexing(Micro):
             self._terms.job(f"{letter}-{number}", shapes[letter], arrives_ms=0, lasts_ms=self._lasts_ms, slo=None)
             for number, letter in chosen
         )
-        return self._workload(jobs, nodes, "RollMux table 3, times by the artifact's profiles")
+        return self._workload(jobs, nodes)
 
 
 class Tails(Micro):
@@ -127,7 +127,7 @@ class Tails(Micro):
         """The workload."""
         chosen = self._terms.thinned([*enumerate(TAILS[self.name], 1)], seed)
         jobs = tuple(self._with_tail(number, kind) for number, kind in chosen)
-        return self._workload(jobs, (1, 2), "the scheduler logs of RollMux's tail migration")
+        return self._workload(jobs, (1, 2))
 
     def _with_tail(self, number: int, kind: str) -> SimJob:
         size_b, rollout_s, train_s, tail_from = MEASURED[kind]

@@ -1,6 +1,7 @@
 """The paper's production trace: 200 jobs of two weeks, with the measured profiles of their types.
 
-RollMux (arXiv 2512.11306), as published with its artifact. It has 370.16 h, a mean duration of 27.95 h, and at most 38
+RollMux (arXiv 2512.11306), as published with its artifact (wutianyuan1/ROLL, trace/wild.trace and trace/profile.json,
+Apache-2.0). It has 370.16 h, a mean duration of 27.95 h, and at most 38
 jobs at once, half of them 7B with 8k tokens. Profiles are means, not worst cases.
 
 A 32B job takes two nodes of each pool by the paper's rule. The artifact counts it so where it is alone, and with *one*
@@ -20,8 +21,6 @@ from typing import Any, NamedTuple
 from rollmuxd.core.ids import Millis
 from rollmuxd.sim.workload import Options, SimJob, Workload, by_arrival
 from rollmuxd_evaluation.workloads.shapes import Shape, Terms, apart, inside, ms
-
-SOURCE = "wutianyuan1/ROLL, trace/wild.trace and trace/profile.json (Apache-2.0)"
 
 
 class Arrival(NamedTuple):
@@ -80,7 +79,7 @@ class Production:
         jobs = list(self._jobs(seed, lambda shape, lasts_ms: {}))
         for number in random.Random(f"async {seed}").sample(range(len(jobs)), round(self._asynchronous * len(jobs))):
             jobs[number] = apart(jobs[number])
-        return Workload(self.name, by_arrival(tuple(jobs)), self._terms.pools(), SOURCE)
+        return Workload(self.name, by_arrival(tuple(jobs)), self._terms.pools())
 
     def _jobs(self, seed: int, more: Callable[[Shape, Millis], Mapping[str, Any]]) -> Iterator[SimJob]:
         """Each with what ``more`` says of a job of its type that lasts so long."""

@@ -50,8 +50,6 @@ class RealLogs(Iterated):
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
         self._families = families(find(f"{FOLDER}/runs.csv", options.data, ORIGIN).parent)
-        runs = sum(map(len, self._families))
-        self.source = f"arrivals and types of the production trace, iterations of {runs} logged runs"
 
     def _drawn(self, seed: int) -> Drawn:
         draw = random.Random(f"logs {seed}")

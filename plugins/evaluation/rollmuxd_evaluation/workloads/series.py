@@ -51,9 +51,6 @@ class Iterated(Production):
     A seed draws those, the SLOs, and which jobs stay if fewer are wanted.
     """
 
-    #: where it is from and what was made of it
-    source: str
-
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options, ("plan",))
         self._plan = self._terms.choice("plan", PLANS)
@@ -69,7 +66,7 @@ class Iterated(Production):
             plan = planned(took, shape, self._plan)
             return {"planned": plan, "series": took, "tail_from": tails, "iterations": count}
 
-        return Workload(self.name, tuple(self._jobs(seed, iterations)), self._terms.pools(), self.source, self._sees)
+        return Workload(self.name, tuple(self._jobs(seed, iterations)), self._terms.pools(), self._sees)
 
     def _drawn(self, seed: int) -> Drawn:
         raise NotImplementedError
