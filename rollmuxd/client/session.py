@@ -321,7 +321,7 @@ class Session:
             parts.append("its state is being loaded")
         elif view.position is not None:
             parts.append("it is next" if view.position == 0 else f"{view.position} before it")
-        if view.expected_wait_s is not None:
+        if view.expected_wait_s is not None and view.expected_wait_s >= 1:  # less: what holds its GPUs is late
             parts.append(f"about {duration(view.expected_wait_s)}")
         reason = view.reason or "; ".join(reason.text for reason in view.reasons[:3])
         if reason:

@@ -144,7 +144,7 @@ class Explainer:
             phase = state.slots[known.queued].phase
             sentences.append(f"It waits for {phase}: {'; '.join(reason.text for reason in reasons)}.")
             wait = self.expected_wait_ms(known.queued, now)
-            if wait is not None and known.status in PLACED:
+            if wait and known.status in PLACED:  # none is left: what holds its GPUs is late
                 sentences.append(f"Its {phase} is likely to begin in {_span(wait)}.")
         if known.queued is None and known.slot is not None:
             slot = state.slots[known.slot]

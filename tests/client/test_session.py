@@ -134,6 +134,14 @@ def test_a_wait_is_told_after_ten_seconds_and_then_each_minute(session, status):
     flow.close()
 
 
+def test_a_wait_for_a_slot_that_runs_late_is_not_said_to_be_over_in_no_time(session):
+    flow = session.enter("rollout")
+
+    waiting(session, flow, slot("queued", position=0, expected_wait_s=0.0, reason="held by job b"), 80)
+    assert [line.partition("now): ")[2] for line in session.said] == ["it is next, held by job b"] * 2
+    flow.close()
+
+
 def test_the_end_of_a_wait_that_was_told_is_told_too(session):
     flow = session.enter("rollout")
     next(flow)
