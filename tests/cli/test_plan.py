@@ -309,7 +309,7 @@ def test_for_machines_it_is_one_object(rollmuxd, daemon, log):
         (f"--from {SACCT} --empty", "are about jobs to come"),
         ("jobs.toml --rollout-share 0.4:0.8", "--rollout-share goes with --from"),
         ("jobs.toml --log jobs.toml", "--log goes with --from"),
-        (f"--from {SACCT} --rollout-share many", "'many' is no range"),
+        (f"--from {SACCT} --rollout-share many", "'many' is not LO:HI"),
         (f"--from {SACCT}", "give a training log of these jobs"),
         (f"--from {SACCT} --rollout-share 0.4:0.8", "no job of the file has run on two GPUs or more for 8 iterations"),
     ],

@@ -16,17 +16,22 @@ from rollmuxd.cli.common import Failed, cell, fields
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-class _Range(click.ParamType["tuple[float, float]"]):
-    """``LO:HI``, or one number."""
+class Bounds(click.ParamType[Any]):
+    """``LO:HI``, ``1.5``, or ``none``."""
 
     name = "LO:HI"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
-        low, _, high = str(value).partition(":")
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Two numbers, or None."""
+        if not isinstance(value, str):
+            return value
+        if value == "none":
+            return None
+        low, _, high = value.partition(":")
         try:
-            return float(low), float(high or low)
+            return (float(low), float(high or low))
         except ValueError:
-            self.fail(f"{value!r} is no range; write 0.4:0.8", param, ctx)
+            self.fail(f"{value!r} is not LO:HI (1.1:2), one number (1.5), or none", param, ctx)
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def from_accounting(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--from", "file", type=_FILE, help="Jobs that have run: what `sacct` has written.")
     @click.option("--name", default="", metavar="REGEX", help="With --from: of jobs with such a name only.")
     @click.option("--log", "logs", multiple=True, type=_FILE, help="With --from: a training log, for the phases.")
-    @click.option("--rollout-share", type=_Range(), help="With --from, without a log: the rollout's share of the time.")
+    @click.option("--rollout-share", type=Bounds(), help="With --from, without a log: the rollout's share of the time.")
     @click.option("--split", default=0.5, show_default=True, help="With --from: share of a job's GPUs that generate.")
     @click.option("--slo", default=1.5, show_default=True, help="With --from: how much longer an iteration may take.")
     @click.option("--switch-s", default=5.0, show_default=True, help="With --from: to load or park a job's state.")

@@ -13,6 +13,7 @@ import click
 
 from rollmuxd.cli.common import Failed, answer, needs_numpy, print_json, table
 from rollmuxd.cli.progress import bar
+from rollmuxd.cli.sim.accounting import Bounds
 from rollmuxd.cli.sim.fabric import fabric
 from rollmuxd.cli.sim.processes import run_all
 from rollmuxd.cli.sim.rollout import rollout
@@ -23,24 +24,6 @@ from rollmuxd.sim import compare as runs
 from rollmuxd.sim.policies import bound, known_policies
 from rollmuxd.sim.workload import Options
 from rollmuxd.sim.workloads import catalogue
-
-
-class Bounds(click.ParamType[Any]):
-    """``LO:HI``, ``1.5``, or ``none``."""
-
-    name = "LO:HI"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Two numbers, or None."""
-        if not isinstance(value, str):
-            return value
-        if value == "none":
-            return None
-        low, _, high = value.partition(":")
-        try:
-            return (float(low), float(high or low))
-        except ValueError:
-            self.fail(f"{value!r} is not LO:HI (1.1:2), one number (1.5), or none", param, ctx)
 
 
 class Assigned(click.ParamType[Any]):

@@ -74,15 +74,9 @@ def _priced(where: str, text: str, at: str, of: Any) -> Prices:
 
 def _line_of(text: str, table: str, key: str) -> int:
     """The line of a key in a table of TOML; of the table itself where it is not found."""
-    inside, found = False, 1
-    for number, line in enumerate(text.splitlines(), 1):
-        name = line.split("=")[0].strip().strip("\"'")
-        if line.lstrip().startswith("["):
-            inside = line.strip().strip("[]").strip("\"' ") == table
-            found = number if inside else found
-        elif (inside and name == key) or (not key and name == table):
-            return number
-    return found
+    at = max(0, text.find(f"[{table}]"))
+    found = text.find(f"\n{key}", at) + 1 if key else 0
+    return text.count("\n", 0, max(at, found)) + 1
 
 
 @click.command(short_help="Which network between the hosts, at what cost?")
