@@ -237,7 +237,7 @@ class ExchangesBytes(Backend, Protocol):
     """What a backend has besides, if it can talk to what listens on its hosts: engines on loopback.
 
     A driver has its order's backend (``order.backend``), and asks it by :func:`exchanges_bytes`;
-    :func:`rollmuxd.spi.http.client` makes an HTTP client of it.
+    :func:`rollmuxd.spi.http.request` sends requests by it.
     """
 
     async def exchange(

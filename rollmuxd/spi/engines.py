@@ -29,6 +29,7 @@ from rollmuxd.core.spec import StateSpec, engines_on
 from rollmuxd.spi import http
 from rollmuxd.spi.backend import runs_commands
 from rollmuxd.spi.errors import ContactLost, NotDone, PluginError
+from rollmuxd.spi.http import NotThere
 from rollmuxd.spi.options import FIELDS, Options, check_fields, filled, of_state
 from rollmuxd.spi.residency import Channel, NoOlder, Probed, StateOrder
 
@@ -45,10 +46,6 @@ _URL: Final = re.compile(
     r"(?::(?P<port>(?:[0-9]|\{(?:gpu|run|pid)\})+))?"
     r"(?P<path>(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*)/?"
 )
-
-
-class NotThere(NotDone):
-    """Nothing listens at the engine's address: the host is there, the engine is not."""
 
 
 class Engine(Struct):
@@ -79,18 +76,17 @@ class Engine(Struct):
         Raises NotThere. Raises NotDone for an answer that is an error (``missing`` says what a 404 means). Raises
         ContactLost for a line that broke: then the outcome is not known.
         """
-        timeout = httpx.Timeout(limit_s)
+        more = {"params": params, "json": json, "headers": self.headers, "limit_s": limit_s}
         try:
-            async with http.client(
-                self.order.backend, self.order.host, self.url, timeout=timeout, headers=self.headers
-            ) as client:
-                answer = await client.request(method, path, params=params, json=json)
-        except httpx.ConnectError as error:
+            url = self.url.rstrip("/") + path
+            answer = await http.request(self.order.backend, self.order.host, method, url, **more)
+        except NotThere as error:
             raise NotThere(f"nothing listens at {self}: {error}") from error
-        except httpx.TimeoutException as error:
+        except TimeoutError as error:
             raise ContactLost(f"{method} {path} of {self}: no answer within {limit_s or 0:g} s") from error
-        except httpx.HTTPError as error:
-            raise ContactLost(f"{method} {path} of {self} broke off: {self._why(error)}") from error
+        except http.BrokeOff as error:
+            why = str(error) if self.vouched else "what listens there does not answer as HTTP has it"
+            raise ContactLost(f"{method} {path} of {self} broke off: {why}") from error
         if answer.status_code == httpx.codes.NOT_FOUND and missing:
             raise NotDone(f"{self} knows no {method} {path}: {missing}")
         if answer.is_error:
@@ -99,17 +95,6 @@ class Engine(Struct):
                 said = " ".join(answer.text.split())[:_ERROR_TOLD]
             raise NotDone(f"{method} {path} of {self} was answered {answer.status_code}: {said}")
         return answer
-
-    def _why(self, error: httpx.HTTPError) -> str:
-        # Errors of protocol quote: what was answered, or our headers.
-        if isinstance(error, httpx.LocalProtocolError):
-            return "a call, with the headers that are configured, is none of HTTP"
-        if isinstance(error, httpx.ProtocolError) and not self.vouched:
-            return "what listens there does not answer as HTTP has it"
-        why: BaseException = error
-        while not str(why) and why.__cause__ is not None:
-            why = why.__cause__
-        return str(why) or type(error).__name__
 
     async def answers(self, path: str) -> bool:
         """Whether the engine is there and says that it is well."""

@@ -1,14 +1,9 @@
-"""An HTTP client whose requests a backend carries: how a residency driver talks to an engine on a host's loopback.
+"""Requests of HTTP that a backend carries: how a residency driver talks to an engine on a host's loopback.
 
-    async with http.client(order.backend, order.host, "http://127.0.0.1:8000") as engine:
-        await engine.post("/sleep", params={"level": 1})
+    answer = await http.request(order.backend, order.host, "POST", "http://127.0.0.1:8000/sleep", params={"level": 1})
 
 Needs httpx (with h11 and certifi, its own dependencies) and anyio; not imported by :mod:`rollmuxd.spi`, which stays
 light.
-
-What goes wrong comes as httpx's own exceptions, with one exception: a host that cannot be reached is
-:class:`~rollmuxd.spi.ContactLost`, as everywhere. So ``httpx.ConnectError`` is sure to mean that the host is there,
-that nothing listens at the address, and that nothing was sent.
 """
 
 import ssl
@@ -22,7 +17,7 @@ import h11
 import httpx
 
 from rollmuxd.core.ids import HostId
-from rollmuxd.spi.backend import Backend, ExchangesBytes, exchanges_bytes
+from rollmuxd.spi.backend import Backend, exchanges_bytes
 from rollmuxd.spi.errors import ContactLost, NotDone
 
 #: how much of any answer is taken in
@@ -34,57 +29,54 @@ _ALL_BLANK: Final = b" " * (_LONGEST_BLANK + 1)
 _AS_BLANKS: Final = bytes.maketrans(b"\t\r\n", b"   ")
 
 
-def client(backend: Backend, host: HostId, base_url: str, **options: Any) -> httpx.AsyncClient:
-    """An httpx.AsyncClient for a base URL as the host understands it; ``options`` are httpx's own (timeout, headers).
+class NotThere(NotDone):
+    """The host is there, and nothing listens at the address: nothing was sent."""
 
-    Raises NotDone where the backend exchanges no bytes.
+
+class BrokeOff(ContactLost):
+    """What came is no answer of HTTP, or none that is whole. The text may quote it."""
+
+
+async def request(
+    backend: Backend, host: HostId, method: str, url: str, *, limit_s: float | None = None, **more: Any
+) -> httpx.Response:
+    """Send a request to a URL as the host understands it; ``more`` is httpx's own: params, json, headers.
+
+    It has a connection of its own, and its answer is taken in whole. (The engine may have closed a kept one meanwhile,
+    and then it would be unknown whether the request arrived.)
+
+    Raises:
+        NotThere: nothing listens at the address.
+        NotDone: the request is none of HTTP, or the backend exchanges no bytes.
+        ContactLost: the outcome is not known: the host cannot be reached, or what came is no answer (BrokeOff).
+        TimeoutError: there was no answer within ``limit_s``.
     """
-    transport = BackendTransport(exchanges_bytes(backend), host)
-    return httpx.AsyncClient(base_url=base_url, transport=transport, **options)
-
-
-class BackendTransport(httpx.AsyncBaseTransport):
-    """Each request has a connection of its own, and its answer is taken in whole.
-
-    The engine may have closed a kept one meanwhile, and then it would be unknown whether the request arrived.
-    """
-
-    def __init__(self, backend: ExchangesBytes, host: HostId) -> None:
-        self._backend = backend
-        self._host = host
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        # Not packed: a few kilobytes can be made to unpack to more than there is memory.
-        request.headers.update({"connection": "close", "accept-encoding": "identity"})
-        url, wire = request.url, h11.Connection(h11.CLIENT)
-        limit_s = request.extensions["timeout"]["read"]
-        try:
-            head = h11.Request(method=request.method, target=url.raw_path, headers=request.headers.raw)
-            parts = [wire.send(event) for event in (head, h11.Data(await request.aread()), h11.EndOfMessage())]
-        except h11.LocalProtocolError as error:
-            raise httpx.LocalProtocolError(str(error)) from error
-        try:
-            with anyio.fail_after(limit_s):
-                came = await self._backend.exchange(
-                    self._host,
-                    url.host,
-                    url.port or (443 if url.scheme == "https" else 80),
-                    b"".join(part or b"" for part in parts),
-                    most=_ANSWER_MB * 10**6 + 1,
-                    trust=_trusted() if url.scheme == "https" else "",
-                )
-        except TimeoutError as error:
-            raise httpx.ReadTimeout(f"no answer within {limit_s} s") from error
-        except NotDone as error:
-            raise httpx.ConnectError(str(error)) from error
-        if len(came) > _ANSWER_MB * 10**6:
-            raise ContactLost(
-                f"{request.method} {url} on {self._host} is answered with more than {_ANSWER_MB} MB: that is no engine"
+    carrier, asked, wire = exchanges_bytes(backend), httpx.Request(method, url, **more), h11.Connection(h11.CLIENT)
+    # Not packed: a few kilobytes can be made to unpack to more than there is memory.
+    asked.headers.update({"connection": "close", "accept-encoding": "identity"})
+    try:
+        head = h11.Request(method=method, target=asked.url.raw_path, headers=asked.headers.raw)
+        parts = [wire.send(event) for event in (head, h11.Data(asked.read()), h11.EndOfMessage())]
+    except h11.LocalProtocolError as error:  # which quotes a header
+        raise NotDone(f"{method} {url}: this call, with the headers that are configured, is none of HTTP") from error
+    try:
+        with anyio.fail_after(limit_s):
+            came = await carrier.exchange(
+                host,
+                asked.url.host,
+                asked.url.port or (443 if asked.url.scheme == "https" else 80),
+                b"".join(part or b"" for part in parts),
+                most=_ANSWER_MB * 10**6 + 1,
+                trust=_trusted() if asked.url.scheme == "https" else "",
             )
-        try:  # in a thread: an answer of a million bytes in chunks of one takes seconds
-            return await anyio.to_thread.run_sync(_parsed, wire, came)
-        except h11.RemoteProtocolError as error:
-            raise httpx.RemoteProtocolError(str(error)) from error
+    except NotDone as error:
+        raise NotThere(str(error)) from error
+    if len(came) > _ANSWER_MB * 10**6:
+        raise ContactLost(f"{method} {url} is answered with more than {_ANSWER_MB} MB: that is no engine")
+    try:  # in a thread: an answer of a million bytes in chunks of one takes seconds
+        return await anyio.to_thread.run_sync(_parsed, wire, came)
+    except h11.RemoteProtocolError as error:
+        raise BrokeOff(str(error)) from error
 
 
 def _parsed(wire: h11.Connection, came: bytes) -> httpx.Response:
@@ -94,15 +86,13 @@ def _parsed(wire: h11.Connection, came: bytes) -> httpx.Response:
         raise h11.RemoteProtocolError(f"more than {_LONGEST_BLANK} blanks in a row")
     wire.receive_data(came)
     wire.receive_data(b"")  # its end
-    body, answer = bytearray(), None
+    body, status = bytearray(), 0
     while not isinstance(event := wire.next_event(), h11.EndOfMessage):
         if isinstance(event, h11.Response):
-            answer = event
+            status = event.status_code
         elif isinstance(event, h11.Data):
             body += event.data
-    assert answer is not None
-    headers = [(name, value) for name, value in answer.headers if name != b"content-encoding"]
-    return httpx.Response(answer.status_code, headers=headers, content=bytes(body))
+    return httpx.Response(status, content=bytes(body))
 
 
 def _trusted() -> str:
