@@ -22,6 +22,7 @@ What fillers ran on lent nodes is counted as harvested, and charged to no job.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -152,6 +153,8 @@ _NO_FIGURES: Final = ("job", "owner", "name", "slo", "promised")
 _FIGURES: Final[dict[type[_Sums], tuple[str, ...]]] = {
     kind: tuple(item.name for item in fields(kind) if item.name not in _NO_FIGURES) for kind in (_Work, _Bill, _Pool)
 }
+#: all fields of a job's usage, with which a bill begins
+_WORK: Final = attrgetter(*(item.name for item in fields(_Work)))
 
 
 @dataclass(slots=True)
@@ -182,8 +185,7 @@ class DailyUsage:
         """What each job used, and is charged with."""
         made = {}
         for job, work in self.work.items():
-            bill = made[job] = _Bill(job, work.owner, work.name, slo=work.slo, promised=work.promised)
-            bill.add(work)
+            bill = made[job] = _Bill(*_WORK(work))
             bill.charged, bill.cost_charged = work.held, work.cost_held
         for shared in self.groups.values():
             for job, part in shared.shares().items():
