@@ -38,7 +38,6 @@ from rollmuxd.spi.fabric import Circuit, FabricController, FabricOrder, Ports
 from rollmuxd.spi.residency import (
     Channel,
     ChannelCommand,
-    NoOlder,
     Probed,
     RankResult,
     Residency,
@@ -70,7 +69,6 @@ __all__ = [
     "Inventory",
     "JobId",
     "LaunchId",
-    "NoOlder",
     "NodeId",
     "NotDone",
     "NotInstalled",

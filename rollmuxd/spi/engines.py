@@ -31,7 +31,7 @@ from rollmuxd.spi.backend import runs_commands
 from rollmuxd.spi.errors import ContactLost, NotDone, PluginError
 from rollmuxd.spi.http import NotThere
 from rollmuxd.spi.options import FIELDS, Options, check_fields, filled, of_state
-from rollmuxd.spi.residency import Channel, NoOlder, Probed, StateOrder
+from rollmuxd.spi.residency import Channel, Probed, StateOrder
 
 #: a question to an engine, which it answers without moving anything
 ASK_S: Final = 15.0
@@ -145,7 +145,6 @@ class EngineDriver:
     def __init__(self, *, urls: Sequence[str] = (), headers: Mapping[str, str] | None = None) -> None:
         self._urls = tuple(url.rstrip("/") for url in urls)
         self._headers = dict(headers or {})
-        self._no_older = NoOlder()
         #: orders that were told, and whether they were done
         self._told: dict[OrderId, bool] = {}
 
@@ -270,7 +269,6 @@ class EngineDriver:
 
     async def _all(self, order: StateOrder, do: Callable[[Engine], Awaitable[None]]) -> None:
         """Do it with all engines at once, and let each come to its end: one verdict, in which errors count first."""
-        self._no_older.check(order)
         engines = self.engines(order)
         self._told[order.order] = False
         while len(self._told) > _TOLD_KEPT:

@@ -9,7 +9,7 @@ time limit, which counts as ContactLost.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
@@ -18,10 +18,6 @@ from rollmuxd.core.ids import Fence, GpuId, HostId, JobId, Millis, NodeId, Order
 from rollmuxd.core.model import OrderKind
 from rollmuxd.core.spec import StateSpec
 from rollmuxd.spi.backend import Backend
-from rollmuxd.spi.errors import NotDone
-
-#: states whose last order a driver remembers
-STATES_KEPT: Final = 100_000
 
 
 class StateOrder(Struct, frozen=True):
@@ -51,7 +47,7 @@ class StateOrder(Struct, frozen=True):
     #: RAM; on another one a driver with ``traits.copies`` fetches it first
     source: NodeId | None = None
     source_host: HostId | None = None
-    #: only grows: an order that is older than the last one about the same state is refused (:class:`NoOlder`)
+    #: only grows: an order that is older than the last one about the same state reaches no driver
     stamp: Fence = Fence(0, 0)
     #: the phase in whose slot the state is used, or was used last; empty where that is not known (any more)
     phase: str = ""
@@ -62,33 +58,6 @@ class StateOrder(Struct, frozen=True):
     #: when it was issued, in milliseconds since 1970. It only grows too, also over a new journal, whose stamps begin
     #: again. It is for what remembers orders beyond the life of a journal (a host)
     issued_at: Millis = 0
-
-
-class NoOlder:
-    """Refuses orders that come late: a driver asks it before it does anything.
-
-    The order was delayed (a line, a stuck call, a daemon that was taken for dead). By now another one about the same
-    state was carried out, and this one would undo it.
-
-    What it knows ends with the daemon. So do the calls of the drivers that ask it, and the next daemon tells only what
-    its journal has as open. What continues without a daemon (a command on a host) has to be refused there.
-    """
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[JobId, PoolName, NodeId], tuple[Fence, OrderId]] = {}
-
-    def check(self, order: StateOrder) -> None:
-        """Raises NotDone for an order that is older than the last one about its state."""
-        key = (order.job, order.pool, order.node)
-        stamp, last = self._last.pop(key, (order.stamp, order.order))
-        self._last[key] = max((stamp, last), (order.stamp, order.order), key=lambda one: one[0])
-        while len(self._last) > STATES_KEPT:  # the one that is longest without an order
-            del self._last[next(iter(self._last))]
-        if order.stamp < stamp:
-            raise NotDone(
-                f"order {order.order} to {order.kind.value} the {order.pool} state of job {order.name!r} on "
-                f"{order.node} comes late: {last} was sent after it"
-            )
 
 
 class Probed(Struct, frozen=True):

@@ -323,6 +323,24 @@ async def test_an_order_that_has_left_the_books_is_stopped_and_reports_nothing()
         assert not actuator._under_way
 
 
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_an_order_that_comes_late_is_refused_and_no_driver_hears_of_it(idempotent):
+    """It would undo what was sent after it."""
+    driver = ScriptedDriver(idempotent=idempotent)
+    late, last = order(m.OrderKind.PARK, "o1"), order(m.OrderKind.LOAD, "o2")
+    async with acting(world(late, last), driver) as (actuator, posted, _):
+        for told in (last, late):
+            actuator.perform([Perform(told.id)])
+            await anyio.sleep(100)
+
+        assert [verb for verb, _ in driver.told] == ["load"]
+        assert isinstance(posted[0], OrderDone)
+        assert isinstance(posted[1], OrderFailed)
+        assert "order o1 to park the rollout state of job 'math' on box/gpu0-1 comes late: o2 was sent after it" in str(
+            posted[1]
+        )
+
+
 async def test_what_was_seen_last_is_remembered_for_people():
     backend = ScriptedBackend()
 

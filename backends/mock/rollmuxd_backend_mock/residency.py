@@ -5,7 +5,7 @@ from typing import Any, Final, Self
 
 import anyio
 
-from rollmuxd.spi import Backend, Channel, DriverTraits, NoOlder, NotDone, Probed, StateOrder
+from rollmuxd.spi import Backend, Channel, DriverTraits, NotDone, Probed, StateOrder
 from rollmuxd.spi.options import Options
 from rollmuxd_backend_mock.backend import MockBackend, MockHost
 from rollmuxd_backend_mock.machine import StateBytes
@@ -23,9 +23,6 @@ class MockResidency:
     """
 
     traits = DriverTraits(idempotent=True, probes=True, copies=True)
-
-    def __init__(self) -> None:
-        self._no_older = NoOlder()
 
     @classmethod
     async def open(cls, channel: Channel, options: Mapping[str, Any]) -> Self:
@@ -64,7 +61,6 @@ class MockResidency:
         self, method: str, order: StateOrder, do: Callable[[StateOrder, MockBackend, MockHost], Awaitable[None]]
     ) -> None:
         backend, mock = _reach(order)
-        self._no_older.check(order)
         mock.busy.add(order.order)
         try:
             await do(order, backend, mock)

@@ -19,7 +19,6 @@ from rollmuxd.spi import (
     ChannelCommand,
     ContactLost,
     DriverTraits,
-    NoOlder,
     NotDone,
     OrderKind,
     Probed,
@@ -55,7 +54,6 @@ class ChannelResidency:
 
     def __init__(self, channel: Channel, *, discard_wait_s: float = DEFAULT_DISCARD_WAIT_S) -> None:
         self._channel = channel
-        self._no_older = NoOlder()
         self.discard_wait_s = discard_wait_s
 
     @classmethod
@@ -65,11 +63,11 @@ class ChannelResidency:
         return cls(channel, discard_wait_s=given.seconds("discard_wait_s", DEFAULT_DISCARD_WAIT_S))
 
     async def load(self, order: StateOrder) -> None:
-        """Every rank brings its part onto its GPUs. Raises RanksFailed, ContactLost, NotDone for what comes late."""
+        """Every rank brings its part onto its GPUs. Raises RanksFailed, ContactLost."""
         await self._move(order)
 
     async def park(self, order: StateOrder) -> None:
-        """Every rank brings its part to host RAM. Raises RanksFailed, ContactLost, NotDone for what comes late."""
+        """Every rank brings its part to host RAM. Raises RanksFailed, ContactLost."""
         await self._move(order)
 
     async def discard(self, order: StateOrder) -> None:
@@ -77,7 +75,6 @@ class ChannelResidency:
         if not self._missing(order):
             await self._move(order)
             return
-        self._no_older.check(order)
         results = await self._tell_those_who_are_there(order)
         if results is None:
             raise ContactLost(
@@ -103,7 +100,6 @@ class ChannelResidency:
         """The channel is the daemon's, and stays."""
 
     async def _move(self, order: StateOrder) -> None:
-        self._no_older.check(order)
         _judge(order, await self._tell(order))
 
     async def _tell(self, order: StateOrder) -> tuple[RankResult, ...]:

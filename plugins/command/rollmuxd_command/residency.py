@@ -26,7 +26,6 @@ from rollmuxd.spi import (
     Channel,
     ContactLost,
     DriverTraits,
-    NoOlder,
     NotDone,
     Probed,
     Ran,
@@ -68,7 +67,6 @@ class CommandResidency:
     ) -> None:
         self._sets = dict(sets or {})
         self._limit_s = limit_s
-        self._no_older = NoOlder()
         self.traits = DriverTraits(idempotent=idempotent, probes=True)
 
     @classmethod
@@ -118,7 +116,6 @@ class CommandResidency:
         return Probed(known=False, error=ran.in_words())
 
     async def _tell(self, order: StateOrder) -> None:
-        self._no_older.check(order)
         argv = self._commands_of(order.state).get(order.kind.value, ())
         ran = await self._ran(order, argv) if argv else None
         if ran is None or ran.exit_code == 0:
@@ -140,7 +137,6 @@ class CommandResidency:
                     raise
                 if await self._is_done(order, error):
                     return None
-            self._no_older.check(order)
 
     async def _is_done(self, order: StateOrder, error: ContactLost) -> bool:
         """Ask what became of a command until that is known, as it continues where its connection broke.

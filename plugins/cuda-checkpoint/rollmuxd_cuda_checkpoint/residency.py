@@ -18,7 +18,6 @@ from rollmuxd.spi import (
     Channel,
     ContactLost,
     DriverTraits,
-    NoOlder,
     NotDone,
     OrderKind,
     PluginError,
@@ -62,7 +61,6 @@ class CudaCheckpointResidency:
         self._tool = tool
         self._lock_s = lock_s
         self._limit_s = limit_s
-        self._no_older = NoOlder()
         self._told: dict[str, None] = {}
 
     @classmethod
@@ -247,7 +245,6 @@ class CudaCheckpointResidency:
     def _begin(self, order: StateOrder) -> None:
         if not self._enabled:
             raise NotDone("driver cuda-checkpoint is off here ([residency.cuda-checkpoint] enabled = true turns it on)")
-        self._no_older.check(order)
         self._told[order.order] = None
         while len(self._told) > _TOLD_KEPT:
             del self._told[next(iter(self._told))]

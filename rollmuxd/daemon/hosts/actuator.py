@@ -23,7 +23,7 @@ from rollmuxd.core import causes
 from rollmuxd.core.causes import Cause
 from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
 from rollmuxd.core.facts import Audited, JobEnded, SlotGranted, StateObserved
-from rollmuxd.core.ids import GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName
+from rollmuxd.core.ids import Fence, GpuId, HostId, JobId, LaunchId, Millis, NodeId, OrderId, PoolName
 from rollmuxd.core.inputs import (
     Audit,
     GpuObservation,
@@ -61,6 +61,8 @@ log = structlog.get_logger("rollmuxd.actuator")
 
 #: when an order is sent again to an idempotent driver that said that it did not do it
 RETRY_AFTER_S: Final = (1.0, 4.0)
+#: states whose last order is remembered
+STATES_KEPT: Final = 100_000
 #: a look at a host takes no longer
 LOOK_S: Final = 10.0
 #: nor while a client waits for its release to be answered
@@ -97,6 +99,30 @@ def _cancel_once(order: asyncio.Task[None]) -> None:
         order.cancel()
 
 
+class NoOlder:
+    """Refuses orders that come late: by now another one about the same state was sent, and this one would undo it.
+
+    What it knows ends with the daemon. So do the calls of drivers, and the next daemon sends only what its journal has
+    as open. What continues without a daemon (a command on a host) has to be refused there.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[JobId, PoolName, NodeId], tuple[Fence, OrderId]] = {}
+
+    def check(self, order: StateOrder) -> None:
+        """Raises NotDone for an order that is older than the last one about its state."""
+        key = (order.job, order.pool, order.node)
+        stamp, last = self._last.pop(key, (order.stamp, order.order))
+        self._last[key] = max((stamp, last), (order.stamp, order.order), key=lambda one: one[0])
+        while len(self._last) > STATES_KEPT:  # the one that is longest without an order
+            del self._last[next(iter(self._last))]
+        if order.stamp < stamp:
+            raise NotDone(
+                f"order {order.order} to {order.kind.value} the {order.pool} state of job {order.name!r} on "
+                f"{order.node} comes late: {last} was sent after it"
+            )
+
+
 class Actuator:
     """Performs effects. ``state`` gives the core's state of this moment, ``post`` takes reports."""
 
@@ -122,6 +148,7 @@ class Actuator:
         #: the last observation of each GPU
         self.seen: dict[GpuId, Seen] = {}
         self._identities = GpuIdentities()
+        self._no_older = NoOlder()
         self._tasks: TaskGroup | None = None
         self._under_way: dict[OrderId, asyncio.Task[None]] = {}
         #: what is to be performed once the call before has stopped. An order is stopped when it has left the books in
@@ -239,6 +266,7 @@ class Actuator:
         retries = iter(RETRY_AFTER_S if driver.traits.idempotent else ())
         while True:
             try:
+                self._no_older.check(told)
                 await ask(until - anyio.current_time(), verb(told), of_s=limit_s)
             except NotDone as error:
                 wait_s = next(retries, None)

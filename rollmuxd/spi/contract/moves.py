@@ -101,15 +101,6 @@ class Moves(GivenDriver):
                 break
         gc.collect()
 
-    @sentence
-    async def test_an_order_that_comes_late_is_refused_and_changes_nothing(self, rig: Rig) -> None:
-        late = self.order(rig, OrderKind.PARK)
-        await self._tell(rig, self.order(rig, OrderKind.LOAD))
-        with pytest.raises(NotDone, match=f"{late.order} .*late"):
-            await self._tell(rig, late)
-        await self._is_loaded(rig)
-        await self._tell(rig, self.order(rig, OrderKind.DISCARD))
-
     @pytest.mark.asyncio
     async def test_with_the_host_away_no_order_is_said_to_be_done(self) -> None:
         rig = await self.make()
