@@ -15,7 +15,7 @@ paper leaves open and we had to choose:
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations, islice
-from math import ceil
+from math import ceil, inf
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -76,14 +76,6 @@ class Candidate(Struct, frozen=True):
     pins: dict[PoolName, tuple[NodeId, ...]]
     admission: str
     price: float
-
-
-class Miss(Struct, frozen=True):
-    """Why a candidate does not do."""
-
-    reason: Reason
-    #: the SLO with which the job itself would be content here; 0: it is not the job's own SLO that is in the way
-    own_slo: float = 0.0
 
 
 class RollMux:
@@ -157,16 +149,12 @@ class RollMux:
 
     def why_not(self, state: State, job: Job) -> Refusal:
         """One reason for each group (the first few), and one for a group of the job's own."""
-        reasons: list[Reason] = []
-        suggestions: dict[str, None] = {}
         shape = Shape(job, self.whole_pools)
-        for group in islice(state.groups.values(), GROUPS_TOLD):
-            miss = self._why_not_group(state, shape, group)
-            reasons.append(miss.reason)
-            if miss.own_slo:
-                suggestions[f"slo={ceil(miss.own_slo * 100) / 100:g}"] = None
-        reasons += self._why_not_alone(state, job, suggestions)
-        return Refusal(tuple(reasons), tuple(suggestions))
+        alone, further = self._why_not_alone(state, job)
+        reasons = [self._why_not_group(state, shape, group) for group in islice(state.groups.values(), GROUPS_TOLD)]
+        reasons += alone
+        slos = (f"slo={ceil(it.data['slo'] * 100) / 100:g}" for it in reasons if "slo" in it.data)
+        return Refusal(tuple(reasons), tuple(dict.fromkeys(filter(None, (*slos, further)))))
 
     def judge(self, state: State, job: Job) -> Replan:
         """Whether the group as it stands keeps every promise, this job's included."""
@@ -227,8 +215,8 @@ class RollMux:
         summary = self._summary(state, state.groups[group], fresh=True)
         return None if summary.unknown else self._period_ms(summary.legs)
 
-    def _why_not_alone(self, state: State, job: Job, suggestions: dict[str, None]) -> list[Reason]:
-        """Why there is no group of its own; adds what would make one to the suggestions."""
+    def _why_not_alone(self, state: State, job: Job) -> tuple[list[Reason], str]:
+        """Why there is no group of its own, and the further nodes that would make one."""
         groups = dict.fromkeys(
             node.group
             for want in job.spec.wants
@@ -237,7 +225,7 @@ class RollMux:
         )
         if len(groups) > 1:
             text = f"the nodes that it names are in groups {', '.join(map(str, groups))}, which are not merged"
-            return [Reason("named_apart", text)]
+            return [Reason("named_apart", text)], ""
         reasons, wishes, others = [], [], []
         all_free: dict[PoolName, list[NodeId]] = {}
         for want in job.spec.wants:
@@ -254,24 +242,21 @@ class RollMux:
             text = "of the free nodes, not enough have the RAM for its parked states on their hosts, or they overlap"
             reasons.append(short_of_time(state, job, all_free) or Reason("no_ram", text))
         elif wishes and all(wishes) and not any(want.named for want in job.spec.wants):
-            if self._owner_is_full(state, job):
-                return reasons
-            suggestions[" and ".join(wishes)] = None
+            return reasons, "" if self._owner_is_full(state, job) else " and ".join(wishes)
         elif not wishes:
-            reasons += self._why_too_slow_alone(job, suggestions)
+            reasons += self._why_too_slow_alone(job)
             pins = free_nodes(state, job, [want for want in job.spec.wants if not want.named], {})
             if pins is not None and (over := self._over_its_nodes(state, job, pins)) is not None:
                 reasons.append(over)
-        return reasons
+        return reasons, ""
 
-    def _why_too_slow_alone(self, job: Job, suggestions: dict[str, None]) -> list[Reason]:
+    def _why_too_slow_alone(self, job: Job) -> list[Reason]:
         shape = Shape(job, self.whole_pools)
         if not moves_alone(job) or shape.limit_ms is None or shape.solo_ms is None or shape.shared_ms <= shape.limit_ms:
             return []
         takes, allowed = shape.shared_ms, shape.limit_ms
-        suggestions[f"slo={ceil(takes / shape.solo_ms * 100) / 100:g}"] = None
         text = f"even alone its iteration would take {_s(takes)} s, as it moves its states, and its SLO allows"
-        data = {"period_s": takes / 1000, "limit_s": allowed / 1000, "job": job.id}
+        data = {"period_s": takes / 1000, "limit_s": allowed / 1000, "job": job.id, "slo": takes / shape.solo_ms}
         return [Reason("own_slo", f"{text} {_s(allowed)} s", data)]
 
     def _owner_is_full(self, state: State, job: Job) -> bool:
@@ -373,15 +358,14 @@ class RollMux:
 
     # ---- does it do? -------------------------------------------------------------------------------------------------
 
-    def _miss(self, state: State, shape: "Shape", candidate: Candidate) -> Miss | None:
+    def _miss(self, state: State, shape: "Shape", candidate: Candidate) -> Reason | None:
         """Why a candidate does not do, for people; another SLO is no help where RAM or memory are short as well."""
         short, group = self._short(state, shape.job, candidate), candidate.group
         if group is None or not self._is_too_slow(state, shape, candidate):
-            return None if short is None else Miss(short)
+            return short
         summary = self._summary(state, group)
         period = self._period_ms(self._joined(summary, shape.legs(candidate.pins)))
-        slow = _slo_miss(state, shape, summary, group, period)
-        return slow if short is None else Miss(slow.reason)
+        return _slo_miss(state, shape, summary, group, period, alone=short is None)
 
     def _fits(self, state: State, shape: "Shape", candidate: Candidate) -> bool:
         """Whether every member's promise, every host's RAM, every GPU's memory and the owner's limit allow it."""
@@ -439,37 +423,33 @@ class RollMux:
         over = over_its_nodes(job.owner, state.owners.get(job.owner), pins, most) if most else ""
         return Reason("owner_nodes", over, {"owner": job.owner}) if over else None
 
-    def _why_not_group(self, state: State, shape: "Shape", group: Group) -> Miss:
+    def _why_not_group(self, state: State, shape: "Shape", group: Group) -> Reason:
         """The reason against the best placement in a group."""
         names = ", ".join(state.jobs[name].spec.name for name in group.jobs)
         if len(group.jobs) >= self.max_group:
-            return Miss(Reason("group_full", f"group {group.id} ({names}) has its {self.max_group} jobs"))
+            return Reason("group_full", f"group {group.id} ({names}) has its {self.max_group} jobs")
         why = shares_not(state, shape.job, group)
         if why:
-            return Miss(Reason("shares_not", f"group {group.id} ({names}): {why}", {"group": group.id}))
-        misses: list[Miss] = []
+            return Reason("shares_not", f"group {group.id} ({names}): {why}", {"group": group.id})
         more = free_nodes(state, shape.job, self._parts(shape.job))
         candidates = chain(self._packings(state, shape.job, group), self._scaling(state, shape.job, group, more))
-        for candidate in candidates:
-            found = self._miss(state, shape, candidate)
-            if found is not None:
-                misses.append(found)
+        misses = [miss for candidate in candidates if (miss := self._miss(state, shape, candidate)) is not None]
         summary = self._summary(state, group)
         if shape.solo_ms is None and summary.limit_ms is not None:
             text = (
                 f"group {group.id} ({names}) has promises to keep, and this job's times are not known yet: "
                 "state them (seconds= for each phase)"
             )
-            return Miss(Reason("times_unknown", text, {"group": group.id}))
+            return Reason("times_unknown", text, {"group": group.id})
         if shape.limit_ms is not None and summary.unknown:
             text = f"group {group.id} ({names}) has a member whose times are not known yet"
-            return Miss(Reason("member_unknown", text, {"group": group.id}))
+            return Reason("member_unknown", text, {"group": group.id})
         if misses:  # the one that the least change of its own would do away with
-            return min(misses, key=lambda miss: miss.own_slo or float("inf"))
+            return min(misses, key=lambda miss: miss.data.get("slo", inf))
         if self.prune and summary.load and summary.busiest_ms >= summary.longest_ms:
-            return Miss(Reason("saturated", f"group {group.id} ({names}) is saturated", {"group": group.id}))
+            return Reason("saturated", f"group {group.id} ({names}) is saturated", {"group": group.id})
         text = f"group {group.id} ({names}) has not the nodes it wants, or they are not up"
-        return Miss(Reason("nodes", text, {"group": group.id}))
+        return Reason("nodes", text, {"group": group.id})
 
     # ---- the answer --------------------------------------------------------------------------------------------------
 
@@ -656,19 +636,20 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
     )
 
 
-def _slo_miss(state: State, shape: Shape, summary: Summary, group: Group, period: Millis) -> Miss:
+def _slo_miss(state: State, shape: Shape, summary: Summary, group: Group, period: Millis, *, alone: bool) -> Reason:
+    """The SLO that is in the way, and, where that is ``alone`` and the job's own, the one with which it would do."""
     own = shape.limit_ms
     if own is not None and own < period and (summary.limit_ms is None or period <= summary.limit_ms):
         text = f"in group {group.id} its iteration would take {_s(period)} s, and its SLO allows {_s(own)} s"
         data = {"group": group.id, "period_s": period / 1000, "limit_s": own / 1000, "job": shape.job.id}
-        return Miss(Reason("own_slo", text, data), own_slo=period / (shape.solo_ms or 1))
+        return Reason("own_slo", text, data | ({"slo": period / (shape.solo_ms or 1)} if alone else {}))
     limit, whose = summary.limit_ms or 0, state.jobs[summary.limit_job or shape.job.id]
     text = (
         f"in group {group.id} everybody's iteration would take {_s(period)} s, "
         f"and job {whose.spec.name} is promised {_s(limit)} s"
     )
     data = {"group": group.id, "period_s": period / 1000, "limit_s": limit / 1000, "job": whose.id}
-    return Miss(Reason("member_slo", text, data))
+    return Reason("member_slo", text, data)
 
 
 def usable(node: Node) -> bool:

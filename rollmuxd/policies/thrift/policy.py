@@ -39,7 +39,6 @@ from rollmuxd.core.state import State
 from rollmuxd.core.steps.guard import JUDGED_AFTER, reserve_ms
 from rollmuxd.policies.rollmux import (
     Candidate,
-    Miss,
     Promise,
     RollMux,
     Shape,
@@ -420,11 +419,11 @@ class Thrift(RollMux):
         self._known_planner[1].price(rooms)
         return self._known_planner[1]
 
-    def _why_not_group(self, state: State, shape: Shape, group: Group) -> Miss:
+    def _why_not_group(self, state: State, shape: Shape, group: Group) -> Reason:
         """As for the paper's rule, unless the job's own bound would do: a member's credit is awaited then."""
         miss = super()._why_not_group(state, shape, group)
         member = self._short_of_credit(state, group)
-        if member is None or miss.own_slo or miss.reason.code in {"group_full", "shares_not"}:
+        if member is None or "slo" in miss.data or miss.code in {"group_full", "shares_not"}:
             return miss
         has, wants = (credit_ms(member) or 0) / 1000, self._reserve_ms(member) / 1000
         text = (
@@ -432,7 +431,7 @@ class Thrift(RollMux):
             f"and it has {has:.3g} s: what comes unforeseen is paid for with it"
         )
         data = {"group": group.id, "job": member.id, "credit_s": has, "wanted_s": wants}
-        return replace(miss, reason=Reason("member_credit", text, data))
+        return Reason("member_credit", text, data)
 
     # ---- improve -----------------------------------------------------------------------------------------------------
 
