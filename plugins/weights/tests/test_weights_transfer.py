@@ -1548,7 +1548,7 @@ def test_a_line_that_is_cut_in_mid_transfer_is_made_up_for_and_nothing_is_left_o
     def spaces():
         return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
 
-    with Clusters(3, 3, slow=40, fast=200) as clusters:
+    with Clusters(3, 3, slow=4, fast=200) as clusters:
         mine = clusters.command("switch")[3].rpartition("-")[0]
         assert spaces().count(mine) == 7
 
