@@ -171,7 +171,7 @@ class Explainer:
         what_ifs = self.what_ifs(job.id)
         for what_if in what_ifs:
             if what_if.code == "departure":
-                sentences.append(f"It would start once {what_if.text} has ended.")
+                sentences.append(f"It would start once {what_if.text} has ended and its GPUs are clean.")
             else:
                 sentences.append(f"It would start now with {what_if.text}.")
         if len(order) > TRIES_A_MINUTE:

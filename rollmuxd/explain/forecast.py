@@ -59,10 +59,10 @@ def wait_ms(state: State, rotation: Rotation, group: Group, slot: Slot, now: Mil
 
 
 def left_ms(state: State, slot: Slot, now: Millis) -> Millis | None:
-    """What a running slot is likely to need yet; 0: it is over its usual time; None where that is not known."""
+    """What a running slot is likely to need yet; 0: it is over its usual time; None: not known, or over twice that."""
     job = state.jobs[slot.job]
-    took = likely_ms(job, job.spec.phase(slot.phase))
-    return None if took is None else max(0, took - (now - (now if slot.granted_at is None else slot.granted_at)))
+    took, ran = likely_ms(job, job.spec.phase(slot.phase)), now - (now if slot.granted_at is None else slot.granted_at)
+    return None if took is None or ran > 2 * took else max(0, took - ran)
 
 
 def likely_ms(job: Job, phase: PhaseSpec) -> Millis | None:
