@@ -48,7 +48,8 @@ class JobDemand(Struct, frozen=True, cache_hash=True):
     profile: Profile
     #: an iteration alone
     solo_ms: Millis
-    #: what an iteration may take now (:mod:`~rollmuxd.policies.thrift.credit`); None: the job has no promise
+    #: what an iteration may take: by its SLO, or in plans now (:mod:`~rollmuxd.policies.thrift.credit`); None: as long
+    #: as it likes
     limit_ms: Millis | None
     #: dollars per hour that the job's progress is worth at its solo pace
     worth: float = 0.0
@@ -116,17 +117,14 @@ def numbered(
 
 # ---- the state as planning looks at it -------------------------------------------------------------------------------
 
-#: a job's profile, its solo iteration, and what its promise allows
-Known: TypeAlias = tuple[Profile, Millis, Millis | None]
-
 
 class GroupSnapshot(Struct, frozen=True):
     """A group as planning looks at it, derived once per version."""
 
     group: GroupId
     version: int
-    #: its jobs, and where each sits
-    known: dict[JobId, Known]
+    #: its jobs, by their SLOs, and where each sits
+    known: dict[JobId, JobDemand]
     seats: dict[JobId, Pins]
     #: of each, iterations in a rotation; and the period
     rates: tuple[int, ...]
@@ -148,8 +146,8 @@ def pools_of(state: State) -> dict[PoolName, PoolCapacity]:
     return pools
 
 
-def profile_of(job: Job) -> Known | None:
-    """The job's profile, its solo iteration, and what its promise allows; None: a plan cannot say it."""
+def demand_of(job: Job) -> JobDemand | None:
+    """What the job asks for by its SLO; None: a plan cannot say it."""
     spec = job.spec
     if spec.colocate or any(want.gpus or want.named for want in spec.wants):
         return None
@@ -169,15 +167,15 @@ def profile_of(job: Job) -> Known | None:
         round_ms=shape.shared_ms,
         kept=tuple((pool, *sizes) for pool, sizes in kept.items()),
     )
-    return profile, shape.solo_ms, shape.limit_ms
+    return JobDemand(job.id, profile, shape.solo_ms, shape.limit_ms)
 
 
-def used_by(jobs: Iterable[tuple[Profile, Millis | None]]) -> dict[PoolName, float]:
+def used_by(demands: Iterable[JobDemand]) -> dict[PoolName, float]:
     """What share of nodes some jobs need at least, to be within their bounds, by pool."""
     used: dict[PoolName, float] = {}
-    for profile, limit in jobs:
-        for pool, width in profile.widths if limit else ():
-            used[pool] = used.get(pool, 0.0) + width * profile.busy_ms(pool) / (limit or 1)
+    for it in demands:
+        for pool, width in it.profile.widths if it.limit_ms else ():
+            used[pool] = used.get(pool, 0.0) + width * it.profile.busy_ms(pool) / (it.limit_ms or 1)
     return used
 
 

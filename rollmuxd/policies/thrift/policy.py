@@ -57,14 +57,13 @@ from rollmuxd.policies.thrift.improve import UNION_JOBS, RegroupPlan, Search
 from rollmuxd.policies.thrift.model import (
     GroupSnapshot,
     JobDemand,
-    Known,
     Pins,
     Plan,
     PoolCapacity,
+    demand_of,
     free_by_pool,
     numbered,
     pools_of,
-    profile_of,
     used_by,
     value_of,
 )
@@ -151,16 +150,15 @@ class Thrift(RollMux):
         return not self.steady and judged and self.objective != "throughput" and job.spec.movable in self._takes_ms
 
     def _need(
-        self, planner: Planner, job: Job, known: Known, *, promised: bool, now: Millis | None = None
+        self, planner: Planner, job: Job, known: JobDemand, *, promised: bool, now: Millis | None = None
     ) -> JobDemand:
         """The job for planning, with the bound that it has now."""
-        profile, solo, limit = known
-        spare = None
+        limit, spare = known.limit_ms, None
         if promised and limit is not None:
             stands = self._standing(job, limit, now)
             limit, spare = int(limit * stands.factor), stands.spare_ms if self._lends(job) else None
-        worth = progress_price(self.objective, planner.alone_price(profile), spare)
-        return JobDemand(job.id, profile, solo, limit if promised else None, worth)
+        worth = progress_price(self.objective, planner.alone_price(known.profile), spare)
+        return replace(known, limit_ms=limit if promised else None, worth=worth)
 
     def _needs(
         self, state: State, planner: Planner, sitting: GroupSnapshot, now: Millis | None = None
@@ -183,7 +181,7 @@ class Thrift(RollMux):
 
     def place(self, state: State, job: Job) -> Placed | None:
         """Where the group's value grows by least; a tie keeps an existing group, the fullest."""
-        planner, known = self._planner(state), profile_of(job)
+        planner, known = self._planner(state), demand_of(job)
         if known is None:
             return self._unplanned(state, job)
         need = self._need(planner, job, known, promised=job.spec.slo is not None)
@@ -261,7 +259,7 @@ class Thrift(RollMux):
     ) -> Iterator[tuple[Group, GroupSnapshot]]:
         """Groups that could take the job: those first that it would fill best."""
         found: list[tuple[float, int, Group, GroupSnapshot]] = []
-        mine, widths, dearest = used_by([(need.profile, need.limit_ms)]), dict(need.profile.widths), planner.dearest
+        mine, widths, dearest = used_by([need]), dict(need.profile.widths), planner.dearest
         pools = [(pool, room.worth, mine.get(pool, 0.0)) for pool, room in planner.rooms.items()]
         for group in state.groups.values():
             if len(group.jobs) + len(group.coming) >= self.max_group or group.dispatch is not self.dispatch:
@@ -377,7 +375,7 @@ class Thrift(RollMux):
 
     def _look(self, state: State, group: Group) -> GroupSnapshot | None:
         jobs = tuple(dict.fromkeys(turn.job for turn in group.schedule if not turn.once))
-        known = {name: it for name in jobs if (it := profile_of(state.jobs[name])) is not None}
+        known = {name: it for name in jobs if (it := demand_of(state.jobs[name])) is not None}
         seats: dict[JobId, Pins] = {name: state.pins_in(state.jobs[name], group.id) for name in jobs}
         names, _ = numbered(seats)
         summary = self._summary(state, group)
@@ -385,14 +383,14 @@ class Thrift(RollMux):
             return None  # times are not known, or it was measured since, and is not judged yet
         if len({n for some in names.values() for n in some}) < sum(len(some) for some in names.values()):
             return None  # a node that serves two pools is two nodes to a plan
-        used = used_by((it[0], it[2]) for name, it in known.items() if state.jobs[name].promised)
+        used = used_by(it for it in known.values() if state.jobs[it.job].promised)
         return GroupSnapshot(
             group=group.id,
             version=group.version,
             known=known,
             seats=seats,
             rates=(1,) if len(jobs) == 1 else tuple(summary.rates[name] for name in jobs),
-            period_ms=known[jobs[0]][1] if len(jobs) == 1 else self._period_ms(summary.legs),
+            period_ms=known[jobs[0]].solo_ms if len(jobs) == 1 else self._period_ms(summary.legs),
             room={pool: (len(some), used.get(pool, 0.0)) for pool, some in names.items()},
         )
 
@@ -496,8 +494,8 @@ class Thrift(RollMux):
         sitting = self._snapshot(state, group) if group.dispatch is Dispatch.SCHEDULE else None
         if sitting is None or group.coming:
             return
-        for (name, (_, _, limit)), rate in zip(sitting.known.items(), sitting.rates, strict=True):
-            job = state.jobs[name]
+        for known, rate in zip(sitting.known.values(), sitting.rates, strict=True):
+            job, limit = state.jobs[known.job], known.limit_ms
             if job.promised and limit is not None and job.move is None:
                 yield job, self._standing(job, limit, now), -(-sitting.period_ms // rate)
 
@@ -643,7 +641,7 @@ class Thrift(RollMux):
 
     def _as_move(self, state: State, scheme: RegroupPlan, job: Job, pins: Pins, now: Millis) -> Move | None:
         """One move of a regrouping, if it is certified in the state as it is."""
-        planner, known = self._planner(state), profile_of(job)
+        planner, known = self._planner(state), demand_of(job)
         of = (state.nodes[name].group for nodes in pins.values() for name in nodes)
         group = next((state.groups[name] for name in of if name is not None), None)
         if known is None or not self._affords(job, now) or not self._holds(state, job, group, pins):
