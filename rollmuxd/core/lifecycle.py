@@ -110,7 +110,7 @@ _DRAINABLE: Final[dict[type[f.Fact], tuple[m.NodeStatus, ...]]] = {**_FROM_ANY, 
 NODE: Final[Mapping[m.NodeStatus, Mapping[type[f.Fact], tuple[m.NodeStatus, ...]]]] = {
     _N.UNKNOWN: {**_DRAINABLE, **_IN_QUESTION, f.NodeUp: (_N.UP,), f.NodeOccupied: (_N.OCCUPIED,)},
     _N.UP: {**_DRAINABLE, f.NodeOccupied: (_N.OCCUPIED,)},
-    _N.OCCUPIED: {**_DRAINABLE, f.NodeUp: (_N.UP,)},
+    _N.OCCUPIED: {**_DRAINABLE, **_IN_QUESTION, f.NodeUp: (_N.UP,)},
     _N.DRAINING: {**_FROM_ANY, **_IN_QUESTION, f.NodeDrained: (_N.DRAINED,)},
     _N.DRAINED: {**_FROM_ANY, **_IN_QUESTION},
     _N.QUARANTINED: {**_IN_QUESTION, f.NodeLost: (_N.LOST,)},

@@ -135,10 +135,10 @@ def a_state_is_on_a_node_of_its_jobs(state: State) -> Iterator[str]:
 def a_job_has_a_state_on_each_of_its_nodes(state: State) -> Iterator[str]:
     """What it declares for a pool is known on all its nodes of the pool, loaded there or not.
 
-    A run that waits may still have the nodes of the run before, which declared other states.
+    One without a place may still have the nodes of the run before, which declared other states.
     """
     for job in state.jobs.values():
-        if not job.live or job.status is JobStatus.WAITING:
+        if not job.has_place:
             continue
         pools = {spec.pool for spec in job.spec.states}
         for pool, names in job.pins.items():
