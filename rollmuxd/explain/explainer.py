@@ -229,7 +229,8 @@ class Explainer:
         """
         job = self._c.state.jobs[name]
         group = self._c.state.groups.get(job.group or "")
-        if job.spec.slo is None or group is None or job.status is JobStatus.PROBING or len(group.jobs) < 2:
+        status = job.resume_to if job.status is JobStatus.PAUSED else job.status
+        if job.spec.slo is None or group is None or status is JobStatus.PROBING or len(group.jobs) < 2:
             return ""
         if not job.pins or (job.promised and job.id not in self._c.state.at_risk):
             return ""

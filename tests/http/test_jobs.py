@@ -743,6 +743,10 @@ async def test_a_job_whose_promise_is_not_kept_hears_so_with_each_heartbeat_and_
         session = (await client.post(f"/v1/jobs/{made['job']}/sessions", json={"pid": 1, "host": "h1"})).json()
         before = (await client.post(f"/v1/sessions/{session['session']}/heartbeat")).json()
         assert before["directives"] == []
+        await client.post(f"/v1/jobs/{made['job']}/pause")  # what it is promised is still not known
+        paused = (await client.post(f"/v1/sessions/{session['session']}/heartbeat")).json()
+        assert paused["directives"] == []
+        await client.post(f"/v1/jobs/{made['job']}/resume")
         world.state.jobs[made["job"]].status = JobStatus.ADMITTED  # as when it was measured, and its SLO does not hold
         (told,) = (await client.post(f"/v1/sessions/{session['session']}/heartbeat")).json()["directives"]
         assert (told["kind"], told["slot"]) == ("unpromised", None)
