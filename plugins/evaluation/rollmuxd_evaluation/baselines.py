@@ -27,7 +27,7 @@ from rollmuxd.core.model import Dispatch, Group, Job
 from rollmuxd.core.policy import Placed, Policy
 from rollmuxd.core.spec import PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
-from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary, usable
+from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary, price_of_pins, usable
 from rollmuxd.policies.schedule import Leg
 from rollmuxd.sim.kernel import Kernel
 from rollmuxd.sim.policies import Bound, Isolated, PolicyUnderTest, on_its_footprint
@@ -361,7 +361,6 @@ class Heuristic(RollMux):
         """The job on the group's training nodes and on picked rollout nodes; None where RAM or nodes are short."""
         pins = self._whole(state, job, group) or {}
         used_for = self._summary(state, group).used_for
-        price = 0.0
         for want in self._parts(job):
             busy = self._busy(state, group, [
                 name for name in used_for.get(want.pool, ()) if self._has_room(state, job, want.pool, name)
@@ -371,11 +370,7 @@ class Heuristic(RollMux):
             if len(nodes) < want.nodes:
                 return None
             pins[want.pool] = tuple(nodes)
-            price += sum(
-                len(node.gpus) * node.price_per_gpu_hour
-                for node in map(state.nodes.__getitem__, nodes)
-                if not node.group
-            )
+        price = price_of_pins(state, pins)
         return None if check(state, job, pins) else Candidate(group, pins, "scaling" if price else "packing", price)
 
     def _has_room(self, state: State, job: Job, pool: PoolName, node: NodeId) -> bool:

@@ -25,6 +25,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
+from rollmuxd.core.feasible import needed_mb
 from rollmuxd.core.ids import Millis, PoolName
 from rollmuxd.core.spec import StateSpec
 from rollmuxd.sim.fluid import Course, busy_node_ms
@@ -251,8 +252,7 @@ class Planner:
             return True
         if sum(state.ram_mb for state in states) > known.ram_mb:
             return False
-        left = sum(state.residual_mb for state in states)
-        return not known.gpu_mb or left + max(state.gpu_mb - state.residual_mb for state in states) <= known.gpu_mb
+        return not known.gpu_mb or needed_mb(states, ()) <= known.gpu_mb
 
 
 def _shortest(needs: Sequence[Need], whole: int) -> Millis:
