@@ -64,7 +64,7 @@ SILENT_TOLD: Final = 3
 #: what a state is while it is, or may be, on its node's GPUs by right
 ON_GPUS: Final = (StateStatus.LOADING, StateStatus.LOADED, StateStatus.PARKING)
 
-_NOBODY: Final = Reason("detached", "no call of this request is open")
+_NOBODY: Final = Reason("detached", "its process has no open call for it: it is away, or has yet to ask again")
 
 
 class Story(NamedTuple):
