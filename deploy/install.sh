@@ -44,8 +44,7 @@ if [ "$remove" = yes ]; then
         run systemctl daemon-reload
         run rm -rf /run/rollmux
     else
-        if [ -x "$prefix/bin/rollmuxd" ]; then run "$prefix/bin/rollmuxd" daemon stop || say "no daemon was stopped"; fi
-        run rm -f "${XDG_STATE_HOME:-$HOME/.local/state}/rollmux/rollmux.sock"
+        if [ -x "$prefix/bin/rollmuxd" ]; then run "$prefix/bin/rollmuxd" daemon stop --for-good || say "no daemon was stopped"; fi
     fi
     run rm -f "$bin/rollmuxd"
     run rm -rf "$prefix"
