@@ -57,10 +57,13 @@ def init(  # one argument for each option
         found = init_config.made_up() if mock else anyio.run(init_config.look, hosts, slurm)
     except init_config.CannotLook as error:
         raise Failed(str(error)) from error
-    if slurm is not None and not any(one.gpus for one in found):
+    if (hosts or slurm is not None) and not any(one.gpus for one in found):
         # a batch script would hold the allocation with a daemon that has no hosts
         why = "; ".join(f"{one.host}: {' '.join(one.why.split()) or 'there is none'}" for one in found)
-        raise Failed(f"no GPU was seen on the nodes of the allocation ({why}); ask Slurm for some: --gres=gpu:8")
+        where, then = "these hosts", "mend that, and run it again; no file was written"
+        if slurm is not None:
+            where, then = "the nodes of the allocation", "ask Slurm for some: --gres=gpu:8"
+        raise Failed(f"no GPU was seen on {where} ({why}); {then}")
     try:
         with output.open("x", encoding="utf-8") as file:
             file.write(init_config.text(found, shared=shared))

@@ -122,6 +122,9 @@ def test_hosts_are_asked_by_ssh_and_those_that_are_away_are_named(rollmuxd, here
         ("gpu1", "ssh", [((0, 1, 2, 3), ("rollout",))]),
         ("gpu2", "ssh", [((0, 1, 2, 3), ("train",))]),
     ]
+    ran = rollmuxd("init --ssh gone --output other.toml")
+    assert (ran.code, "no GPU was seen on these hosts (gone: gone cannot be reached by ssh" in ran.err) == (1, True)
+    assert not (tmp_path / "other.toml").exists(), "a second run would be refused"
 
 
 def test_of_a_heterogeneous_allocation_each_component_is_a_pool_and_the_file_says_which(
