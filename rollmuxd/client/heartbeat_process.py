@@ -86,6 +86,9 @@ class Beater:
         while os.getppid() == self._parent:
             if select.select([self._read_fd], [], [], LOOK_S)[0] and not self._told():
                 break
+            beat = self._open
+            if beat is not None and time.monotonic() > beat.until:  # each piece of an answer has its own time limit
+                beat.cut()
         with self._changed:
             self._over = True
             self._drop()
@@ -288,6 +291,7 @@ class _Beat:
         self.began = time.monotonic()
         #: of a long poll; else 0
         self.wait_s = wait_s
+        self.until = self.began + wait_s + BEAT_TIMEOUT_S
         self._connection, self._socket = connection, connection.sock
         self._socket.settimeout(wait_s + BEAT_TIMEOUT_S)
 
@@ -299,6 +303,8 @@ class _Beat:
         try:
             answer = json.loads(content)
         except ValueError:
+            if response.status == 200:
+                raise ConnectionError("the answer was cut short, or is not the daemon's") from None
             answer = {"detail": content[:200].decode(errors="replace")}
         return response.status, answer if isinstance(answer, dict) else {}
 

@@ -1,5 +1,6 @@
 """The heartbeat process: real processes, against a fake daemon that listens."""
 
+import contextlib
 import json
 import os
 import signal
@@ -220,6 +221,69 @@ def test_where_polls_are_cut_they_are_tried_again(polling, until):
     fake.direct("a", shrink("fake/gpu0"))
 
     until(lambda: heard.directives)
+
+
+@pytest.fixture
+def answered():
+    """A heartbeat in a thread of this process, each of whose beats is answered by the next function, then the last."""
+    made, listener = [], socket.create_server(("127.0.0.1", 0))
+
+    def start(*answers):
+        heard, beats = Heard(), []
+
+        def answer(line, how):
+            with line, contextlib.suppress(OSError):
+                line.recv(65536)
+                how(line)
+
+        def serve():
+            while True:
+                try:
+                    line = listener.accept()[0]
+                except OSError:
+                    return
+                how = answers[min(len(beats), len(answers) - 1)]
+                beats.append(how)
+                threading.Thread(target=answer, args=(line, how), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        heartbeat = InAThread(find(f"http://127.0.0.1:{listener.getsockname()[1]}").address, heard)
+        made.append(heartbeat)
+        heartbeat.session(SessionView("s1", "j1", 1, 60.0, heartbeat_s=0.05))
+        return beats, heard
+
+    yield start
+    for heartbeat in made:
+        heartbeat.stop()
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def test_an_answer_that_comes_in_drops_without_end_is_not_waited_for(answered, until, monkeypatch):
+    """Each drop would renew the time limit, and the lease would end: a proxy may keep a connection warm so."""
+    monkeypatch.setattr(heartbeat_process, "BEAT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(heartbeat_process, "LOOK_S", 0.05)
+
+    def drip(line):
+        while True:
+            line.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            threading.Event().wait(0.01)
+
+    beats, _ = answered(drip)
+
+    until(lambda: len(beats) > 2)
+
+
+@pytest.mark.parametrize("cut", [b'{"lease_s":60,"dir', b"<html>Welcome to the network</html>"])
+def test_an_answer_that_is_cut_short_or_of_something_else_takes_no_directive_back(answered, until, cut):
+    whole = msgspec.json.encode(HeartbeatView(60.0, [shrink("fake/gpu0")], ""))
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(whole)
+    beats, heard = answered(lambda line: line.sendall(head + whole), lambda line: line.sendall(head + cut))
+
+    until(lambda: len(beats) > 3)
+
+    assert heard.directives == [[shrink("fake/gpu0")]]
+    until(lambda: any("cut short, or is not the daemon's" in text for text in heard.troubles))
 
 
 @pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
