@@ -1,6 +1,6 @@
 """The daemon, put together. Read it from the top: this is the order in which things are made and taken down.
 
-    settings -> journal -> policy, drivers and backends -> core, actuator, driver -> HTTP -> one task group
+    settings -> journal -> policy, drivers and backends -> core, actuator, writer -> HTTP -> one task group
 
 What would surprise:
 
@@ -64,7 +64,7 @@ from rollmuxd.daemon.settings import (
 )
 from rollmuxd.daemon.tls import NoTls, Tls, open_tls
 from rollmuxd.daemon.usage.daily import LiveUsage
-from rollmuxd.daemon.writer import Driver, Unavailable
+from rollmuxd.daemon.writer import Unavailable, Writer
 from rollmuxd.fabric.live import Wired
 from rollmuxd.policies.observe import Watch
 from rollmuxd.spi import (
@@ -148,26 +148,26 @@ async def serve(
             stack.push_async_callback(_shielded, partial(anyio.to_thread.run_sync, spans.close))
 
         today = LiveUsage(
-            journal, lambda: driver.read(lambda core, now: (now, driver.last_seq)), settings.journal.keep_days
+            journal, lambda: writer.read(lambda core, now: (now, writer.last_seq)), settings.journal.keep_days
         )
-        # The driver hands effects to the actuator, the actuator reports to the driver.
+        # The writer hands effects to the actuator, the actuator reports to the writer.
         actuator = Actuator(
             backends,
             drivers,
-            state=lambda: driver.scheduler.state,
-            post=lambda given: driver.post(given),  # noqa: PLW0108  # made below
+            state=lambda: writer.scheduler.state,
+            post=lambda given: writer.post(given),  # noqa: PLW0108  # made below
             order_s=settings.limits.order_s,
             now=clock.now,
             environment={"ROLLMUX_URL": f"unix://{settings.daemon.socket_path.absolute()}"},
         )
-        circuits = Circuits(controllers, lambda: driver.scheduler.state, journal.notes.left_alone)
+        circuits = Circuits(controllers, lambda: writer.scheduler.state, journal.notes.left_alone)
         endings = Endings(
             {host.id: found for host in settings.hosts if isinstance(found := backends[host.backend], EndsSometime)},
-            lambda: driver.scheduler.state,
-            lambda given: driver.post(given),  # noqa: PLW0108  # made below
+            lambda: writer.scheduler.state,
+            lambda given: writer.post(given),  # noqa: PLW0108  # made below
             settings.daemon.state_dir / "endings.json",
         )
-        driver = Driver(
+        writer = Writer(
             lambda state: Scheduler(config, policy, state),
             journal,
             clock,
@@ -185,7 +185,7 @@ async def serve(
             lease_ms=config.lease_ms,
         )
         services = Services(
-            driver=driver,
+            writer=writer,
             actuator=actuator,
             journal=journal,
             settings=settings,
@@ -203,7 +203,7 @@ async def serve(
                 await tasks.start(actuator.run)
                 async with anyio.create_task_group() as starting:
                     starting.start_soon(_leave_at, stopping, tasks.cancel_scope)
-                    await tasks.start(driver.run)
+                    await tasks.start(writer.run)
                     starting.cancel_scope.cancel()
                 hosts = [host.id for host in settings.hosts]
                 tasks.start_soon(watch, hosts, settings.limits.observe_s, actuator.perform)
@@ -226,11 +226,11 @@ async def serve(
                 await stopping.wait()
                 log.info("stopping", reason="told to")
                 notify("STOPPING=1")
-                driver.drain()
+                writer.drain()
                 hub.close()
                 await server.stop()
-                driver.stop()
-                await driver.stopped.wait()
+                writer.stop()
+                await writer.stopped.wait()
                 tasks.cancel_scope.cancel()
     log.info("stopped")
 

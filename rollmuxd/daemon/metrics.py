@@ -83,7 +83,7 @@ class Metrics:
             self._know(owner)
 
     def sink(self, facts: Sequence[Entry]) -> None:
-        """Facts became durable: to be one of the driver's sinks."""
+        """Facts became durable: to be one of the writer's sinks."""
         for entry in facts:
             self._facts.labels(f.name(entry.fact)).inc()
             if entry.order is not None:

@@ -13,7 +13,7 @@ from rollmuxd.daemon.hosts.circuits import Switch
 from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.daemon.usage.daily import LiveUsage
-from rollmuxd.daemon.writer import Driver
+from rollmuxd.daemon.writer import Writer
 from rollmuxd.spi import Residency
 
 
@@ -22,7 +22,7 @@ class Services:
     """The parts of one running daemon."""
 
     #: the one writer: inputs go to ``submit``, questions to ``read``
-    driver: Driver
+    writer: Writer
     #: ``await actuator.observe(host, gpus)``: what the backend sees now, for a release or a shrink
     actuator: Actuator
     #: API keys live here too: ``add_key``, ``list_keys``, ``revoke_key``

@@ -56,7 +56,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Spans | Non
 
 
 class Spans:
-    """Makes spans of facts. ``sink`` is to be one of the driver's sinks."""
+    """Makes spans of facts. ``sink`` is to be one of the writer's sinks."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider

@@ -76,7 +76,7 @@ TOLD_EVERY_S: Final = 5.0
 TICK_PAUSE, LONGEST_PAUSE_S = 10, 0.05
 #: sinks (logs, metrics) are shown facts so much later, many at once
 SINKS_AFTER_S: Final = 0.02
-log = structlog.get_logger("rollmuxd.driver")
+log = structlog.get_logger("rollmuxd.writer")
 
 #: gets each batch of facts once it is durable; must be quick, and must not wait
 Sink: TypeAlias = Callable[[Sequence[Entry]], None]
@@ -109,7 +109,7 @@ class Waiter:
     async def changed(self) -> None:
         """Return when something happened since the last time this returned, or since the waiter was made.
 
-        Also returns when the daemon begins to drain (look at ``driver.draining``) and when the writer goes down (the
+        Also returns when the daemon begins to drain (look at ``writer.draining``) and when the writer goes down (the
         next ``read`` says so). The caller bounds the wait.
         """
         if not self._draining.is_set():
@@ -117,13 +117,13 @@ class Waiter:
         self._news.clear()
 
     def wake(self, after: int) -> None:
-        """There is news after this fact (the driver's to call)."""
+        """There is news after this fact (the writer's to call)."""
         if self.after is None:
             self.after = after
         self._news.set()
 
 
-class Driver:
+class Writer:
     """Runs one scheduler on a clock, a journal and an actuator. Used from one event loop.
 
     ``make`` makes a scheduler around a state. ``perform`` takes effects and returns at once. ``start`` is the input

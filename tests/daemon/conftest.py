@@ -1,4 +1,4 @@
-"""What the daemon's tests share: a core of a few lines, a slow journal, a driver that runs for a block."""
+"""What the daemon's tests share: a core of a few lines, a slow journal, a writer that runs for a block."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,7 +21,7 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.entries import Entry
 from rollmuxd.daemon.journal.store import Journal
-from rollmuxd.daemon.writer import Driver
+from rollmuxd.daemon.writer import Writer
 
 
 class TinyCore:
@@ -91,9 +91,9 @@ class SlowJournal(MemoryJournal):
 
 @dataclass
 class Rig:
-    """A running driver and what came out of it."""
+    """A running writer and what came out of it."""
 
-    driver: Driver
+    writer: Writer
     performed: list[Effect]
     #: what prompt sinks were told, and the others
     sunk: list[tuple[int, f.Fact]]
@@ -108,7 +108,7 @@ class Rig:
         return self.cores[-1]
 
     def hosts(self) -> list[str]:
-        return list(self.driver.scheduler.state.hosts)
+        return list(self.writer.scheduler.state.hosts)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def slow_journal() -> type[SlowJournal]:
 
 @pytest.fixture
 def running() -> Callable[..., Any]:
-    """``async with running(journal) as rig``: a driver with the tiny core, on the loop's clock."""
+    """``async with running(journal) as rig``: a writer with the tiny core, on the loop's clock."""
 
     @asynccontextmanager
     async def run(journal: Journal | MemoryJournal, *, wall: float = 1000.0, **options: Any) -> AsyncIterator[Rig]:
@@ -146,12 +146,12 @@ def running() -> Callable[..., Any]:
             "prompt": [lambda facts: sunk.extend((entry.seq, entry.fact) for entry in facts)],
             "sinks": [later.extend],
         }
-        driver = Driver(make, journal, clock, perform, i.Start((), ()), **sinks, **options)
-        rig = Rig(driver, performed, sunk, cores, jumped=jumped, later=later)
+        writer = Writer(make, journal, clock, perform, i.Start((), ()), **sinks, **options)
+        rig = Rig(writer, performed, sunk, cores, jumped=jumped, later=later)
 
         async def guarded(*, task_status: Any) -> None:
             try:
-                await driver.run(task_status=task_status)
+                await writer.run(task_status=task_status)
             except BrokenInvariant as error:
                 rig.failed.append(error)
 

@@ -28,7 +28,7 @@ from rollmuxd.daemon.journal import file
 from rollmuxd.daemon.journal.backup import check
 from rollmuxd.daemon.journal.file import JournalFailed
 from rollmuxd.daemon.journal.store import Journal
-from rollmuxd.daemon.writer import Driver, Unavailable
+from rollmuxd.daemon.writer import Unavailable, Writer
 from rollmuxd.policies.rollmux import RollMux
 
 ALONE = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -330,11 +330,11 @@ async def test_what_cannot_be_read_for_want_of_open_files_is_no_damage_and_is_re
 async def test_a_writer_that_cannot_read_its_journal_goes_on_trying(tmp_path, monkeypatch):
     # As where all files are open when it begins anew after a failure: the daemon must not end over that.
     journal = Journal.open(tmp_path)
-    driver = Driver(
+    writer = Writer(
         lambda state: Scheduler(Config(), RollMux(), state), journal, SystemClock(), lambda _: None, Start((), ())
     )
     async with anyio.create_task_group() as tasks:
-        await tasks.start(driver.run)
+        await tasks.start(writer.run)
         connect, tried = file.connect, []
 
         def no_file_is_left(path, *, readonly=False):
@@ -344,9 +344,9 @@ async def test_a_writer_that_cannot_read_its_journal_goes_on_trying(tmp_path, mo
             return connect(path, readonly=readonly)
 
         monkeypatch.setattr(file, "connect", no_file_is_left)
-        driver._end(Unavailable("a commit failed"))
+        writer._end(Unavailable("a commit failed"))
         with anyio.fail_after(PATIENCE_S):
-            while not driver._up:
+            while not writer._up:
                 await anyio.sleep(0.05)
         assert len(tried) == 3
         tasks.cancel_scope.cancel()
@@ -358,11 +358,11 @@ async def test_what_an_idle_daemon_cannot_note_on_a_full_disk_costs_no_hand_over
     # On a disk that never writes over what it has (btrfs, ZFS) even the mark needs room.
     monkeypatch.setattr("rollmuxd.daemon.writer.LOOK_AFTER_S", 0.01)
     journal = Journal.open(tmp_path)
-    driver = Driver(
+    writer = Writer(
         lambda state: Scheduler(Config(), RollMux(), state), journal, SystemClock(), lambda _: None, Start((), ())
     )
     async with anyio.create_task_group() as tasks:
-        await tasks.start(driver.run)
+        await tasks.start(writer.run)
         refused = []
 
         def full(does, *given, **named):
@@ -376,7 +376,7 @@ async def test_what_an_idle_daemon_cannot_note_on_a_full_disk_costs_no_hand_over
         with anyio.fail_after(PATIENCE_S):
             while not refused:
                 await anyio.sleep(0.01)
-        await driver.submit(Audit(Audited(0, action="a hand-over", who="root", where="here", request_id="r1")))
+        await writer.submit(Audit(Audited(0, action="a hand-over", who="root", where="here", request_id="r1")))
         tasks.cancel_scope.cancel()
     await journal.close()
 

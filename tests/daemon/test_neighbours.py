@@ -29,7 +29,7 @@ from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.entries import Entry
 from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.observer import watch
-from rollmuxd.daemon.writer import Driver
+from rollmuxd.daemon.writer import Writer
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import HostConfig, Observation
 
@@ -52,17 +52,17 @@ class Hosts(MockBackend):
 class Team:
     """Two jobs of one node that take turns; ``waits`` has how long each hand-over took."""
 
-    def __init__(self, driver: Driver, host: str, granted: dict[str, asyncio.Future[Fence]]) -> None:
-        self.driver, self.host, self.granted = driver, host, granted
+    def __init__(self, writer: Writer, host: str, granted: dict[str, asyncio.Future[Fence]]) -> None:
+        self.writer, self.host, self.granted = writer, host, granted
         self.waits: list[float] = []
 
     async def join(self, name: str) -> tuple[str, str]:
         phases = (PhaseSpec("rollout", ("rollout",), round(PHASE_S * 1000)),)
         state = StateSpec("rollout", gpu_mb=20_000, ram_mb=20_000, driver="mock", load_ms=1000, park_ms=1000)
         spec = JobSpec(name, phases, (Want("rollout", named=(f"{self.host}/gpu0-0",)),), states=(state,))
-        job = (await self.driver.submit(i.RegisterJob("team", "ann", spec))).job
+        job = (await self.writer.submit(i.RegisterJob("team", "ann", spec))).job
         assert job is not None
-        session = (await self.driver.submit(i.OpenSession(job, pid=1, host="box", started=name))).session
+        session = (await self.writer.submit(i.OpenSession(job, pid=1, host="box", started=name))).session
         assert session is not None
         return job, session
 
@@ -71,12 +71,12 @@ class Team:
         loop = asyncio.get_running_loop()
         for number in range(rounds):
             began = loop.time()
-            answer = await self.driver.submit(i.RequestSlot(job, session, "rollout", f"{number}"))
+            answer = await self.writer.submit(i.RequestSlot(job, session, "rollout", f"{number}"))
             assert answer.slot is not None
             fence = await self.granted.setdefault(answer.slot, loop.create_future())
             self.waits.append(loop.time() - began)
             await anyio.sleep(PHASE_S)
-            await self.driver.submit(i.ReleaseSlot(answer.slot, fence))
+            await self.writer.submit(i.ReleaseSlot(answer.slot, fence))
 
     async def go_on_while_it_goes(self, place: int) -> None:
         """A job that may be quarantined, and is refused its next request then."""
@@ -103,11 +103,11 @@ async def four_hosts() -> AsyncIterator[tuple[MockBackend, dict[str, Team]]]:
     config = Config(lease_ms=10_000_000, drivers={"mock": MockResidency.traits})
     clock = SystemClock(monotonic=loop.time, wall=lambda: 1000.0)
     actuator = Actuator(
-        {"mock": backend}, {"mock": MockResidency()}, state=lambda: driver.scheduler.state,
-        post=lambda given: driver.post(given),  # noqa: PLW0108  # made below
+        {"mock": backend}, {"mock": MockResidency()}, state=lambda: writer.scheduler.state,
+        post=lambda given: writer.post(given),  # noqa: PLW0108  # made below
         order_s=LIMIT_S, now=clock.now,
     )  # fmt: skip
-    driver = Driver(
+    writer = Writer(
         lambda state: Scheduler(config, RollMux(), state), MemoryJournal(),
         clock, actuator.perform, start,
         prompt=(hear, actuator.on_facts), lease_ms=10_000_000,
@@ -115,10 +115,10 @@ async def four_hosts() -> AsyncIterator[tuple[MockBackend, dict[str, Team]]]:
     random.seed(1)  # when hosts are looked at
     async with anyio.create_task_group() as tasks:
         await tasks.start(actuator.run)
-        await tasks.start(driver.run)
+        await tasks.start(writer.run)
         tasks.start_soon(watch, HOSTS, 5.0, actuator.perform)
         await anyio.sleep(1)
-        yield backend, {host: Team(driver, host, granted) for host in HOSTS}
+        yield backend, {host: Team(writer, host, granted) for host in HOSTS}
         tasks.cancel_scope.cancel()
     assert '"violation"' not in record.read_text()
     folder.cleanup()

@@ -51,7 +51,7 @@ def kept(journal: MemoryJournal) -> list[str]:
 async def test_an_answer_waits_until_its_facts_are_durable(running, slow_journal):
     async with running(slow_journal(1.0)) as rig:
         began = now()
-        answer = await rig.driver.submit(add("a"))
+        answer = await rig.writer.submit(add("a"))
 
         assert now() - began == pytest.approx(1.0)
         assert answer.slot == "a"
@@ -60,26 +60,26 @@ async def test_an_answer_waits_until_its_facts_are_durable(running, slow_journal
 async def test_a_refusal_and_a_reading_wait_for_the_facts_that_they_may_have_seen(running, slow_journal):
     async with running(slow_journal(1.0)) as rig:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(rig.driver.submit, add("a"))
+            tasks.start_soon(rig.writer.submit, add("a"))
             await anyio.sleep(0.25)
             began = now()
 
-            assert "a" in await rig.driver.read(lambda core, _: list(core.state.hosts))
+            assert "a" in await rig.writer.read(lambda core, _: list(core.state.hosts))
             assert now() - began == pytest.approx(0.75)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(rig.driver.submit, add("b"))
+            tasks.start_soon(rig.writer.submit, add("b"))
             await anyio.sleep(0.25)
             began = now()
             with pytest.raises(UnknownThing):
-                await rig.driver.submit(WithdrawSlot("s1"))
+                await rig.writer.submit(WithdrawSlot("s1"))
 
             assert now() - began == pytest.approx(0.75)
 
 
 async def test_a_heartbeat_that_finds_no_commit_under_way_is_answered_at_once(running, slow_journal):
     async with running(slow_journal(1.0)) as rig:
-        await rig.driver.submit(add("a"))
-        beat = rig.driver.submit(Heartbeat("n1"))
+        await rig.writer.submit(add("a"))
+        beat = rig.writer.submit(Heartbeat("n1"))
 
         with pytest.raises(StopIteration):  # it comes to its end without waiting once
             beat.send(None)
@@ -90,7 +90,7 @@ async def test_inputs_that_come_during_a_commit_share_the_next_one_and_are_answe
         answered = []
 
         async def submit(host: str) -> None:
-            answered.append((await rig.driver.submit(add(host))).slot)
+            answered.append((await rig.writer.submit(add(host))).slot)
 
         began = now()
         async with anyio.create_task_group() as tasks:
@@ -103,10 +103,10 @@ async def test_inputs_that_come_during_a_commit_share_the_next_one_and_are_answe
 
 async def test_effects_come_after_their_facts_are_durable_and_in_order(running, slow_journal):
     async with running(slow_journal(1.0)) as rig:
-        rig.driver.post(add("a"))
-        rig.driver.post(add("b"))
+        rig.writer.post(add("a"))
+        rig.writer.post(add("b"))
         await anyio.sleep(0.5)
-        rig.driver.post(add("c"))
+        rig.writer.post(add("c"))
         assert rig.performed == []
         await anyio.sleep(0.6)
         assert rig.performed == [Observe("a"), Observe("b")]
@@ -119,8 +119,8 @@ async def test_sinks_know_of_a_fact_before_anything_of_its_effects_has_begun(run
     async with running(MemoryJournal()) as rig:
         seen = []
         # As the actuator does it: a task, which runs in the loop's next turn.
-        rig.driver._perform = lambda _: asyncio.get_running_loop().call_soon(lambda: seen.append(len(rig.sunk)))
-        await rig.driver.submit(add("a"))
+        rig.writer._perform = lambda _: asyncio.get_running_loop().call_soon(lambda: seen.append(len(rig.sunk)))
+        await rig.writer.submit(add("a"))
         await anyio.sleep(0.01)
 
         assert seen == [len(rig.sunk)]
@@ -128,7 +128,7 @@ async def test_sinks_know_of_a_fact_before_anything_of_its_effects_has_begun(run
 
 async def test_sinks_get_each_fact_once_with_its_number(running):
     async with running(MemoryJournal()) as rig:
-        await rig.driver.submit(add("a"))
+        await rig.writer.submit(add("a"))
         await anyio.sleep(0.01)
 
         assert [(seq, f.name(fact)) for seq, fact in rig.sunk] == [(1, "daemon_started"), (2, "host_added")]
@@ -147,7 +147,7 @@ async def test_after_a_failed_commit_who_waits_and_who_comes_is_told_unavailable
 
         async def submit(host: str) -> None:
             try:
-                await rig.driver.submit(add(host))
+                await rig.writer.submit(add(host))
             except Unavailable:
                 refused.append(host)
 
@@ -156,9 +156,9 @@ async def test_after_a_failed_commit_who_waits_and_who_comes_is_told_unavailable
             tasks.start_soon(submit, "b")
         assert refused == ["a", "b"]
         with pytest.raises(Unavailable):
-            await rig.driver.submit(Heartbeat("n1"))
+            await rig.writer.submit(Heartbeat("n1"))
         with pytest.raises(Unavailable):
-            await rig.driver.read(lambda core, _: core.state)
+            await rig.writer.read(lambda core, _: core.state)
 
         assert rig.performed == []
         assert kept(journal) == []
@@ -167,16 +167,16 @@ async def test_after_a_failed_commit_who_waits_and_who_comes_is_told_unavailable
 async def test_the_writer_comes_back_with_what_the_journal_has(running):
     journal = MemoryJournal()
     async with running(journal) as rig:
-        await rig.driver.submit(add("a"))
+        await rig.writer.submit(add("a"))
         journal.failing = JournalFailed("disk full")
         with pytest.raises(Unavailable):
-            await rig.driver.submit(add("lost"))
+            await rig.writer.submit(add("lost"))
         await anyio.sleep(60)
         journal.failing = None
         await anyio.sleep(6)
 
         assert rig.hosts() == ["a"]
-        await rig.driver.submit(add("b"))
+        await rig.writer.submit(add("b"))
         assert kept(journal) == ["a", "b"]
         assert rig.performed == [Observe("a"), Observe("b")]  # and nothing of what was lost
         assert [seq for seq, _ in journal.load().facts] == [1, 2, 3, 4]
@@ -188,10 +188,10 @@ async def test_a_result_that_comes_while_the_writer_is_down_is_kept(running):
     async with running(journal) as rig:
         journal.failing = JournalFailed("disk full")
         with pytest.raises(Unavailable):
-            await rig.driver.submit(add("a"))
-        rig.driver.post(i.OrderDone("o1"))
-        rig.driver.post(i.OrderNotBegun("o2"))
-        rig.driver.post(i.HostObserved("a", ()))
+            await rig.writer.submit(add("a"))
+        rig.writer.post(i.OrderDone("o1"))
+        rig.writer.post(i.OrderNotBegun("o2"))
+        rig.writer.post(i.HostObserved("a", ()))
         journal.failing = None
         await anyio.sleep(1)
 
@@ -201,7 +201,7 @@ async def test_a_result_that_comes_while_the_writer_is_down_is_kept(running):
 async def test_of_the_results_that_were_kept_one_that_crashes_the_core_costs_none_but_itself(running, monkeypatch):
     journal, posts = MemoryJournal(), 0
     async with running(journal) as rig:
-        handle, post = type(rig.core).handle, rig.driver.post
+        handle, post = type(rig.core).handle, rig.writer.post
 
         def crashes(core, given, at):
             if given == i.OrderDone("crash"):
@@ -217,24 +217,24 @@ async def test_of_the_results_that_were_kept_one_that_crashes_the_core_costs_non
         monkeypatch.setattr(type(rig.core), "handle", crashes)
         journal.failing = JournalFailed("disk full")
         with pytest.raises(Unavailable):
-            await rig.driver.submit(add("a"))
+            await rig.writer.submit(add("a"))
         for order in ("o1", "crash", "o2"):
-            rig.driver.post(i.OrderDone(order))
+            rig.writer.post(i.OrderDone(order))
         journal.failing = None
-        monkeypatch.setattr(rig.driver, "post", counted)
+        monkeypatch.setattr(rig.writer, "post", counted)
         await anyio.sleep(5)
 
         assert [given for _, given in rig.core.given if isinstance(given, i.OrderDone)] == [i.OrderDone("o2")]
-        await rig.driver.submit(add("b"))
+        await rig.writer.submit(add("b"))
 
 
 async def test_a_bug_of_ours_stops_the_writer_and_the_journal_has_not_seen_it(running):
     journal = MemoryJournal()
     async with running(journal) as rig:
-        await rig.driver.submit(add("a"))
+        await rig.writer.submit(add("a"))
         with pytest.raises(BrokenInvariant):
-            await rig.driver.submit(i.CloseSession("broken"))
-        await rig.driver.stopped.wait()
+            await rig.writer.submit(i.CloseSession("broken"))
+        await rig.writer.stopped.wait()
 
         assert len(rig.failed) == 1
         assert kept(journal) == ["a"]
@@ -244,13 +244,13 @@ async def test_a_bug_of_ours_stops_the_writer_and_the_journal_has_not_seen_it(ru
 async def test_an_input_that_crashes_the_core_harms_its_sender_only(running):
     journal = MemoryJournal()
     async with running(journal) as rig:
-        await rig.driver.submit(add("a"))
+        await rig.writer.submit(add("a"))
         with pytest.raises(KeyError):
-            await rig.driver.submit(i.CloseSession("crash"))
+            await rig.writer.submit(i.CloseSession("crash"))
         await anyio.sleep(1)
 
         assert rig.hosts() == ["a"]  # the half-done host is gone
-        await rig.driver.submit(add("b"))
+        await rig.writer.submit(add("b"))
         assert kept(journal) == ["a", "b"]
 
 
@@ -258,17 +258,17 @@ async def test_a_fact_that_cannot_be_written_down_has_not_happened(running):
     """Memory would else be ahead of the journal for ever, and the journal have a hole that no restart gets over."""
     journal = MemoryJournal()
     async with running(journal) as rig:
-        await rig.driver.submit(add("a"))
+        await rig.writer.submit(add("a"))
         with pytest.raises(UnicodeEncodeError):
-            await rig.driver.submit(add("no text \udcff"))
-        rig.driver.post(add("nor this \udcff"))
+            await rig.writer.submit(add("no text \udcff"))
+        rig.writer.post(add("nor this \udcff"))
         await anyio.sleep(1)
 
         assert rig.hosts() == ["a"]
-        await rig.driver.submit(add("b"))
-        rig.driver.post(add("nor that \udcff"))
+        await rig.writer.submit(add("b"))
+        rig.writer.post(add("nor that \udcff"))
         await anyio.sleep(1)
-        await rig.driver.submit(add("c"))
+        await rig.writer.submit(add("c"))
         assert kept(journal) == ["a", "b", "c"]
         seqs = [seq for seq, _ in journal.load().facts]
         assert seqs == list(range(1, len(seqs) + 1))
@@ -279,7 +279,7 @@ async def test_a_tick_that_crashes_each_time_does_not_take_the_whole_processor(r
     async with running(MemoryJournal()) as rig:
         rig.core.crash_on_tick = error
         rig.core.due = rig.core.state.at + 1
-        rig.driver.post(Heartbeat("n1"))
+        rig.writer.post(Heartbeat("n1"))
         await anyio.sleep(1)
 
         assert 3 <= len(rig.cores) <= 12  # two are made for a start
@@ -288,7 +288,7 @@ async def test_a_tick_that_crashes_each_time_does_not_take_the_whole_processor(r
 async def test_the_core_is_called_at_its_deadline(running):
     async with running(MemoryJournal()) as rig:
         rig.core.due = rig.core.state.at + 3_000
-        rig.driver.post(Heartbeat("n1"))
+        rig.writer.post(Heartbeat("n1"))
         await anyio.sleep(3.1)
 
         assert [at for at, given in rig.core.given if isinstance(given, i.Tick)] == [1_003_000]
@@ -325,10 +325,10 @@ async def test_a_core_with_one_deadline_after_the_other_leaves_the_loop_to_calls
             return decision
 
         rig.core.handle = takes_3_ms
-        rig.driver.post(Heartbeat("n1"))
+        rig.writer.post(Heartbeat("n1"))
         for _ in range(40):
             await anyio.sleep(0.005)
-            rig.driver.post(Heartbeat("n1"))  # nor does another input make it come sooner
+            rig.writer.post(Heartbeat("n1"))  # nor does another input make it come sooner
         assert len(began) > 3
         assert all(later - before >= 0.0299 for before, later in pairwise(began))
 
@@ -336,9 +336,9 @@ async def test_a_core_with_one_deadline_after_the_other_leaves_the_loop_to_calls
 async def test_an_earlier_deadline_moves_the_timer_forward(running):
     async with running(MemoryJournal()) as rig:
         rig.core.due = rig.core.state.at + 5_000
-        rig.driver.post(Heartbeat("n1"))
+        rig.writer.post(Heartbeat("n1"))
         rig.core.due = rig.core.state.at + 1_000
-        rig.driver.post(Heartbeat("n1"))
+        rig.writer.post(Heartbeat("n1"))
         await anyio.sleep(1.1)
 
         assert [at for at, given in rig.core.given if isinstance(given, i.Tick)] == [1_001_000]
@@ -347,7 +347,7 @@ async def test_an_earlier_deadline_moves_the_timer_forward(running):
 async def test_a_loop_that_was_late_is_on_record_before_anything_else_is_handled(running):
     async with running(MemoryJournal(), lease_ms=60_000) as rig:
         rig.jumped[0] = 30.0
-        await rig.driver.submit(Heartbeat("n1"))
+        await rig.writer.submit(Heartbeat("n1"))
 
         kinds = [type(given) for _, given in rig.core.given]
         assert kinds == [i.Start, i.Stalled, Heartbeat]
@@ -357,7 +357,7 @@ async def test_a_loop_that_was_late_is_on_record_before_anything_else_is_handled
 async def test_a_loop_that_was_late_by_less_than_a_quarter_lease_is_not(running):
     async with running(MemoryJournal(), lease_ms=60_000) as rig:
         rig.jumped[0] = 7.5 + 14.0
-        await rig.driver.submit(Heartbeat("n1"))
+        await rig.writer.submit(Heartbeat("n1"))
 
         assert i.Stalled not in [type(given) for _, given in rig.core.given]
 
@@ -367,7 +367,7 @@ async def test_one_stall_is_one_fact_however_many_inputs_come_before_the_next_ti
         rig.jumped[0] = 30.0
         rig.core.due = rig.core.state.at  # what was due in the stall is done by the next tick
         for _ in range(100):
-            rig.driver.post(Heartbeat("n1"))
+            rig.writer.post(Heartbeat("n1"))
 
         assert [type(given) for _, given in rig.core.given].count(i.Stalled) == 1
 
@@ -375,10 +375,10 @@ async def test_one_stall_is_one_fact_however_many_inputs_come_before_the_next_ti
 async def test_a_long_stop_is_no_stall(running):
     async with running(MemoryJournal()) as rig:
         rig.core.due = 0  # a lease that has run out: no job can renew it while the daemon stops
-        rig.driver.drain()
+        rig.writer.drain()
         for name in "abcd":
             await anyio.sleep(60)
-            await rig.driver.submit(add(name))
+            await rig.writer.submit(add(name))
         assert [fact for _, fact in rig.sunk if isinstance(fact, f.LoopStalled)] == []
 
 
@@ -393,14 +393,14 @@ async def test_snapshots_are_written_and_a_restart_begins_with_one(running):
     journal = MemoryJournal()
     async with running(journal, snapshot_every=10) as rig:
         for number in range(25):
-            await rig.driver.submit(add(f"h{number}"))
+            await rig.writer.submit(add(f"h{number}"))
     past = journal.load()
     assert past.seq >= 20
     assert len(list(past.facts)) <= 6
     async with running(journal) as rig:
         assert rig.hosts() == [f"h{number}" for number in range(25)]
-        await rig.driver.submit(add("next"))
-        assert rig.driver.durable_seq == 28
+        await rig.writer.submit(add("next"))
+        assert rig.writer.durable_seq == 28
 
 
 async def test_only_a_start_after_a_kill_is_told_that_the_daemon_crashed_and_the_first_when_it_was_there(running):
@@ -409,18 +409,18 @@ async def test_only_a_start_after_a_kill_is_told_that_the_daemon_crashed_and_the
 
     async def live(*, stopped: bool) -> None:
         async with running(journal) as rig:
-            await rig.driver.submit(add("a"))
+            await rig.writer.submit(add("a"))
             journal.failing = JournalFailed("disk full")
             with pytest.raises(Unavailable):
-                await rig.driver.submit(add("b"))
+                await rig.writer.submit(add("b"))
             journal.failing = None
             await anyio.sleep(1)  # the writer has begun again, and nothing crashed
             starts = [given for core in rig.cores for _, given in core.given if isinstance(given, i.Start)]
             assert [given.away_ms for given in starts] == [40_000, 0], "none was away in between"
             told.append([given.crashed for given in starts])
             if stopped:
-                rig.driver.stop()
-                await rig.driver.stopped.wait()
+                rig.writer.stop()
+                await rig.writer.stopped.wait()
 
     for stopped in (True, False, False, True, True):
         await live(stopped=stopped)
@@ -441,7 +441,7 @@ async def test_a_daemon_to_which_nothing_happens_notes_that_it_is_there(running,
 async def hosts_in(journal, running, number):
     async with running(journal) as rig:
         for host in range(number):
-            await rig.driver.submit(add(f"h{host}"))
+            await rig.writer.submit(add(f"h{host}"))
 
 
 async def test_a_replay_tells_how_far_it_is_and_the_loop_turns_meanwhile(running, monkeypatch):
@@ -482,7 +482,7 @@ async def test_a_stop_ends_a_replay_that_follows_a_failed_commit(running, monkey
             nonlocal read
             for read, told in enumerate(facts, 1):
                 if self.failed and read == 20:
-                    rig.driver.stop()
+                    rig.writer.stop()
                 yield told
 
     journal = Long()
@@ -492,10 +492,10 @@ async def test_a_stop_ends_a_replay_that_follows_a_failed_commit(running, monkey
     async with running(journal) as rig:
         journal.failing, journal.failed = JournalFailed("no disk"), True
         with pytest.raises(Unavailable):
-            await rig.driver.submit(add("lost"))
+            await rig.writer.submit(add("lost"))
         journal.failing = None
         with anyio.fail_after(100):
-            await rig.driver.stopped.wait()
+            await rig.writer.stopped.wait()
         assert read == 20
         assert journal.load().seq == 0
         assert len(list(journal.facts())) == 102  # the second start, and nothing of a third
@@ -504,33 +504,33 @@ async def test_a_stop_ends_a_replay_that_follows_a_failed_commit(running, monkey
 async def test_a_stop_in_good_order_leaves_a_snapshot_of_everything(running):
     journal = MemoryJournal()
     async with running(journal) as rig:
-        rig.driver.post(add("a"))
-        rig.driver.stop()
-        await rig.driver.stopped.wait()
+        rig.writer.post(add("a"))
+        rig.writer.stop()
+        await rig.writer.stopped.wait()
 
         assert journal.load().seq == 2
         with pytest.raises(Unavailable):
-            await rig.driver.submit(Heartbeat("n1"))
+            await rig.writer.submit(Heartbeat("n1"))
 
 
 async def test_a_stop_is_not_kept_waiting_by_a_disk_that_fails(running):
     journal = MemoryJournal()
     async with running(journal) as rig:
         journal.failing = JournalFailed("no disk")
-        rig.driver.post(add("a"))
+        rig.writer.post(add("a"))
         await anyio.sleep(100)
-        rig.driver.stop()
+        rig.writer.stop()
         with anyio.fail_after(0.1):
-            await rig.driver.stopped.wait()
+            await rig.writer.stopped.wait()
 
 
 async def test_time_goes_on_from_the_last_fact_where_the_wall_clock_was_set_back(running):
     journal = MemoryJournal()
     async with running(journal, wall=5_000.0) as rig:
-        await rig.driver.submit(add("a"))
+        await rig.writer.submit(add("a"))
     async with running(journal, wall=10.0) as rig:
         await anyio.sleep(2)
-        await rig.driver.submit(add("b"))
+        await rig.writer.submit(add("b"))
         facts = [fact for _, fact in journal.load().facts]
 
         assert [fact.at for fact in facts] == sorted(fact.at for fact in facts)
@@ -542,8 +542,8 @@ async def test_while_the_disk_is_full_only_what_makes_more_work_is_refused(runni
     async with running(journal) as rig:
         journal.tight = True
         with pytest.raises(Unavailable, match="full"):
-            await rig.driver.submit(RegisterJob("o", "u", JobSpec("a", (), ())))
-        await rig.driver.submit(add("a"))
+            await rig.writer.submit(RegisterJob("o", "u", JobSpec("a", (), ())))
+        await rig.writer.submit(add("a"))
         await anyio.sleep(11)
 
         assert not journal.tight
@@ -553,14 +553,14 @@ async def test_a_request_that_waits_is_not_turned_away_by_a_full_disk_when_it_is
     """It would be nobody's then, and passed over at the very release that spends the reserve."""
     journal = MemoryJournal()
     async with running(journal) as rig:
-        state = rig.driver.scheduler.state
+        state = rig.writer.scheduler.state
         state.slots["s1"] = Slot("s1", "j1", 1, "e1", "rollout", "asked", 0)
         state.slots_of["j1"] = ["s1"]
         journal.tight = True
         with pytest.raises(Unavailable, match="full"):
-            await rig.driver.submit(i.RequestSlot("j1", "e1", "rollout", "another"))
+            await rig.writer.submit(i.RequestSlot("j1", "e1", "rollout", "another"))
 
-        await rig.driver.submit(i.RequestSlot("j1", "e1", "rollout", "asked"))
+        await rig.writer.submit(i.RequestSlot("j1", "e1", "rollout", "asked"))
 
 
 # ---- who waits for news --------------------------------------------------------------------------------------------
@@ -575,7 +575,7 @@ def knows(rig, slot):
 async def test_a_waiter_is_woken_by_facts_of_its_slot_and_of_its_job_and_no_others(running):
     async with running(MemoryJournal()) as rig:
         knows(rig, "s1")
-        with rig.driver.subscribe("s1") as waiter:
+        with rig.writer.subscribe("s1") as waiter:
             for number, fact in enumerate(
                 [
                     f.SlotWithdrawn(at=0, slot="s1", reason=said("")),
@@ -585,20 +585,20 @@ async def test_a_waiter_is_woken_by_facts_of_its_slot_and_of_its_job_and_no_othe
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(waiter.changed)
                     await anyio.sleep(0.01)
-                    rig.driver._wake_for(entries(rig.core.state, [(number, fact)], {}))
-            rig.driver._wake_for(entries(rig.core.state, [(9, f.SlotWithdrawn(at=0, slot="s2", reason=said("")))], {}))
+                    rig.writer._wake_for(entries(rig.core.state, [(number, fact)], {}))
+            rig.writer._wake_for(entries(rig.core.state, [(9, f.SlotWithdrawn(at=0, slot="s2", reason=said("")))], {}))
             with anyio.move_on_after(1) as scope:
                 await waiter.changed()
 
             assert scope.cancelled_caught
-        assert rig.driver._waiters == {}
+        assert rig.writer._waiters == {}
 
 
 async def test_news_between_looking_and_waiting_is_not_missed(running):
     async with running(MemoryJournal()) as rig:
         knows(rig, "s1")
-        with rig.driver.subscribe("s1") as waiter:
-            rig.driver._wake_for(entries(rig.core.state, [(1, f.SlotWithdrawn(at=0, slot="s1", reason=said("")))], {}))
+        with rig.writer.subscribe("s1") as waiter:
+            rig.writer._wake_for(entries(rig.core.state, [(1, f.SlotWithdrawn(at=0, slot="s1", reason=said("")))], {}))
             with anyio.fail_after(0.1):
                 await waiter.changed()
 
@@ -610,7 +610,7 @@ async def test_draining_and_a_failing_disk_wake_everybody(running):
 
         async def wait() -> None:
             nonlocal woken
-            with rig.driver.subscribe("s1") as waiter:
+            with rig.writer.subscribe("s1") as waiter:
                 await waiter.changed()
                 woken += 1
 
@@ -619,9 +619,9 @@ async def test_draining_and_a_failing_disk_wake_everybody(running):
                 tasks.start_soon(wait)
             await anyio.sleep(0.1)
             journal.failing = JournalFailed("x")
-            rig.driver.post(add("a"))
+            rig.writer.post(add("a"))
         assert woken == 1000
-        rig.driver.drain()
+        rig.writer.drain()
         with anyio.fail_after(0.1):
             await wait()
         assert woken == 1001
@@ -635,38 +635,38 @@ async def test_a_thousand_parked_waiters_cost_a_handover_nothing(running):
         def takes():
             began = time.process_time()
             for number in range(1000):
-                rig.driver._wake_for(entries(rig.core.state, [(number, fact)], {}))
+                rig.writer._wake_for(entries(rig.core.state, [(number, fact)], {}))
             return time.process_time() - began
 
         with ExitStack() as waiters:
-            waiters.enter_context(rig.driver.subscribe("s0"))
+            waiters.enter_context(rig.writer.subscribe("s0"))
             alone = takes()
             for number in range(1, 1000):
-                waiters.enter_context(rig.driver.subscribe(f"s{number}"))
+                waiters.enter_context(rig.writer.subscribe(f"s{number}"))
             assert takes() < 50 * alone + 0.01  # a look at each waiter would be a thousand times
 
 
 async def test_the_feed_waits_for_facts_and_gives_up_in_time(running, slow_journal):
     async with running(slow_journal(1.0)) as rig:
-        assert [seq for seq, _ in (await rig.driver.facts_after(0, 0, 10))[0]] == [1]
+        assert [seq for seq, _ in (await rig.writer.facts_after(0, 0, 10))[0]] == [1]
         began = now()
-        assert await rig.driver.facts_after(1, 500, 10) == ([], 1)
+        assert await rig.writer.facts_after(1, 500, 10) == ([], 1)
         assert now() - began == pytest.approx(0.5)
-        rig.driver.post(add("a"))
-        facts, last = await rig.driver.facts_after(1, 30_000, 10)
+        rig.writer.post(add("a"))
+        facts, last = await rig.writer.facts_after(1, 30_000, 10)
 
         assert now() - began == pytest.approx(1.5)
         assert [f.name(fact) for _, fact in facts] == ["host_added"]
         assert last == 2
-        assert rig.driver._followers == {}
+        assert rig.writer._followers == {}
 
 
 async def test_the_feed_comes_in_pages(running):
     async with running(MemoryJournal()) as rig:
         for number in range(10):
-            await rig.driver.submit(add(f"h{number}"))
+            await rig.writer.submit(add(f"h{number}"))
         seen, last = [], 0
-        while page := (await rig.driver.facts_after(last, 0, 4))[0]:
+        while page := (await rig.writer.facts_after(last, 0, 4))[0]:
             seen += [seq for seq, _ in page]
             last = page[-1][0]
 
@@ -681,7 +681,7 @@ def of_hosts(monkeypatch):
         def topics(fact, state):
             return (("host", fact.host.id),) if isinstance(fact, f.HostAdded) else ()
 
-        monkeypatch.setattr(rig.driver.belongs, "topics", topics)
+        monkeypatch.setattr(rig.writer.belongs, "topics", topics)
 
     return of_hosts
 
@@ -693,21 +693,21 @@ async def test_who_waits_for_some_facts_is_not_woken_by_others_and_need_not_read
             read = []
 
             async def follow() -> None:
-                read.append(await rig.driver.facts_after(1, 30_000, 10, [("host", "b"), ("host", "c")]))
+                read.append(await rig.writer.facts_after(1, 30_000, 10, [("host", "b"), ("host", "c")]))
 
             tasks.start_soon(follow)
             await anyio.sleep(1)
             for name in "aba":
-                await rig.driver.submit(add(name))
+                await rig.writer.submit(add(name))
         (facts, last), *_ = read
         assert (facts[0][0], facts[0][1].host.id) == (3, "b")
         assert last == facts[-1][0] <= 4
         began = now()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(rig.driver.submit, add("a"))
-            assert await rig.driver.facts_after(4, 500, 10, [("host", "b")]) == ([], 5)
+            tasks.start_soon(rig.writer.submit, add("a"))
+            assert await rig.writer.facts_after(4, 500, 10, [("host", "b")]) == ([], 5)
         assert now() - began == pytest.approx(0.5)
-        assert rig.driver._followers == {}
+        assert rig.writer._followers == {}
 
 
 async def test_what_comes_in_the_moment_in_which_who_waits_gives_up_is_not_passed_over(running, of_hosts):
@@ -719,12 +719,12 @@ async def test_what_comes_in_the_moment_in_which_who_waits_gives_up_is_not_passe
         given_up = []
 
         def comes() -> None:
-            (follower,) = rig.driver._followers["host", "b"]
+            (follower,) = rig.writer._followers["host", "b"]
             given_up.append(waiting.cancelling() > 0 and follower.after is None)
             fact = f.HostAdded(at=0, host=i.HostSpec("b", "fake", 0))
-            rig.driver._committed(rig.driver._life, entries(rig.core.state, [(2, fact)], {}), done)
+            rig.writer._committed(rig.writer._life, entries(rig.core.state, [(2, fact)], {}), done)
 
-        waiting = loop.create_task(rig.driver.facts_after(1, 1_000, 10, [("host", "b")]))
+        waiting = loop.create_task(rig.writer.facts_after(1, 1_000, 10, [("host", "b")]))
         await asyncio.sleep(0)
         loop.call_later(1.0, comes)
         facts, last = await waiting
@@ -750,7 +750,7 @@ async def test_who_waits_is_shown_what_turns_out_to_be_durable_when_the_writer_i
         async def follow() -> None:
             last = 1
             while not read:  # woken as the writer goes down, too
-                facts, last = await rig.driver.facts_after(last, 5_000, 10, [("host", "b")])
+                facts, last = await rig.writer.facts_after(last, 5_000, 10, [("host", "b")])
                 read.extend((seq, f.name(fact)) for seq, fact in facts)
 
         with anyio.fail_after(20):
@@ -759,7 +759,7 @@ async def test_who_waits_is_shown_what_turns_out_to_be_durable_when_the_writer_i
                 await anyio.sleep(1)
                 journal.failing = JournalFailed("the disk says nothing")
                 with pytest.raises(Unavailable):
-                    await rig.driver.submit(add("b"))
+                    await rig.writer.submit(add("b"))
                 await anyio.sleep(1)
                 journal.failing = None
         assert read[0] == (2, "host_added")
@@ -777,11 +777,11 @@ async def test_new_facts_are_read_in_memory_and_old_ones_in_the_journal(running,
 
         monkeypatch.setattr(journal, "read", counted)
         for number in range(10):
-            await rig.driver.submit(add(f"h{number}"))
+            await rig.writer.submit(add(f"h{number}"))
         whole = list(journal.facts())
         for after in range(11):
             for limit in (1, 3, 100):
-                facts, last = await rig.driver.facts_after(after, 0, limit)
+                facts, last = await rig.writer.facts_after(after, 0, limit)
                 assert facts == whole[after : after + limit]
                 assert last == (facts[-1][0] if facts else after)
         assert reads == [after for after in range(6) for _ in range(3)]
@@ -792,6 +792,6 @@ async def test_a_fact_that_is_told_from_memory_reads_as_the_journal_will_tell_it
     async with running(journal) as rig:
         # a whole number in place of a float
         rig.core.handle = lambda _, at: Decision((f.SlotReleased(at, "s1", {"work": 1}),), (), Answer())
-        await rig.driver.submit(i.Tick())
-        (_, now), (_, later) = (await rig.driver.facts_after(1, 0, 10))[0][-1], list(journal.load().facts)[-1]
+        await rig.writer.submit(i.Tick())
+        (_, now), (_, later) = (await rig.writer.facts_after(1, 0, 10))[0][-1], list(journal.load().facts)[-1]
         assert encode(now) == encode(later) != encode(rig.sunk[-1][1])

@@ -1,4 +1,4 @@
-"""A whole daemon but for its sockets and its backends: the real core, driver, journal in memory, and HTTP interface."""
+"""A whole daemon but for its sockets and its backends: the real core, writer, journal in memory, and HTTP interface."""
 
 import asyncio
 import sys
@@ -33,7 +33,7 @@ from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.daemon.usage.daily import LiveUsage
-from rollmuxd.daemon.writer import Driver
+from rollmuxd.daemon.writer import Writer
 from rollmuxd.spi import NotDone, Output, Ports
 from rollmuxd.spi.fake_fabric import FakeSwitch, MockFabric
 
@@ -116,7 +116,7 @@ class World:
             ),
         )
         self.today = LiveUsage(self.journal, self.settled)
-        self.driver = Driver(
+        self.writer = Writer(
             lambda state: Scheduler(config, make_policy(settings), state),
             self.journal,
             self.clock,
@@ -125,11 +125,11 @@ class World:
             sinks=(self.metrics.sink,),
             prompt=(self.hub.on_facts,),
         )
-        self.backends.state = lambda: self.driver.scheduler.state
+        self.backends.state = lambda: self.writer.scheduler.state
         # As a real backend: it reports later, and not within the decision that orders it.
-        self.backends.post = lambda given: _soon(self.driver.post, given)
+        self.backends.post = lambda given: _soon(self.writer.post, given)
         self.services = Services(
-            driver=self.driver,
+            writer=self.writer,
             actuator=self.backends,
             journal=self.journal,
             settings=settings,
@@ -145,15 +145,15 @@ class World:
 
     async def settled(self) -> tuple[int, int]:
         """The time, and the last fact before it, once that is durable."""
-        return await self.driver.read(lambda core, now: (now, self.driver.last_seq))
+        return await self.writer.read(lambda core, now: (now, self.writer.last_seq))
 
     @property
     def state(self) -> Any:
-        return self.driver.scheduler.state
+        return self.writer.scheduler.state
 
     def attached(self, slot: str) -> bool:
         """Whether a call attends the request, as far as the core knows."""
-        return slot not in self.driver.scheduler.context.timers.detached
+        return slot not in self.writer.scheduler.context.timers.detached
 
     async def add_key(self, name: str, owner: str, user: str, role: Role, *, expires_at: int | None = None) -> None:
         key, self.secrets[name] = new_key(owner, user, role, self.clock.now(), expires_at=expires_at)
@@ -236,11 +236,11 @@ async def _running(**tables: Any) -> AsyncIterator[World]:
     await world.add_key("viewer", "team", "vera", Role.VIEWER)
     await world.add_key("stranger", "others", "eve", Role.LEAD)
     async with anyio.create_task_group() as tasks:
-        await tasks.start(world.driver.run)
+        await tasks.start(world.writer.run)
         world.backends.perform([Observe("h1")])
         await world.settle()
         yield world
-        world.driver.stop()
+        world.writer.stop()
 
 
 @pytest.fixture(autouse=True)

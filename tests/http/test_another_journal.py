@@ -22,7 +22,7 @@ async def test_whatever_a_client_of_another_journal_calls_is_410_and_changes_not
     async with running() as world, world.client() as client:
         job = await world.job(client)
         slot = (await job.ask("rollout")).json()
-        before = world.driver.last_seq
+        before = world.writer.last_seq
         for method, path, body in (
             ("POST", f"/v1/jobs/{job.id}/sessions", {"pid": 9, "host": "h9"}),
             ("POST", f"/v1/sessions/{job.session}/heartbeat", {}),
@@ -39,7 +39,7 @@ async def test_whatever_a_client_of_another_journal_calls_is_410_and_changes_not
             assert refused.status_code == 410, path
             assert refused.json()["type"] == "urn:rollmux:problem:another_journal"
             assert "register again" in refused.json()["detail"]
-        assert world.driver.last_seq == before
+        assert world.writer.last_seq == before
 
 
 async def test_a_call_that_names_this_journal_or_none_is_answered(running):

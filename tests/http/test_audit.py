@@ -62,7 +62,7 @@ async def test_every_operator_action_is_audited_in_the_same_commit_as_what_it_di
         slot = (await job.ask("rollout")).json()["slot"]
         await world.add_key("dan", "team", "dan", Role.VIEWER)
         path = path.format(job=job.id, slot=slot, key=world.secrets["dan"].split("_")[1])
-        seen = world.driver.durable_seq
+        seen = world.writer.durable_seq
         answer = await root.request(method, path, json=body)
         assert answer.status_code < 300, answer.text
         said = [fact for fact in await audited(world) if fact.action == action]
@@ -93,9 +93,9 @@ async def test_who_acts_on_anothers_job_is_written_down_and_who_acts_on_ones_own
 async def test_a_process_that_the_daemon_is_to_start_takes_an_admin_and_is_written_down(running, body_of_job):
     async with running() as world, world.client("lead") as lead, world.client("root") as root:
         body = body_of_job("math", launch={"argv": ["python", "train.py"]})
-        seq = world.driver.durable_seq
+        seq = world.writer.durable_seq
         assert (await lead.post("/v1/jobs", json=body)).status_code == 403
-        assert world.driver.durable_seq == seq
+        assert world.writer.durable_seq == seq
         assert (await root.post("/v1/jobs", json=body)).status_code == 201
         (started,) = await audited(world)
     assert (started.action, started.who, started.about) == ("register_job", "ops/op", "ops/math")

@@ -265,7 +265,7 @@ async def test_a_copy_of_the_state_has_all_but_what_can_be_large_and_no_question
         for name, more in {"first": {"states": states}, "second": {"launch": launch}, "third": {}}.items():
             assert (await client.post("/v1/jobs", json=body_of_job(name, **more))).status_code == 201
         call = SimpleNamespace(services=world.services)
-        copy = background.copy_of(call, world.driver.scheduler)
+        copy = background.copy_of(call, world.writer.scheduler)
         first, second, third = world.state.jobs.values()
         assert first.spec.states[0].options
         assert list(copy.decoded().jobs.values()) == [
@@ -432,9 +432,9 @@ async def test_a_page_of_facts_ends_early_where_they_are_large_and_none_is_missi
             world.services.drivers["channel"] = TakesAnything()
             assert (await client.post("/v1/jobs", json=body)).status_code == 201
         if not remembered:
-            world.driver._recent.clear()
+            world.writer._recent.clear()
         names, after, pages = [], 0, 0
-        while after < world.driver.durable_seq:
+        while after < world.writer.durable_seq:
             answer = await client.get("/v1/facts", params={"after": after})
             assert len(answer.content) < 50_000 + 30_000
             names += [fact["spec"]["name"] for fact in answer.json()["facts"] if fact["fact"] == "job_registered"]

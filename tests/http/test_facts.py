@@ -26,7 +26,7 @@ async def test_the_feed_is_the_journal_in_order_and_goes_on_where_it_was_left(ru
     async with running() as world, world.client() as client, world.client("root") as root:
         await (await world.job(client)).ask("rollout")
         whole = (await read(root))["facts"]
-        assert [fact["seq"] for fact in whole] == list(range(1, world.driver.durable_seq + 1))
+        assert [fact["seq"] for fact in whole] == list(range(1, world.writer.durable_seq + 1))
         assert [fact["fact"] for fact in whole][-2:] == ["slot_claimed", "slot_granted"]
         parts, after = [], 0
         while (page := await read(root, after=after, limit=3))["facts"]:
@@ -38,7 +38,7 @@ async def test_who_is_to_go_on_elsewhere_is_told_of_what_is_written_down_only(ru
     """What is not may be taken back, and its number given to another fact: which who goes on after it would miss."""
     async with running() as world, world.client() as client, world.client("root") as root:
         job = await world.job(client)
-        append, durable, held = world.journal.append, world.driver.durable_seq, []
+        append, durable, held = world.journal.append, world.writer.durable_seq, []
 
         def late(facts):
             held.append((facts, asyncio.get_running_loop().create_future()))
@@ -58,7 +58,7 @@ async def test_who_is_to_go_on_elsewhere_is_told_of_what_is_written_down_only(ru
 
 async def test_who_follows_is_woken_by_the_next_fact(running):
     async with running() as world, world.client() as client, world.client("root") as root:
-        after = world.driver.durable_seq
+        after = world.writer.durable_seq
         pages = []
 
         async def follow() -> None:
@@ -74,10 +74,10 @@ async def test_who_follows_is_woken_by_the_next_fact(running):
 
 async def test_a_follower_waits_on_while_only_others_have_news_and_is_told_how_far_it_is(running):
     async with running() as world, world.client() as client, world.client("stranger") as stranger:
-        after = world.driver.durable_seq
+        after = world.writer.durable_seq
         await (await world.job(client)).ask("rollout")
         page = await read(stranger, after=after, wait_ms=100)
-        assert page == {"facts": [], "last": world.driver.durable_seq, "first": 1, "unreadable": []}
+        assert page == {"facts": [], "last": world.writer.durable_seq, "first": 1, "unreadable": []}
 
 
 async def test_others_than_admins_see_the_inventory_and_their_own_owners_jobs(running):
@@ -95,7 +95,7 @@ async def test_others_than_admins_see_the_inventory_and_their_own_owners_jobs(ru
         assert "alices" not in text
         assert {fact.get("slot") for fact in seen} == {None, "s2"}
         async with world.client("root") as root:
-            assert len((await read(root))["facts"]) == world.driver.durable_seq
+            assert len((await read(root))["facts"]) == world.writer.durable_seq
 
 
 async def test_a_fact_about_a_slot_that_nobody_remembers_is_shown_to_admins_only():
@@ -132,7 +132,7 @@ async def test_of_one_job_only_what_is_about_it(running):
 async def test_older_facts_are_read_up_to_a_number_and_that_is_not_waited_for(running):
     async with running() as world, world.client() as client, world.client("stranger") as stranger:
         await (await world.job(client)).ask("rollout")
-        last = world.driver.durable_seq
+        last = world.writer.durable_seq
         with anyio.fail_after(SOONER_S):
             page = await read(client, after=3, until=7, wait_ms=WAIT_MS)
             assert [fact["seq"] for fact in page["facts"]] == [4, 5, 6, 7]
@@ -148,7 +148,7 @@ async def test_who_follows_one_owners_jobs_costs_anothers_hand_overs_nothing(run
         slot = (await job.ask("rollout")).json()
         await world.settle()
         asked, reads = [], []
-        facts_after, journal_read = world.driver.facts_after, world.journal.read
+        facts_after, journal_read = world.writer.facts_after, world.journal.read
 
         async def counted(*given):
             asked.append(given)
@@ -158,9 +158,9 @@ async def test_who_follows_one_owners_jobs_costs_anothers_hand_overs_nothing(run
             reads.append(given)
             return await journal_read(*given)
 
-        monkeypatch.setattr(world.driver, "facts_after", counted)
+        monkeypatch.setattr(world.writer, "facts_after", counted)
         monkeypatch.setattr(world.journal, "read", counted_read)
-        after, pages = world.driver.durable_seq, []
+        after, pages = world.writer.durable_seq, []
         with anyio.fail_after(SOONER_S):
             async with anyio.create_task_group() as tasks:
 
@@ -175,7 +175,7 @@ async def test_who_follows_one_owners_jobs_costs_anothers_hand_overs_nothing(run
                     slot = (await job.ask("rollout")).json()
                 await world.settle()
                 assert len(asked) == 20, "they were woken"
-                commits = world.driver.durable_seq - after
+                commits = world.writer.durable_seq - after
                 assert commits > 50
                 await mine.ask("rollout", wait_s=0)
         # Now they all have news, and one reading in memory is enough for them all.
@@ -186,7 +186,7 @@ async def test_who_follows_one_owners_jobs_costs_anothers_hand_overs_nothing(run
 
 async def test_who_follows_everything_is_woken_by_what_it_is_shown_only(running):
     async with running() as world, world.client() as alice, world.client("root") as root:
-        job, after = await world.job(alice), world.driver.durable_seq
+        job, after = await world.job(alice), world.writer.durable_seq
         told = {}
         with anyio.fail_after(SOONER_S):
             async with anyio.create_task_group() as tasks:
@@ -231,7 +231,7 @@ async def test_the_audit_trail_of_days_that_are_deleted_comes_before_that_of_the
 
 async def test_an_owner_has_so_many_calls_that_wait_for_facts_and_others_have_theirs(running):
     async with running(limits={"max_facts_waiting": 3}) as world, world.client() as alice, world.client("bob") as bob:
-        after, pages = world.driver.durable_seq, []
+        after, pages = world.writer.durable_seq, []
         with anyio.fail_after(SOONER_S):
             async with anyio.create_task_group() as tasks:
 
@@ -254,6 +254,6 @@ async def test_an_owner_has_so_many_calls_that_wait_for_facts_and_others_have_th
                 await world.job(alice)
         assert len(pages) == 3
         # Whoever is answered, or hangs up, makes room.
-        after = world.driver.durable_seq
+        after = world.writer.durable_seq
         for _ in range(4):
             assert (await alice.get("/v1/facts", params={"after": after, "wait_ms": 1})).status_code == 200

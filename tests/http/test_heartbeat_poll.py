@@ -108,7 +108,7 @@ async def test_a_poll_ends_when_its_time_is_over_or_the_daemon_stops(running):
         assert (await beat(first, slot, wait_s=0.01)).json()["directives"] == []
 
         async def drain():
-            world.driver.drain()
+            world.writer.drain()
 
         assert (await polled(world, first, slot, drain))["directives"] == []
 
@@ -120,14 +120,14 @@ async def test_an_open_poll_renews_its_lease_when_it_comes_and_not_while_it_wait
         seen = []
 
         async def asks():
-            seen.append(world.driver.scheduler.context.timers.seen[first.session])
+            seen.append(world.writer.scheduler.context.timers.seen[first.session])
             await anyio.sleep(0.05)
-            await world.driver.submit(Tick())
+            await world.writer.submit(Tick())
             tasks.start_soon(second.ask, "rollout")
 
         async with anyio.create_task_group() as tasks:
             await polled(world, first, slot, asks, done=80)
-            assert world.driver.scheduler.context.timers.seen[first.session] == seen[0]
+            assert world.writer.scheduler.context.timers.seen[first.session] == seen[0]
             tasks.cancel_scope.cancel()
 
 
@@ -136,7 +136,7 @@ async def test_an_owner_whose_calls_wait_already_is_answered_at_once_and_refused
         first, _, slot = await two_in_a_group(world, client)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(
-                lambda: bob.get("/v1/facts", params={"after": world.driver.durable_seq, "wait_ms": 60_000})
+                lambda: bob.get("/v1/facts", params={"after": world.writer.durable_seq, "wait_ms": 60_000})
             )
             await world.settle()
             with anyio.fail_after(PATIENCE_S):
@@ -150,9 +150,9 @@ async def test_an_open_poll_is_one_of_its_owners_waiting_calls(running):
         full = []
 
         async def reads():
-            read = await client.get("/v1/facts", params={"after": world.driver.durable_seq, "wait_ms": 1})
+            read = await client.get("/v1/facts", params={"after": world.writer.durable_seq, "wait_ms": 1})
             full.append(read.status_code)
-            world.driver.drain()
+            world.writer.drain()
 
         await polled(world, first, slot, reads)
         assert full == [429]

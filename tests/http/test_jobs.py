@@ -524,7 +524,7 @@ async def test_a_last_beat_loses_the_job_only_where_it_names_the_sessions_own_pr
 async def test_a_job_whose_heartbeat_is_late_is_shown_as_silent_until_it_comes(running):
     async with running() as world, world.client() as client:
         job = await world.job(client)
-        seen = world.driver.scheduler.context.timers.seen
+        seen = world.writer.scheduler.context.timers.seen
 
         async def shown():
             (listed,) = (await client.get("/v1/jobs")).json()["items"]
@@ -548,7 +548,7 @@ async def test_the_explanation_of_a_job_says_that_it_is_silent_and_when_it_is_lo
         second = (await client.post("/v1/jobs", json=body)).json()
         assert second["status"] == "waiting"
         session = (await client.post("/v1/jobs/second/sessions", json={"pid": 2, "host": "h1"})).json()["session"]
-        seen = world.driver.scheduler.context.timers.seen
+        seen = world.writer.scheduler.context.timers.seen
 
         async def explained(job):
             sentences = (await client.get(f"/v1/jobs/{job}/explain")).json()["sentences"]
@@ -763,7 +763,7 @@ async def test_a_job_on_a_host_that_goes_away_hears_when_and_the_host_shows_it(r
         session = (await client.post(f"/v1/jobs/{made['job']}/sessions", json={"pid": 1, "host": "h1"})).json()
         heartbeat = f"/v1/sessions/{session['session']}/heartbeat"
         assert (await client.post(heartbeat)).json()["directives"] == []
-        world.driver.post(HostEnds("h1", 1_800_000_000_000))
+        world.writer.post(HostEnds("h1", 1_800_000_000_000))
         (told,) = (await client.post(heartbeat)).json()["directives"]
         assert (told["kind"], told["ends_at"]) == ("ends", "2027-01-15T08:00:00.000Z")
         assert (await client.get("/v1/hosts/h1")).json()["ends_at"] == "2027-01-15T08:00:00.000Z"

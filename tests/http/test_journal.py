@@ -23,7 +23,7 @@ async def test_facts_that_were_compacted_away_are_410_with_the_first_that_is_the
 async def test_facts_that_are_compacted_away_while_they_are_read_end_the_page(running, monkeypatch, read):
     async with running() as world, world.client() as client:
         await world.job(client)
-        whole, batches = world.driver.facts_after, []
+        whole, batches = world.writer.facts_after, []
 
         async def compacted_meanwhile(seq, wait_ms, limit, topics):
             batches.append(seq)
@@ -31,7 +31,7 @@ async def test_facts_that_are_compacted_away_while_they_are_read_end_the_page(ru
                 world.journal.first = 5
             return await whole(seq, wait_ms, min(limit, 1), topics)
 
-        monkeypatch.setattr(world.driver, "facts_after", compacted_meanwhile)
+        monkeypatch.setattr(world.writer, "facts_after", compacted_meanwhile)
         page = (await client.get("/v1/facts")).json()
         assert page["facts"][0]["seq"] == (5 if read == 0 else 1)
         assert page["first"] == 5

@@ -99,12 +99,12 @@ async def test_who_calls_too_often_is_429_with_the_time_to_wait_and_others_are_n
         async with root:
             answers = [(await alice.get("/v1/jobs")).status_code for _ in range(6)]
             assert answers == [200] * 5 + [429]
-            seq = world.driver.durable_seq
+            seq = world.writer.durable_seq
             refused = await alice.post("/v1/jobs", json=body_of_job("math"))
             assert refused.status_code == 429
             assert refused.json()["type"] == "urn:rollmux:problem:too_fast"
             assert 1 <= int(refused.headers["retry-after"]) <= 2
-            assert world.driver.durable_seq == seq
+            assert world.writer.durable_seq == seq
             assert (await bob.get("/v1/jobs")).status_code == 200
             assert (await root.get("/v1/jobs")).status_code == 200
 
@@ -147,7 +147,7 @@ async def test_an_owner_that_has_all_its_jobs_is_429_and_nothing_is_half_done(ru
     async with running(owners={"team": {"max_jobs": 2, "max_priority": 5}}) as world, world.client("alice") as alice:
         for name in ("one", "two"):
             await world.job(alice, name)
-        seq = world.driver.durable_seq
+        seq = world.writer.durable_seq
         full = await alice.post("/v1/jobs", json=body_of_job("three"))
         assert full.status_code == 429
         assert int(full.headers["retry-after"]) >= 1
@@ -155,7 +155,7 @@ async def test_an_owner_that_has_all_its_jobs_is_429_and_nothing_is_half_done(ru
         urgent = await alice.post("/v1/jobs", json=body_of_job("one", replace=True, priority=6))
         assert urgent.status_code == 422
         assert "owners.team.max_priority" in urgent.json()["detail"]
-        assert world.driver.durable_seq == seq
+        assert world.writer.durable_seq == seq
         assert (await alice.post("/v1/jobs", json=body_of_job("one", replace=True))).status_code == 201
         async with world.client("stranger") as stranger:
             assert (await stranger.post("/v1/jobs", json=body_of_job("three"))).status_code == 201
@@ -216,7 +216,7 @@ async def test_an_owner_of_whom_nothing_is_said_is_planned_for_as_one_with_a_tab
             # On the node that it has, there is room.
             beside = await world.job(eve, "beside", **of("rollout"))
             assert (await eve.get(f"/v1/jobs/{beside.id}")).json()["status"] != "waiting"
-            assert world.driver.scheduler.policy.max_nodes["others"] == 1
+            assert world.writer.scheduler.policy.max_nodes["others"] == 1
     assert told[0] == told[1]
     no_limit = {"defaults": {"owner": {"max_nodes": 1}}, "owners": {"others": {"max_nodes": 0}}}
     async with running(**no_limit) as world, world.client("stranger") as eve:
@@ -261,10 +261,10 @@ async def test_a_head_that_is_too_large_calls_no_handler_and_neither_does_what_f
         reader, writer = await asyncio.open_connection(host, port)
         key = f"authorization: Bearer {world.secrets['root']}\r\n".encode()
         drain = b"POST /v1/nodes/h1/gpu0-1/drain HTTP/1.1\r\nhost: x\r\n" + key
-        seq = world.driver.durable_seq
+        seq = world.writer.durable_seq
         writer.write(drain + b"x-much: " + b"y" * 3_000 + b"\r\n\r\n" + drain + b"\r\n")
         assert (await told(reader)).count("HTTP/1.1") == 1
-        assert world.driver.durable_seq == seq
+        assert world.writer.durable_seq == seq
         writer.close()
 
 

@@ -33,7 +33,7 @@ async def planned(client, *jobs, **more):
 def digest(world):
     """All that the daemon knows: its state, what it wrote down, and what its policy would decide next."""
     state = msgspec.json.encode(world.state)
-    return hashlib.sha256(state).hexdigest(), world.driver.last_seq
+    return hashlib.sha256(state).hexdigest(), world.writer.last_seq
 
 
 async def test_nothing_changes(running):

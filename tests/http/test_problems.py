@@ -97,14 +97,14 @@ async def test_what_is_no_name_is_told_what_a_name_has_and_no_pattern(running):
 @pytest.mark.parametrize(("body", "status", "field"), BAD_BODIES)
 async def test_a_bad_body_is_refused_by_the_name_of_its_field_and_changes_nothing(running, body, status, field):
     async with running(limits={"max_body_mb": 0.1}) as world, world.client() as client:
-        before = world.driver.durable_seq
+        before = world.writer.durable_seq
         answer = await client.post("/v1/jobs", content=body, headers={"content-type": "application/json"})
         assert answer.status_code == status, answer.text
         problem = answer.json()
         assert problem["status"] == status
         if status == 422:
             assert problem["data"]["field"] == field
-        assert world.driver.durable_seq == before
+        assert world.writer.durable_seq == before
 
 
 @pytest.mark.asyncio
@@ -138,7 +138,7 @@ async def test_a_bad_query_is_refused_by_the_name_of_its_parameter(running, quer
 async def test_a_call_that_takes_no_body_refuses_one_and_does_nothing(running, path, body, status, field):
     async with running() as world, world.client("root") as root:
         await world.job(root, "math")
-        before = world.driver.durable_seq
+        before = world.writer.durable_seq
         answer = await root.post(f"/v1/{path}", content=body, headers={"content-type": "application/json"})
         if status is None:
             assert answer.status_code in (200, 409), answer.text
@@ -146,7 +146,7 @@ async def test_a_call_that_takes_no_body_refuses_one_and_does_nothing(running, p
         assert answer.status_code == status, answer.text
         if field is not None:
             assert answer.json()["data"] == {"in": "body", "field": field}
-        assert world.driver.durable_seq == before
+        assert world.writer.durable_seq == before
 
 
 @pytest.mark.asyncio

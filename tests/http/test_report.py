@@ -230,7 +230,7 @@ async def test_a_report_of_a_day_that_is_known_reads_the_facts_since_the_last_on
         job = await world.job(client)
         await job.give_back((await job.ask("rollout")).json())
         await client.get("/v1/report")
-        known, read = world.driver.durable_seq, world.journal.read
+        known, read = world.writer.durable_seq, world.journal.read
 
         async def later(after, limit):
             assert after >= known or limit == 1, f"facts after {after} are read"

@@ -176,7 +176,7 @@ async def called(world, callers, name, route, registration, ready=None):
         "POST /v1/plan": {"jobs": [registration("planned")]},
     }.get(route)
     query = {"session": job.session, "rank": 0} if route == "GET /v1/channel/{job}/orders" else None
-    before = world.driver.durable_seq
+    before = world.writer.durable_seq
     async with callers.client(name) as client:
         answer = await client.request(method, path, json=body, params=query)
     said = [fact for _, fact in await world.journal.read(before, 1000)]

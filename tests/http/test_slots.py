@@ -140,7 +140,7 @@ async def test_a_draining_daemon_sends_its_waiters_away_with_503_and_when_to_com
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wait)
                 await eventually("it waits", lambda: world.state.jobs[two.id].queued)
-                world.driver.drain()
+                world.writer.drain()
         assert answers[0].status_code == 503
         assert int(answers[0].headers["retry-after"]) >= 1
 

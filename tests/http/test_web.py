@@ -64,7 +64,7 @@ async def test_who_asks_is_told_who_they_are_and_how_far_the_facts_go(running):
         me = (await viewer.get("/v1/me")).json()
         assert (me["owner"], me["user"], me["role"], me["mode"]) == ("team", "vera", "viewer", "share")
         assert world.secrets["viewer"].startswith(f"rmx_{me['key']}_")
-        assert (me["first"], me["last"]) == (1, world.driver.durable_seq)
+        assert (me["first"], me["last"]) == (1, world.writer.durable_seq)
         assert (await root.get("/v1/me")).json()["role"] == "admin"
     async with running() as world, world.on_socket(0) as root:
         me = (await root.get("/v1/me")).json()

@@ -30,7 +30,7 @@ from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.hosts.actuator import Actuator
-from rollmuxd.daemon.writer import Driver
+from rollmuxd.daemon.writer import Writer
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import HostConfig
@@ -194,26 +194,26 @@ def core():
 
 
 class Stage:
-    """A daemon without its HTTP: its driver, its actuator, mock hosts, and a residency driver of the test's choice."""
+    """A daemon without its HTTP: its writer, its actuator, mock hosts, and a residency driver of the test's choice."""
 
-    def __init__(self, driver: Driver, actuator: Actuator, backend: MockBackend, residency: Any) -> None:
-        self.driver, self.actuator, self.backend, self.residency = driver, actuator, backend, residency
+    def __init__(self, writer: Writer, actuator: Actuator, backend: MockBackend, residency: Any) -> None:
+        self.writer, self.actuator, self.backend, self.residency = writer, actuator, backend, residency
         self._asked = 0
 
     @property
     def state(self) -> State:
-        return self.driver.scheduler.state
+        return self.writer.scheduler.state
 
     async def join(self, name: str, *phases: str, **more: Any) -> None:
         spec = spec_of(name, phases or ("rollout", "train"), **more)
-        job = (await self.driver.submit(i.RegisterJob("team", "ann", spec, name))).job
+        job = (await self.writer.submit(i.RegisterJob("team", "ann", spec, name))).job
         assert job is not None
         # Without a pid the bytes stay until they are moved: these processes do not exist.
-        await self.driver.submit(i.OpenSession(job, name, 0, "box", ""))
+        await self.writer.submit(i.OpenSession(job, name, 0, "box", ""))
 
     def away(self, host: str) -> None:
         """The host is out of reach for a moment; then it is looked at, as the daemon's observer would."""
-        self.driver.post(i.HostObserved(host, unreachable=said("no route to it")))
+        self.writer.post(i.HostObserved(host, unreachable=said("no route to it")))
         self.actuator.perform([Observe(host)])
 
     def job(self, name: str) -> m.Job:
@@ -225,14 +225,14 @@ class Stage:
     async def ask(self, name: str, phase: str = "rollout") -> str:
         self._asked += 1
         job = self.job(name)
-        answer = await self.driver.submit(i.RequestSlot(job.id, str(job.session), phase, f"{name}-{self._asked}"))
+        answer = await self.writer.submit(i.RequestSlot(job.id, str(job.session), phase, f"{name}-{self._asked}"))
         assert answer.slot is not None
         return answer.slot
 
     async def release(self, slot: str) -> None:
         fence = self.state.slots[slot].fence
         assert fence is not None
-        await self.driver.submit(i.ReleaseSlot(slot, fence))
+        await self.writer.submit(i.ReleaseSlot(slot, fence))
 
     async def hold(self, name: str, phase: str = "rollout") -> str:
         slot = await self.ask(name, phase)
@@ -250,7 +250,7 @@ class Stage:
                 pytest.fail(f"after {within:g} s still not; {self.picture()}")
             await self.beat()
             await anyio.sleep(0.2)
-        await self.driver.read(lambda core, now: None)  # and what was seen is durable
+        await self.writer.read(lambda core, now: None)  # and what was seen is durable
         return asyncio.get_running_loop().time() - began
 
     async def stays(self, look: Any, seconds: float) -> None:
@@ -270,7 +270,7 @@ class Stage:
     async def beat(self) -> None:
         for session in list(self.state.sessions.values()):
             if session.status is m.SessionStatus.ALIVE:
-                await self.driver.submit(i.Heartbeat(session.id))
+                await self.writer.submit(i.Heartbeat(session.id))
 
 
 @pytest.fixture
@@ -304,12 +304,12 @@ def stage(tmp_path):
         actuator = Actuator(
             {"mock": backend_like(backend)},
             {"mock": residency},
-            state=lambda: driver.scheduler.state,
-            post=lambda given: driver.post(given),  # noqa: PLW0108  # made below
+            state=lambda: writer.scheduler.state,
+            post=lambda given: writer.post(given),  # noqa: PLW0108  # made below
             order_s=10,
             now=clock.now,
         )
-        driver = Driver(
+        writer = Writer(
             lambda state: Scheduler(settings, RollMux(), state),
             MemoryJournal(),
             clock,
@@ -319,11 +319,11 @@ def stage(tmp_path):
         )
         async with anyio.create_task_group() as tasks:
             await tasks.start(actuator.run)
-            await tasks.start(driver.run)
-            made = Stage(driver, actuator, backend, residency)
+            await tasks.start(writer.run)
+            made = Stage(writer, actuator, backend, residency)
             await made.wait_for(lambda: all(node.status is m.NodeStatus.UP for node in made.state.nodes.values()))
             yield made
-            assert made.driver.scheduler is not None
+            assert made.writer.scheduler is not None
             invariants.check(made.state)
             tasks.cancel_scope.cancel()
         assert '"violation"' not in record.read_text(), "the witness of the hardware"

@@ -1,4 +1,4 @@
-"""Engines that go wrong under the daemon's own driver and actuator: what becomes of their job, of its node, and of the
+"""Engines that go wrong under the daemon's own writer and actuator: what becomes of their job, of its node, and of the
 job that waits behind it.
 
 Each is a trouble that the peers have with vLLM and SGLang. The engines are fakes that keep these servers' answers and
@@ -27,7 +27,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.hosts import actuator as acting
-from rollmuxd.daemon.writer import Driver
+from rollmuxd.daemon.writer import Writer
 from rollmuxd.explain.causes import sentence
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import Ran
@@ -55,12 +55,12 @@ class Stage:
         )  # fmt: skip
         self.journal, clock = MemoryJournal(), SystemClock()
         self.actuator = acting.Actuator(
-            {"fake": self.host}, {"it": residency}, state=lambda: self.driver.scheduler.state,
-            post=lambda given: self.driver.post(given), order_s=ORDER_S, now=clock.now,  # noqa: PLW0108  # made below
+            {"fake": self.host}, {"it": residency}, state=lambda: self.writer.scheduler.state,
+            post=lambda given: self.writer.post(given), order_s=ORDER_S, now=clock.now,  # noqa: PLW0108  # made below
         )  # fmt: skip
         node = i.NodeSpec(NODE, "box", (GPU,), ("rollout",), "fake", 40_000, 1.0)
         start = i.Start((i.HostSpec("box", "fake", 100_000),), (node,))
-        self.driver = Driver(
+        self.writer = Writer(
             lambda state: Scheduler(config, RollMux(), state), self.journal, clock, self.actuator.perform, start,
             prompt=(self.actuator.on_facts,),
         )  # fmt: skip
@@ -75,7 +75,7 @@ class Stage:
 
     @property
     def state(self) -> Any:
-        return self.driver.scheduler.state
+        return self.writer.scheduler.state
 
     def job(self, name: str) -> m.Job:
         return next(job for job in self.state.jobs.values() if job.spec.name == name)
@@ -92,14 +92,14 @@ class Stage:
         state = StateSpec("rollout", gpu_mb=17_500, residual_mb=1_500, ram_mb=1_000, driver="it", options=options)
         phases = (PhaseSpec("rollout", ("rollout",)),)
         spec = JobSpec(name, phases, (Want("rollout"),), states=(state,))
-        job = (await self.driver.submit(i.RegisterJob("team", "ann", spec, name))).job
-        await self.driver.submit(i.OpenSession(job, name, 0, "box", ""))
+        job = (await self.writer.submit(i.RegisterJob("team", "ann", spec, name))).job
+        await self.writer.submit(i.OpenSession(job, name, 0, "box", ""))
 
     async def ask(self, name: str) -> str:
         self.asked += 1
         job = self.job(name)
         request = i.RequestSlot(job.id, str(job.session), "rollout", f"{name}-{self.asked}")
-        return (await self.driver.submit(request)).slot
+        return (await self.writer.submit(request)).slot
 
     async def hold(self, name: str) -> str:
         slot = await self.ask(name)
@@ -107,7 +107,7 @@ class Stage:
         return slot
 
     async def release(self, slot: str) -> None:
-        await self.driver.submit(i.ReleaseSlot(slot, self.state.slots[slot].fence))
+        await self.writer.submit(i.ReleaseSlot(slot, self.state.slots[slot].fence))
 
     def slot(self, slot: str) -> str:
         return self.state.slots[slot].status.value
@@ -121,7 +121,7 @@ class Stage:
         pytest.fail(f"still not: {jobs}; {self.node}; {self.state.states}; {self.state.orders}")
 
     async def facts(self, kind: type[f.Fact]) -> list[Any]:
-        rows, _ = await self.driver.facts_after(0, 0, 100_000)
+        rows, _ = await self.writer.facts_after(0, 0, 100_000)
         return [fact for _, fact in rows if isinstance(fact, kind)]
 
 
@@ -135,7 +135,7 @@ async def stage(make: Callable[[], Any] = FakeVllm, residency: Any = None):
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(it.actuator.run)
-            await tasks.start(it.driver.run)
+            await tasks.start(it.writer.run)
             await it.until(lambda: it.node.status is m.NodeStatus.UP)
             for name in engines:
                 await it.join(name)

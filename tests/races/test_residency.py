@@ -204,7 +204,7 @@ async def test_rts_165_a_fault_is_tried_again_where_that_does_no_harm_and_can_be
         await world.hold("a")
 
         world.backend.faults.remove(always)
-        await world.driver.submit(i.ResumeJob(world.job("b").id, "ann", quarantined=True))
+        await world.writer.submit(i.ResumeJob(world.job("b").id, "ann", quarantined=True))
         await world.wait_for(lambda: world.job("b").status in {"probing", "admitted"})
         await world.ask("b")
 
@@ -227,7 +227,7 @@ async def test_vllm_level_2_nobody_wakes_without_weights(stage):
 
         await world.release(await world.hold("b"))  # a's is parked
         job = world.job("a")
-        await world.driver.submit(i.OpenSession(job.id, "a", 4711, "box", "anew"))
+        await world.writer.submit(i.OpenSession(job.id, "a", 4711, "box", "anew"))
         await world.wait_for(lambda: states(world, "a") == ["gone"])
         await world.release(await world.hold("a"))
         assert [order.warm for verb, order in told(world) if verb == "load" and order.name == "a"][2:] == [False]
@@ -364,9 +364,9 @@ async def test_nemo_2523_parked_states_never_need_more_host_ram_than_there_is(st
 
         assert world.job("a").pins
         assert world.job("b").status == "waiting"
-        why = Explainer(world.driver.scheduler.context).why_job_waits(world.job("b").id, 10**15).reasons
+        why = Explainer(world.writer.scheduler.context).why_job_waits(world.job("b").id, 10**15).reasons
         assert "parked states" in " ".join(reason.text for reason in why)
-        await world.driver.submit(i.EndJob(world.job("a").id, "ann"))
+        await world.writer.submit(i.EndJob(world.job("a").id, "ann"))
         await world.wait_for(lambda: world.job("b").status in {"probing", "admitted"})
 
 
@@ -385,7 +385,7 @@ async def test_a_driver_whose_word_comes_late_and_twice_moves_nothing_twice(stag
         before = len(await facts(world))
 
         for late in (i.OrderDone(orders[0].order), i.OrderFailed(orders[0].order, said("no")), i.OrderDone("o999")):
-            await world.driver.submit(late)
+            await world.writer.submit(late)
 
         assert (await facts(world))[before:] == []
         assert world.state.slots[a].status == "running"
@@ -420,7 +420,7 @@ async def test_a_process_that_dies_under_a_park_does_not_take_its_successor_into
         await driver.parking.wait()
         await anyio.sleep(1.0)
 
-        await world.driver.submit(i.OpenSession(world.job("a").id, "a", 4711, "box", "anew"))
+        await world.writer.submit(i.OpenSession(world.job("a").id, "a", 4711, "box", "anew"))
         for gpu in ("r/gpu0", "r/gpu1"):
             give_back(world.backend.host("r").machine, "a", gpu)
         driver.dies.set()
@@ -442,5 +442,5 @@ def states(world, name):
 
 
 async def facts(world):
-    found, _ = await world.driver.facts_after(0, 0, 100_000)
+    found, _ = await world.writer.facts_after(0, 0, 100_000)
     return [fact for _, fact in found]

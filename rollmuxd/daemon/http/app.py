@@ -42,7 +42,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = tuple(
 
 
 def make_app(services: Services, metrics: Metrics) -> ASGIApp:
-    """The HTTP interface of these services. ``metrics`` is to be one of the driver's sinks (``metrics.sink``)."""
+    """The HTTP interface of these services. ``metrics`` is to be one of the writer's sinks (``metrics.sink``)."""
     settings = services.settings
     limits = settings.limits
     per_s = limits.calls_per_s

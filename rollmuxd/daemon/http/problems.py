@@ -63,7 +63,7 @@ SLOT_ENDED = Kind("slot_ended", 409, "The slot has ended")
 DRAINING = Kind("draining", 503, "The daemon is being stopped", retry_after=2)
 INTERNAL = Kind("internal", 500, "A bug of ours")
 
-#: The core's errors, and the driver's. The most special class counts; a test proves that none is left out.
+#: The core's errors, and the writer's. The most special class counts; a test proves that none is left out.
 KINDS: Final[Mapping[type[Exception], Kind]] = {
     errors.UnknownThing: UNKNOWN,
     errors.StaleFence: Kind("stale_fence", 409, "The fence is not the slot's"),

@@ -203,7 +203,7 @@ class Call:
 
     async def read(self, question: Callable[[Scheduler, Millis], T]) -> T:
         """Ask the core something; answered when all that was seen is durable."""
-        return await self.shared.services.driver.read(question)
+        return await self.shared.services.writer.read(question)
 
     def visibility(self, core: Scheduler) -> Visibility:
         """What this caller may see of how things are."""
@@ -216,7 +216,7 @@ class Call:
         what was seen here. A refusal is an answer, so it is made by a proper :meth:`read`.
         """
         try:
-            found = find(self.services.driver.scheduler.state, self.caller, ref, act=True)
+            found = find(self.services.writer.scheduler.state, self.caller, ref, act=True)
         except Rejected:
             found = await self.read(lambda core, now: find(core.state, self.caller, ref, act=True))
         job = found[-1] if isinstance(found, tuple) else found
@@ -233,13 +233,13 @@ class Call:
         and what came of it. What is refused is not. ``once`` names what may be said many times: it is written down the
         first time.
         """
-        driver = self.services.driver
+        writer = self.services.writer
         self._is_noted = always or bool(self.others)
         if not self._is_noted or self._is_written(once):
-            return await driver.submit(given)
-        before = status_of(driver.scheduler.state, about)
-        answer = await driver.submit(
-            given, then=lambda: self.noted(about, before, status_of(driver.scheduler.state, about), reason=reason)
+            return await writer.submit(given)
+        before = status_of(writer.scheduler.state, about)
+        answer = await writer.submit(
+            given, then=lambda: self.noted(about, before, status_of(writer.scheduler.state, about), reason=reason)
         )
         self._remember(once)
         return answer
@@ -248,7 +248,7 @@ class Call:
         """Write down what was done beside the core."""
         self._is_noted = True
         if not self._is_written(once):
-            await self.services.driver.submit(self.noted(about, "", after, reason=reason))
+            await self.services.writer.submit(self.noted(about, "", after, reason=reason))
             self._remember(once)
 
     async def note_what_was_not(self, *, operators: bool) -> None:
@@ -303,15 +303,15 @@ class Call:
         """
         start = (-1, "") if query.after is UNSET else (len(query.after), query.after)
         views: list[Any] = []
-        size, last, driver = 0, "", self.services.driver
+        size, last, writer = 0, "", self.services.writer
         async with self.shared.pages.turn(self.caller.owner):
-            slices, visibility = limits.Slices(), self.visibility(driver.scheduler)
+            slices, visibility = limits.Slices(), self.visibility(writer.scheduler)
             known = things(state := visibility.core.state)
             found = sorted(at for key, it in known.items() if (at := (len(key), key)) > start and wanted(state, it))
             following = found[query.limit - 1][1] if len(found) > query.limit else None
             for _, key in found[: query.limit]:
                 if await slices.pause():
-                    visibility = self.visibility(driver.scheduler)
+                    visibility = self.visibility(writer.scheduler)
                     known = things(visibility.core.state)
                 if (it := known.get(key)) is None:
                     continue
@@ -616,7 +616,7 @@ async def _identify(shared: Shared, scope: Scope, request_id: str, *, needed: bo
                 count=left_out + 1,
             )
             with suppress(Unavailable):  # the caller is refused all the same
-                await shared.services.driver.submit(Audit(told))
+                await shared.services.writer.submit(Audit(told))
         raise
     _count(shared, caller.key or _from(scope))
     if not caller.key:

@@ -12,7 +12,7 @@ throughput.
 
 **When the disk is full.** A file of 16 MB, ``reserve``, lies beside the database. It is deleted when a commit finds the
 disk full, and the commit is tried again. That is room for some fifty thousand facts, so slots in use can still be
-released and backends can still report. Meanwhile :attr:`~Journal.tight` is true, and the driver refuses what would make
+released and backends can still report. Meanwhile :attr:`~Journal.tight` is true, and the writer refuses what would make
 more work. The reserve is made again when there is room.
 
 What the file looks like, what damage to it is and what is done about it, and the errors: :mod:`.file`.

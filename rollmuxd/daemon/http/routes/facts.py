@@ -58,7 +58,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     """
     if query.audit and not call.caller.admin:
         raise Refusal(problems.FORBIDDEN, f"only admins see what is audited, and {call.caller.name} is none")
-    driver = call.services.driver
+    writer = call.services.writer
     of: str | None = None
     if query.job is not UNSET:
         name = query.job
@@ -69,12 +69,12 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     unreadable: list[UnreadableFact] = []
     size = 0
     last = query.after
-    if last > driver.durable_seq:
+    if last > writer.durable_seq:
         raise Refusal(
             problems.GONE,
-            f"the last fact is {driver.durable_seq}, and you know of {last}: the journal was restored from a backup, "
-            f"lost its end, or is another one; continue after {driver.durable_seq}, or begin again",
-            data={"first": journal.first, "last": driver.durable_seq},
+            f"the last fact is {writer.durable_seq}, and you know of {last}: the journal was restored from a backup, "
+            f"lost its end, or is another one; continue after {writer.durable_seq}, or begin again",
+            data={"first": journal.first, "last": writer.durable_seq},
         )
 
     def keep(seq: int, fact: Fact | Unreadable, shown: Visibility) -> None:
@@ -82,13 +82,13 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
         last = seq
         if isinstance(fact, Unreadable):  # it may be about anything
             unreadable.append(UnreadableFact(seq, fact.reason))
-        elif not topics.isdisjoint(driver.belongs.topics(fact, driver.scheduler.state)):
+        elif not topics.isdisjoint(writer.belongs.topics(fact, writer.scheduler.state)):
             text = msgspec.json.encode({"seq": seq, **_told(fact, shown)})
             found.append(msgspec.Raw(text))
             size += len(text)
 
     if query.audit and last < journal.first - 1:
-        shown = call.visibility(driver.scheduler)
+        shown = call.visibility(writer.scheduler)
         for seq, fact in await journal.audited(last, query.limit):
             keep(seq, fact, shown)
         if len(found) + len(unreadable) == query.limit:
@@ -107,17 +107,17 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     async def take(wait_ms: int) -> None:
         """Take in the facts that follow, with a pause wherever that has held the loop up."""
         nonlocal last
-        batch, following = await driver.facts_after(last, wait_ms, min(BATCH, until - last), topics)
+        batch, following = await writer.facts_after(last, wait_ms, min(BATCH, until - last), topics)
         if last < journal.first - 1:
             if not is_full():
                 if query.after:
                     _there(journal.first, last)
                 last = journal.first - 1
             return
-        slices, shown = limits.Slices(), call.visibility(driver.scheduler)
+        slices, shown = limits.Slices(), call.visibility(writer.scheduler)
         for seq, fact in batch:
             if await slices.pause():
-                shown = call.visibility(driver.scheduler)
+                shown = call.visibility(writer.scheduler)
             keep(seq, fact, shown)
             if is_full():
                 break
@@ -128,15 +128,15 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
 
     async def collect() -> None:
         while not is_full():
-            if last < driver.durable_seq:
+            if last < writer.durable_seq:
                 async with call.shared.pages.turn(call.caller.owner):
-                    while not is_full() and last < driver.durable_seq:
+                    while not is_full() and last < writer.durable_seq:
                         await take(0)
                 continue
             wait_ms = (
                 0 if found or unreadable or query.until else max(0, round((give_up - anyio.current_time()) * 1000))
             )
-            if wait_ms == 0 or driver.draining.is_set():
+            if wait_ms == 0 or writer.draining.is_set():
                 return
             await take(wait_ms)
 

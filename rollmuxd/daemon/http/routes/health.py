@@ -35,7 +35,7 @@ async def readyz(call: Call) -> Health:
 
     ``reason`` is what there is to be said of the journal all the same.
     """
-    if call.services.driver.draining.is_set():
+    if call.services.writer.draining.is_set():
         raise Refusal(problems.DRAINING, "the daemon is being stopped")
     await call.read(lambda core, now: None)
     reasons = (
@@ -54,7 +54,7 @@ async def metrics(call: Call) -> Plain:
     """
     accept = call.header(b"accept") or ""
     configured = call.services.settings.owners
-    call.shared.services.driver.tell_sinks()
+    call.shared.services.writer.tell_sinks()
     caller, path = call.caller, getattr(call.services.journal, "path", None)
     failed = bool(call.services.today.trouble)
     body, media_type = await call.read(

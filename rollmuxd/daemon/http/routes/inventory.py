@@ -145,7 +145,7 @@ async def _each_node(call: Call, host: HostId, given: Callable[[NodeId], Input],
 @routes.get("/v1/pools", problems=(429,))
 async def list_pools(call: Call, query: PageQuery) -> Page[PoolView]:
     """All pools."""
-    pools = views.pool_views(call.services.driver.scheduler.state)  # once: each is made of all nodes
+    pools = views.pool_views(call.services.writer.scheduler.state)  # once: each is made of all nodes
     return await call.page(query, lambda state: pools, lambda visibility, pool, now: pool)
 
 

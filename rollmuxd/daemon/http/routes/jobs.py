@@ -68,7 +68,7 @@ async def register_job(call: Call, body: RegisterBody) -> RegisteredView:
         idempotency_key=body.idempotency_key,
         replace=body.replace,
     )
-    known = call.services.driver.scheduler.state.job_named(caller.owner, body.name)
+    known = call.services.writer.scheduler.state.job_named(caller.owner, body.name)
     anothers = known is not None and known.status is not JobStatus.ENDED and not caller.owns(known)
     # A lead takes another's place, or an admin has something run.
     what = "to be started" if body.launch is not None else f"has {runs} run" if runs else "registered again"

@@ -18,7 +18,7 @@ async def add_key(call: Call, body: KeyBody) -> KeyView:
     key, secret = new_key(body.owner, body.user, Role(body.role), now, expires_at=expires_at)
     # Written down first: no key may exist whose maker is unknown.
     until = "" if expires_at is None else f", until {iso(expires_at)}"
-    await call.services.driver.submit(call.noted(key.id, "", f"{key.role} {key.owner}/{key.user}{until}"))
+    await call.services.writer.submit(call.noted(key.id, "", f"{key.role} {key.owner}/{key.user}{until}"))
     await call.services.journal.add_key(key)
     await call.shared.gate.load()
     return _view(call, key, secret)
@@ -38,7 +38,7 @@ async def revoke_key(call: Call, key: str) -> KeyView:
     before = why_shut(await _find(call, key), now) or "good"
     # First the revocation: were the journal to lose it, the fact would be lost with it, and that is noticed.
     await call.services.journal.revoke_key(key, now)
-    await call.services.driver.submit(call.noted(key, before, "revoked"))
+    await call.services.writer.submit(call.noted(key, before, "revoked"))
     await call.shared.gate.load()
     return _view(call, await _find(call, key))
 

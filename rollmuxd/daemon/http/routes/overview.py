@@ -62,7 +62,7 @@ async def overview(call: Call, query: OverviewQuery) -> Overview:
     )
     # For how long a job is silent changes all the time, and nothing has happened.
     asked = (call.caller.name, me.role, query.limit, query.owner, query.over, query.slots, silent[0] and silent)
-    tag = f"{call.services.driver.scheduler.state.incarnation}.{me.last}.{seen}.{crc32(repr(asked).encode()):x}"
+    tag = f"{call.services.writer.scheduler.state.incarnation}.{me.last}.{seen}.{crc32(repr(asked).encode()):x}"
     if query.since == tag:
         return Overview(me=me, tag=tag)
     # One after the other, so that no call waits for all of it; what happens meanwhile changes the next tag.

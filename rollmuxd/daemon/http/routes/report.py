@@ -44,7 +44,7 @@ async def get_report(call: Call, query: ReportQuery) -> ReportView:
         # A caller that hangs up leaves the line. During its turn it does not: a count that is cut short is lost.
         await call.park(partial(stack.enter_async_context, call.shared.reports.turn(owner)), math.inf)
         await call.shared.paces.pause(owner)
-        now, durable = await call.read(lambda core, now: (now, services.driver.last_seq))
+        now, durable = await call.read(lambda core, now: (now, services.writer.last_seq))
         try:
             usage, end = await services.today.between(since, until, now, durable)
         except FactsGone as error:

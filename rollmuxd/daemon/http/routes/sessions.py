@@ -37,7 +37,7 @@ async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatV
         return HeartbeatView(lease_s=0.0)
     given = Heartbeat(session=session, slot=body.slot, done=body.done, total=body.total)
     answer = await call.submit(given, session, once=session)
-    visibility = call.visibility(call.services.driver.scheduler)
+    visibility = call.visibility(call.services.writer.scheduler)
     view = _heard(call, visibility, mine.id, answer.directives)
     # The owner's dashboards and feeds have half of the places for themselves.
     most, waiting = call.services.settings.limits.max_facts_waiting, call.shared.facts_waiting[call.caller.owner]
@@ -62,17 +62,17 @@ async def _until_others(
     call: Call, job: JobId, session: SessionId, slot: SlotId, view: HeartbeatView, wait_s: float
 ) -> HeartbeatView:
     """Wait until the directives change, for at most so long."""
-    driver = call.services.driver
+    writer = call.services.writer
 
     def look(scheduler: Scheduler, now: Millis) -> HeartbeatView:
         return _heard(call, call.visibility(scheduler), job, scheduler.directives(session, slot, now))
 
     async def until_others() -> HeartbeatView:
-        while (found := await call.read(look)).tag == view.tag and not driver.draining.is_set():
+        while (found := await call.read(look)).tag == view.tag and not writer.draining.is_set():
             await waiter.changed()
         return found
 
-    with driver.subscribe_group(job) as waiter, call.waiting():
+    with writer.subscribe_group(job) as waiter, call.waiting():
         if (others := await call.park(until_others, wait_s)) is not None:
             return others
         return await call.read(look)
@@ -121,5 +121,5 @@ async def _show(call: Call, session: str) -> SessionView:
         lease_s=call.shared.lease_s,
         heartbeat_s=call.shared.heartbeat_s,
         journal=call.services.journal.id,
-        tail_from=call.services.driver.scheduler.config.tail_from,
+        tail_from=call.services.writer.scheduler.config.tail_from,
     )

@@ -64,7 +64,7 @@ async def request_slot(call: Call, job: str, body: SlotBody) -> SlotView:
         assert answer.slot is not None
         slot = answer.slot
         if answer.repeated:
-            call.services.driver.attended(mine.id)
+            call.services.writer.attended(mine.id)
         view = await _granted(call, slot, body.wait_s)
         waits = SlotStatus(view.status) in views.COMING
         return view
@@ -73,36 +73,36 @@ async def request_slot(call: Call, job: str, body: SlotBody) -> SlotView:
         if not attended[key]:
             del attended[key]
             # A daemon that drains leaves its waiters attached: they come back to the one that follows it.
-            if slot is not None and waits and not call.services.driver.draining.is_set():
+            if slot is not None and waits and not call.services.writer.draining.is_set():
                 await detach(call, slot)
 
 
 async def detach(call: Call, slot: SlotId) -> None:
     """No call attends this request any longer. Also said when the call itself is cancelled."""
     with anyio.move_on_after(LAST_WORD_S, shield=True), suppress(Rejected, Unavailable):
-        await call.services.driver.submit(DetachSlot(slot=slot))
+        await call.services.writer.submit(DetachSlot(slot=slot))
 
 
 async def _while(call: Call, waiter: Waiter, holds: Callable[[Scheduler, Millis], bool]) -> None:
     """Wait while that holds and the daemon is not stopped. It is looked at with each news."""
-    while not call.services.driver.draining.is_set() and await call.read(holds):
+    while not call.services.writer.draining.is_set() and await call.read(holds):
         await waiter.changed()
 
 
 async def _granted(call: Call, slot: SlotId, wait_s: float) -> SlotView:
     """Wait until the slot runs, for at most so long."""
-    driver = call.services.driver
+    writer = call.services.writer
 
     def waits(core: Scheduler, now: Millis) -> bool:
         # Only the status: why it waits takes some thought, and is worth it once, in the answer.
         return core.state.slot(slot).status in views.COMING
 
-    with driver.subscribe(slot) as waiter:
+    with writer.subscribe(slot) as waiter:
         if await call.read(waits) and wait_s > 0:
             await call.park(partial(_while, call, waiter, waits), wait_s)
     view = await _show(call, slot)
     status = SlotStatus(view.status)
-    if wait_s > 0 and status in views.COMING and driver.draining.is_set():
+    if wait_s > 0 and status in views.COMING and writer.draining.is_set():
         raise Refusal(problems.DRAINING, "the daemon is being stopped or restarted; the request keeps its place")
     if status not in views.COMING and status not in views.ON:
         because = f": {view.reason}" if view.reason else ""
@@ -130,10 +130,10 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
     fence = views.fence_of(body.fence)
     seen: tuple[GpuObservation, ...] = ()
     if mine.status in views.ON and mine.fence == fence:
-        seen = await _observation(call, _unmoved(call.services.driver.scheduler.state, mine, job))
+        seen = await _observation(call, _unmoved(call.services.writer.scheduler.state, mine, job))
     following = None if body.next is None else NextRequest(phase=body.next.phase, request_id=body.next.request_id)
-    driver = call.services.driver
-    with driver.subscribe(slot) as waiter:
+    writer = call.services.writer
+    with writer.subscribe(slot) as waiter:
         given = ReleaseSlot(slot=slot, fence=fence, seen=seen, next=following, measured=body.measured)
         answer = await call.submit(given, slot)
         if job.spec.park is Park.AT_RELEASE:
@@ -162,7 +162,7 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
 
 async def _leave(call: Call, following: SlotId | None) -> None:
     """The request that a release has carried has its place; the call that waits for it may be still to come."""
-    coming = call.services.driver.scheduler.state.slots.get(following or "")
+    coming = call.services.writer.scheduler.state.slots.get(following or "")
     if coming is None or coming.status not in views.COMING:
         return
     if (coming.job, coming.request_id) not in call.shared.attended:
@@ -220,7 +220,7 @@ async def shrink_slot(call: Call, slot: str, body: ShrinkBody) -> SlotView:
     if mine.status in views.ON and mine.fence == fence:
         keep = dict.fromkeys(body.keep)
         given_back = [gpu for gpu in mine.gpus if gpu not in keep]
-        back = _by_host(call.services.driver.scheduler.state, job, given_back)
+        back = _by_host(call.services.writer.scheduler.state, job, given_back)
     seen = await _observation(call, back)
     given = ShrinkSlot(slot=slot, fence=fence, keep=tuple(body.keep), seen=seen)
     await call.submit(given, slot)
@@ -234,14 +234,14 @@ async def grow_slot(call: Call, slot: str, body: GrowBody) -> SlotView:
     It is answered when what the job has on its other GPUs is loaded onto these, too. Repeating it waits again.
     """
     _, job = await call.act_on(find_slot, slot)
-    driver = call.services.driver
+    writer = call.services.writer
 
     def loads(core: Scheduler, now: Millis) -> bool:
         orders = [core.state.orders.get(core.state.states[key].order or "") for key in core.state.jobs[job.id].states]
         loading = (OrderKind.LOAD, OrderStatus.ISSUED)
         return any(it is not None and it.slot == slot and (it.kind, it.status) == loading for it in orders)
 
-    with driver.subscribe(slot) as waiter:
+    with writer.subscribe(slot) as waiter:
         await call.submit(GrowSlot(slot=slot, fence=views.fence_of(body.fence)), slot)
         await call.park(partial(_while, call, waiter, loads), PARK_BOUND_S)
     if await call.read(loads):
@@ -293,7 +293,7 @@ async def list_slots(call: Call, query: SlotsQuery) -> Page[SlotView]:
     neither position, expected wait nor reasons, which for a thousand would take long. A page ends after 2 MB. More than
     100 pages of one owner at a time are 429.
     """
-    of = None if query.job is UNSET else find_job(call.services.driver.scheduler.state, call.caller, query.job).id
+    of = None if query.job is UNSET else find_job(call.services.writer.scheduler.state, call.caller, query.job).id
 
     def wanted(state: State, slot: Slot) -> bool:
         job = state.jobs[slot.job]

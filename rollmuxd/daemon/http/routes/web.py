@@ -57,7 +57,7 @@ async def dashboard_file(call: Call, file: str) -> Plain:
 async def whoami(call: Call) -> MeView:
     """The caller and its role; what this daemon is, its clock, and the last fact there is."""
     services, caller = call.services, call.caller
-    now, last = await call.read(lambda core, now: (now, services.driver.durable_seq))
+    now, last = await call.read(lambda core, now: (now, services.writer.durable_seq))
     return MeView(
         owner=caller.owner,
         user=caller.user,
