@@ -131,7 +131,7 @@ def lets_who_has_little_credit_starve_the_others(patch: pytest.MonkeyPatch) -> N
 
 
 def ends_a_placement_while_something_is_there(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reclaim, "is_gone_from", lambda *_: True)
+    patch.setattr(reclaim, "discard_from", lambda *_: True)
 
 
 def parks_under_a_running_slot(patch: pytest.MonkeyPatch) -> None:

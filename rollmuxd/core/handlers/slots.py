@@ -15,7 +15,7 @@ from rollmuxd.core.ids import Fence, SessionId, SlotId
 from rollmuxd.core.model import Job, JobStatus, SessionStatus, Slot, SlotStatus
 from rollmuxd.core.spec import IfUnmet, Park
 from rollmuxd.core.steps.admit import limits_of, moves_without_its_process
-from rollmuxd.core.steps.dispatch import take_place
+from rollmuxd.core.steps.dispatch import go_to_turn
 from rollmuxd.core.steps.guard import watch as watch_credit
 from rollmuxd.core.steps.observe import gpus_observed
 from rollmuxd.core.steps.reclaim import drop_request, end_now, orders_for, park_own, take_away
@@ -87,7 +87,7 @@ def queue(c: Context, job: Job, session: SessionId, phase: str, request_id: str)
     c.fact(
         f.SlotQueued(c.now, slot, job.id, job.run, session, phase, request_id, side, begins, judged_by_ms(job, c.now))
     )
-    take_place(c, job)  # before it is judged: the judgement reads where it is in the schedule
+    go_to_turn(c, job)  # before it is judged: the judgement reads where it is in the schedule
     if begins:
         measure(c, job)
         if job.status is JobStatus.PROBING and job.progress.finished >= c.config.probe_iterations:

@@ -19,7 +19,7 @@ from rollmuxd.core.policy import Placed
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.spec import CHANNEL, FILLER, PACE, JobSpec, Movable, OnLoss
 from rollmuxd.core.state import State
-from rollmuxd.core.steps.dispatch import take_place
+from rollmuxd.core.steps.dispatch import go_to_turn
 from rollmuxd.core.steps.launch import launch
 from rollmuxd.core.timers import AdmissionPass
 
@@ -156,7 +156,7 @@ def _place(c: Context, job: Job, placed: Placed) -> None:
     placed = replace(placed, group=placed.group or c.state.next_id("g"))
     c.fact(f.JobPlaced(c.now, job.id, **asdict(placed)))
     launch(c, job)
-    take_place(c, job)
+    go_to_turn(c, job)
 
 
 def _shape_of(c: Context, job: Job) -> object:

@@ -259,7 +259,7 @@ def issue(c: Context, kind: OrderKind, kept: JobState, slot: SlotId | None, gpus
     c.do(e.Perform(order))
 
 
-def take_place(c: Context, job: Job) -> None:
+def go_to_turn(c: Context, job: Job) -> None:
     """Give what a job asks for its turn: a side phase a new one, else the next of that phase.
 
     It passes the job's earlier turns: a job that asks for a later one has left them.

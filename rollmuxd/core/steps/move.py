@@ -36,12 +36,12 @@ from rollmuxd.core.model import (
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps.admit import over_its_nodes
-from rollmuxd.core.steps.dispatch import OUT, park_if_unheld, take_place
+from rollmuxd.core.steps.dispatch import OUT, go_to_turn, park_if_unheld
 from rollmuxd.core.steps.launch import end_process, launch, run_key
 from rollmuxd.core.steps.lines import next_phase
 from rollmuxd.core.steps.locality import locality_violation, place_elsewhere
 from rollmuxd.core.steps.observe import expect_clean, record_unknown
-from rollmuxd.core.steps.reclaim import abandon, drop_request, end_session, is_gone_from
+from rollmuxd.core.steps.reclaim import abandon, discard_from, drop_request, end_session
 
 #: the time between two steps of the search for moves, in which others are heard
 STEP_MS: Final = 1
@@ -173,7 +173,7 @@ def is_ready(c: Context, job: Job, move: JobMove) -> bool:
     if not c.state.are_up(nodes_in(move.pins)):
         return False
     if job.spec.movable is Movable.RELAUNCH:  # of a process that was ended nothing may be left anywhere
-        return is_gone_from(c, job, nodes_in(job.pins))
+        return discard_from(c, job, nodes_in(job.pins))
     parked = (StateStatus.PARKED, StateStatus.GONE)
     return all(kept.status in parked for kept in states_on(c, job, nodes_left(job.pins, move.pins)))
 
@@ -188,7 +188,7 @@ def end(c: Context, job: Job) -> None:
         c.fact(f.MoveEnded(c.now, job.id))
     for name in left:
         expect_clean(c, c.state.nodes[name], job, Cause("after_move", {"job": job.id}))
-    take_place(c, job)
+    go_to_turn(c, job)
 
 
 # ---- what it leaves behind -------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def end(c: Context, job: Job) -> None:
 def tidy(c: Context, job: Job) -> None:
     """Have what is parked on old nodes discarded once it is of no use; and say so when nothing is left on one."""
     for name in tuple(job.left):
-        if is_gone_from(c, job, [name]):
+        if discard_from(c, job, [name]):
             c.fact(f.NodeLeft(c.now, job.id, name))
 
 

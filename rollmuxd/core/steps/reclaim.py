@@ -50,7 +50,7 @@ def reclaim_from(c: Context, job: Job) -> None:
     if slot is not None:
         grant_if_loaded(c, job, slot)
     for name in tuple(job.closing):
-        end_if_clean(c, job, c.state.slots[name])
+        end_if_done(c, job, c.state.slots[name])
     if not job.has_place:
         end_placement_if_empty(c, job)
 
@@ -79,7 +79,7 @@ def park_own(c: Context, job: Job, slot: Slot) -> None:
                 issue(c, OrderKind.PARK, kept, slot.id)
 
 
-def end_if_clean(c: Context, job: Job, slot: Slot) -> None:
+def end_if_done(c: Context, job: Job, slot: Slot) -> None:
     """End a slot that holds GPUs although it has ended, when it needs them no longer.
 
     After a release: once nothing that belongs to it is still moving. One that was taken away: once none of its GPUs may
@@ -150,15 +150,15 @@ def end_placement_if_empty(c: Context, job: Job) -> None:
             assert job.reason is not None  # for which it was lost
             c.fact(f.JobEnded(c.now, job.id, job.reason))
         return
-    if job.slot is not None or not is_gone_from(c, job, nodes_in(job.pins)) or job.closing:
+    if job.slot is not None or not discard_from(c, job, nodes_in(job.pins)) or job.closing:
         return
     reason = Cause("status_because" if job.reason else "status", {"status": str(job.status)}, job.reason)
     c.timers.forget_discards(job.states)
     c.fact(f.PlacementEnded(c.now, job.id, reason))
 
 
-def is_gone_from(c: Context, job: Job, nodes: list[NodeId]) -> bool:
-    """Whether no state or byte of the job is on these nodes; orders the discard of what is of no use there."""
+def discard_from(c: Context, job: Job, nodes: list[NodeId]) -> bool:
+    """Discard what the job has on these nodes and is of no use there. True: no state or byte of it is left."""
     there = [kept for kept in c.state.states_of(job) if kept.node in nodes]
     for kept in there:
         if kept.status in (StateStatus.LOADED, StateStatus.PARKED) and not is_of_use(job, kept):

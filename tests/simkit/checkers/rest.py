@@ -25,7 +25,7 @@ from rollmuxd.core.state import State
 from rollmuxd.core.steps import move
 from rollmuxd.core.steps.admit import admit
 from rollmuxd.core.steps.dispatch import grant_if_loaded, take_turns
-from rollmuxd.core.steps.reclaim import drained_if_empty, end_if_clean, end_placement_if_empty
+from rollmuxd.core.steps.reclaim import drained_if_empty, end_if_done, end_placement_if_empty
 from rollmuxd.core.timers import AdmissionPass, Timers
 from rollmuxd.sim.world import Listener
 
@@ -79,7 +79,7 @@ def _grants(c: Context) -> Iterator[Question]:
 def _releases(c: Context) -> Iterator[Question]:
     for job in c.state.jobs.values():
         for name in job.closing:
-            yield name, partial(end_if_clean, c, job, c.state.slots[name])
+            yield name, partial(end_if_done, c, job, c.state.slots[name])
 
 
 def _settles(c: Context) -> Iterator[Question]:
