@@ -73,7 +73,7 @@ class Engine(Struct):
     ) -> httpx.Response:
         """Send one request and take in its answer, whole. ``limit_s`` None: for as long as the order may take.
 
-        Raises NotThere. Raises NotDone for an answer that is an error (``missing`` says what a 404 means). Raises
+        Raises NotThere. Raises NotDone for an answer that is no success (``missing`` says what a 404 means). Raises
         ContactLost for a line that broke: then the outcome is not known.
         """
         more = {"params": params, "json": json, "headers": self.headers, "limit_s": limit_s}
@@ -89,7 +89,7 @@ class Engine(Struct):
             raise ContactLost(f"{method} {path} of {self} broke off: {why}") from error
         if answer.status_code == httpx.codes.NOT_FOUND and missing:
             raise NotDone(f"{self} knows no {method} {path}: {missing}")
-        if answer.is_error:
+        if not answer.is_success:
             said = "its answer is shown for engines only, and none has answered there yet"
             if self.vouched:
                 said = " ".join(answer.text.split())[:_ERROR_TOLD]

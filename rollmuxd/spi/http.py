@@ -98,4 +98,5 @@ def _parsed(wire: h11.Connection, came: bytes) -> httpx.Response:
 def _trusted() -> str:
     """Certificates of authorities that this process trusts (``SSL_CERT_FILE``)."""
     files = (ssl.get_default_verify_paths().cafile, certifi.where())
-    return "\n".join(Path(file).read_text(encoding="utf-8") for file in files if file)
+    # TLS takes certificates as ASCII only; what is not is in the comments between them.
+    return "\n".join(Path(file).read_text(encoding="ascii", errors="ignore") for file in files if file)

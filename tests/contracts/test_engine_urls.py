@@ -16,6 +16,7 @@ from patience import PATIENCE_S
 
 from rollmuxd.daemon.tls import make_own
 from rollmuxd.spi import ContactLost, HostConfig, NotDone, OrderKind, PluginError, StateOrder, StateSpec
+from rollmuxd.spi.engines import Engine
 from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_backend_mock import MockBackend
 from rollmuxd_sglang import SglangResidency
@@ -230,7 +231,9 @@ async def test_over_tls_an_engine_whose_certificate_is_trusted_is_asked_and_anot
                 await tell(opener, order(driver, url, backend, kind=kind, warm=False))
             assert not (await opener.probe(order(driver, url, backend, kind=kind))).known
         assert seen == []
-        monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+        trusted = tmp_path / "bundle.pem"  # systems head each certificate with its authority's name
+        trusted.write_bytes("# Főtanúsítvány\n".encode() + b"# F\xf6\n" + files[0].read_bytes())
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
         with pytest.raises(NotDone, match=f"was answered 500: {SECRET}"):
             await tell(opener, order(driver, url, backend, kind=OrderKind.PARK))
         assert "Bearer ENGINE-SECRET" in seen[0]
@@ -307,6 +310,17 @@ async def test_what_an_engine_itself_says_went_wrong_is_told(driver):
         park = order(driver, engine.url, await watched(), kind=OrderKind.PARK)
         with pytest.raises(NotDone, match=rf"{call} of {engine.url} on box was answered 500: .*InternalServerError"):
             await tell(await opened(driver), park)
+
+
+@pytest.mark.asyncio
+async def test_a_call_that_is_sent_elsewhere_is_not_done():
+    """What is in front of an engine (a proxy that wants https) answers so, and the engine has not moved."""
+    async with listening(http(307, headers="location: https://127.0.0.1:1/sleep\r\n")) as (port, _):
+        url = f"http://127.0.0.1:{port}"
+        engine = Engine(url, order(VllmResidency, url, await watched()), {}, vouched=True)
+        with pytest.raises(NotDone, match=f"POST /sleep of {url} on box was answered 307"):
+            await engine.call("POST", "/sleep")
+        assert not await engine.answers("/health")
 
 
 @each_driver
