@@ -14,7 +14,7 @@ from rollmuxd.core.decision import Reason
 from rollmuxd.core.inputs import HostEnds, HostObserved
 from rollmuxd.core.model import Job, JobStatus, NodeStatus, SessionStatus
 from rollmuxd.core.policy import Refusal
-from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
+from rollmuxd.core.spec import Filler, JobSpec, PhaseSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import Caller
 from rollmuxd.daemon.access.keys import Role
@@ -275,6 +275,26 @@ async def test_a_page_has_thought_about_a_few_kinds_of_jobs_only(running, body_o
             assert answer.json()["status"] == "waiting", answer.text
         listed = (await client.get("/v1/jobs?status=waiting")).json()["items"]
         assert [bool(job["reason"]) for job in listed] == [True, True, False, False]
+
+
+async def test_a_job_of_another_owner_or_a_filler_waits_for_reasons_of_its_own(monkeypatch):
+    """It may look like a job of an owner that has all the nodes that it may have."""
+
+    class Core:
+        state = State()
+        context = None
+
+    def why_job_waits(explainer, job, now):
+        return Refusal((Reason("x", f"why {job} waits"),))
+
+    def job(name, owner, filler=None):
+        spec = JobSpec(name, (PhaseSpec("rollout", ("rollout",), 10),), (Want("rollout"),), filler=filler)
+        return Job(name, owner, "u", spec, 1, status=JobStatus.WAITING)
+
+    monkeypatch.setattr(Explainer, "why_job_waits", why_job_waits)
+    why, told = WaitReasons(turns=True), Visibility(Core(), Caller("o", "u", Role.ADMIN, "o/u"))
+    jobs = [job("a", "blue"), job("b", "red"), job("c", "red"), job("d", "red", Filler())]
+    assert [why.first(told, each, 0) for each in jobs] == [f"why {name} waits" for name in "abbd"]
 
 
 async def test_while_a_page_is_made_other_calls_are_answered(running, body_of_job, monkeypatch):

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from rollmuxd.core.context import PLACED
 from rollmuxd.core.ids import Millis
 from rollmuxd.core.model import Job, JobStatus
@@ -36,7 +38,6 @@ class WaitReasons:
 
 def _shape_of(job: Job) -> object:
     """All of a job that its reasons depend on: its name and its place in the queue are not among it."""
-    spec = job.spec
+    spec = replace(job.spec, name="", priority=0, launch=None)
     times = tuple((name, kept.count, kept.total_ms) for name, kept in job.times.items())
-    old = (*job.pins.items(), *job.last_pins.items())
-    return (spec.timed, spec.wants, spec.states, spec.slo, spec.colocate, spec.park, times, len(job.pins), old)
+    return (job.owner, spec, times, *job.pins.items(), None, *job.last_pins.items())
