@@ -21,8 +21,6 @@ Every error pickles (trainers send them between processes), which is why each ta
 keywords.
 """
 
-import os
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -147,8 +145,7 @@ def refused(status: int, detail: str, **parts: Any) -> Refused:
     if kind is Conflict and "pid" in (parts.get("data") or {}):
         kind = JobAlive
     message = detail or f"the daemon answered {status}"
-    alive = parts.get("data") or {}
-    if kind is JobAlive and (alive["pid"], alive.get("host")) == (os.getpid(), socket.gethostname()[:255]):
+    if kind is JobAlive and _is_this_process(parts["data"]):
         message = (
             "this very process runs the job already, by another rollmuxd.job object (a cell run twice?): end() it, "
             "or say replace=True to take its place. To run both, give this one another name"
@@ -156,6 +153,14 @@ def refused(status: int, detail: str, **parts: Any) -> Refused:
     if kind is Unauthorised:
         message += " (the API key comes from ROLLMUX_API_KEY, ROLLMUX_API_KEY_FILE or ~/.config/rollmux/key)"
     return kind(message, status=status, detail=detail, **parts)
+
+
+def _is_this_process(told: Mapping[str, Any]) -> bool:
+    """Also a container's first process has the pid and the host of the one before the container's restart."""
+    from rollmuxd.client.session import this_process
+
+    own = this_process("")
+    return (told.get("pid"), told.get("host"), told.get("started")) == (own.pid, own.host, own.started)
 
 
 def in_words(error: BaseException) -> str:

@@ -49,7 +49,9 @@ class RunAlive(Conflict):
     A supervisor starts a process again at once that was killed, and would not know what to wait for.
     """
 
-    def __init__(self, name: str, run: int, pid: int, host: str, lease: tuple[Millis, Millis] | None = None) -> None:
+    def __init__(
+        self, name: str, run: int, pid: int, host: str, lease: tuple[Millis, Millis] | None = None, started: str = ""
+    ) -> None:
         process = f"pid {pid} on {host or 'an unnamed host'}" if pid else "its process has yet to open a session"
         text = f"run {run} of job {name!r} is alive: {process}; end it, or register with replace to take its place"
         if pid and lease is not None:
@@ -60,7 +62,7 @@ class RunAlive(Conflict):
                 "with replace=True to take its place. To run both, give this one another name"
             )
         super().__init__(text)
-        self.name, self.run, self.pid, self.host = name, run, pid, host
+        self.name, self.run, self.pid, self.host, self.started = name, run, pid, host, started
 
 
 class TakesNoRequests(Conflict):

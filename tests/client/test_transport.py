@@ -4,13 +4,13 @@ import asyncio
 import errno
 import gc
 import json
-import os
 import pickle
 import socket
 import threading
 from contextlib import aclosing
 
 import httpx
+import msgspec
 import pytest
 from msgspec import structs
 from patience import PATIENCE_S
@@ -19,6 +19,7 @@ import rollmuxd
 from rollmuxd.client import calls, discovery, errors
 from rollmuxd.client.aio import AsyncDaemon
 from rollmuxd.client.discovery import SYSTEM_SOCKET, Address
+from rollmuxd.client.session import this_process
 from rollmuxd.client.sync import Daemon
 from rollmuxd.client.transport import Reply, problem, translated
 from rollmuxd.testing import FakeDaemon, fake_daemon
@@ -211,14 +212,14 @@ def test_a_job_that_is_alive_elsewhere_has_an_error_of_its_own():
     assert type(error) is rollmuxd.JobAlive
 
 
-def test_a_cell_of_a_notebook_that_ran_twice_is_not_sent_to_look_for_another_process():
-    alive = {"pid": os.getpid(), "host": socket.gethostname()}
-    error = problem(
-        Reply(409, content=json.dumps({"title": "no", "status": 409, "detail": "", "data": alive}).encode())
-    )
+def test_a_cell_of_a_notebook_that_ran_twice_is_told_so_and_not_a_container_that_was_restarted():
+    own = msgspec.to_builtins(this_process(""))
+    for alive, said in (own, "this very process runs the job already"), ({**own, "started": "1"}, "lost in 9 s"):
+        body = {"title": "no", "status": 409, "detail": "it is lost in 9 s", "data": alive}
+        error = problem(Reply(409, content=json.dumps(body).encode()))
 
-    assert type(error) is rollmuxd.JobAlive
-    assert "this very process runs the job already" in str(error)
+        assert type(error) is rollmuxd.JobAlive
+        assert said in str(error)
 
 
 def test_an_error_page_of_a_proxy_is_an_error_too():

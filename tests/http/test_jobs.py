@@ -327,7 +327,7 @@ async def test_a_run_whose_process_lives_is_409_with_pid_and_host(running, body_
         await world.job(client, "math")
         answer = await client.post("/v1/jobs", json=body_of_job("math"))
         assert answer.status_code == 409
-        assert answer.json()["data"] == {"name": "math", "run": 1, "pid": 1, "host": "h1"}
+        assert answer.json()["data"] == {"name": "math", "run": 1, "pid": 1, "host": "h1", "started": ""}
 
 
 async def test_what_can_never_be_met_is_422_and_names_the_shortage(running, body_of_job):

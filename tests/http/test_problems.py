@@ -44,8 +44,8 @@ def test_an_error_becomes_its_status_with_its_sentence(error, status):
 
 
 def test_the_parts_of_a_refusal_are_data():
-    problem, _ = problem_of(errors.RunAlive("math", 1, 4711, "h1"), "r1")
-    assert problem.data == {"name": "math", "run": 1, "pid": 4711, "host": "h1"}
+    problem, _ = problem_of(errors.RunAlive("math", 1, 4711, "h1", started="7"), "r1")
+    assert problem.data == {"name": "math", "run": 1, "pid": 4711, "host": "h1", "started": "7"}
     problem, _ = problem_of(errors.TakesNoRequests("math", JobStatus.QUARANTINED, said("no sleep")), "r1")
     assert problem.data == {"name": "math", "status": "quarantined", "reason": "no sleep"}
     assert problem.detail == "job math is quarantined (no sleep)"

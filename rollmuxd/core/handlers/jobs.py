@@ -47,7 +47,7 @@ def refuse_if_alive(c: Context, known: Job) -> None:
     if session is not None:
         seen = c.timers.seen.get(session.id)
         lease = None if seen is None else (c.now - seen, max(0, seen + c.config.lease_ms - c.now))
-        raise RunAlive(known.spec.name, known.run, session.pid, session.host, lease)
+        raise RunAlive(known.spec.name, known.run, session.pid, session.host, lease, session.started)
     if known.spec.launch is not None:
         if known.status is not JobStatus.QUARANTINED:  # of one that is, no process is awaited
             here = known.launch
