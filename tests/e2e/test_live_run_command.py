@@ -261,6 +261,15 @@ def test_a_detached_job_goes_on_by_itself_and_its_logs_can_be_followed(live, run
         (JOB + '[roles.server]\ncommand = "x"\n', "says what to run (roles), and so does the command line"),
         (JOB + "machine = 2\n", "machine=2"),
         (JOB + "slow = 2\n", "did you mean slo?"),
+        (
+            'name = "math"\ngpu_gb = 60\n',
+            "'gpu_gb' is not a key here; pools are tables, such as train = {gpu_gb = ...}",
+        ),
+        (
+            'name = "math"\nreplace = true\n',
+            "'replace' is not a key here; pools are tables, such as train = {nodes = 1}",
+        ),
+        ('name = "math"\npools = {train = {nodes = 1}}\n', "'pools' is not a key here"),
         ('name = "math"\nrollout = {nods = 1}\n', "did you mean nodes?"),
         ("name = ", "Invalid value"),
     ],

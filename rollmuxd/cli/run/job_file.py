@@ -77,6 +77,9 @@ def registration_of(where: str, table: Mapping[str, Any], name: str, **more: Any
         near = difflib.get_close_matches(key, _TABLES if isinstance(value, dict) else KEYS, n=1)
         if near:
             raise Failed(f"{where}: {key!r} is not a key; did you mean {near[0]}?")
+        if key == "pools" or not isinstance(value, dict):
+            such = f"train = {{{key} = ...}}" if key in POOL_KEYS else "train = {nodes = 1}"
+            raise Failed(f"{where}: {key}={value!r}: {key!r} is not a key here; pools are tables, such as {such}")
     try:
         return registration(name, pools=pools, **{**rest, **more})
     except (TypeError, ValueError) as error:
