@@ -1,5 +1,6 @@
 """What runs on a node, without Ray around it: commands that end before they begin, say too much, or do not listen."""
 
+import asyncio
 import base64
 import os
 import sys
@@ -9,6 +10,7 @@ import pytest
 from patience import PATIENCE_S
 from serving import serving
 
+from rollmuxd_backend_local.agent import onnode
 from rollmuxd_backend_local.agent.onnode import _KEPT, Failed, OnNode
 
 
@@ -35,6 +37,22 @@ async def test_an_end_that_comes_before_its_command_keeps_it_from_beginning(tmp_
     assert (await run(node, "touch", str(tmp_path / "there")))[0] == "lost"
     assert not (tmp_path / "there").exists()
     assert (await run(node, "true"))[0] == "said", "the next one of this name is another one"
+
+
+@pytest.mark.asyncio
+async def test_an_end_reaches_a_command_that_waits_for_others_to_end(monkeypatch):
+    monkeypatch.setattr(onnode, "_COMMANDS", 1)
+    node = OnNode()
+    with anyio.fail_after(PATIENCE_S):
+        calls = [asyncio.create_task(run(node, "sleep", "600", call=call, timeout_s=600.0)) for call in ("a", "b")]
+        while len(node._ends) < 2:
+            await anyio.sleep(0.01)
+        await node.end("b")
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        assert [call.done() for call in calls] == [False, True]
+        await node.end("a")
+        assert await calls[0] == ("lost", "sleep was ended: no call waits for it")
+    assert not node._ends
 
 
 @pytest.mark.asyncio

@@ -90,11 +90,16 @@ class OnNode:
     ) -> tuple[int, bytes, bytes]:
         """Run a command to its end. A program without a name is the Python that runs here."""
         self._begin(call)
-        command = Command()
-        self._ends[call] = command.end
+        command, env = Command(), {**self.environment(), **env}
+        doing = self._threads.submit(command.run, argv, env, stdin, timeout_s)
+
+        def end() -> None:
+            if not doing.cancel():  # it is one that waits for a thread
+                command.end()
+
+        self._ends[call] = end
         try:
-            loop, env = asyncio.get_running_loop(), {**self.environment(), **env}
-            return await loop.run_in_executor(self._threads, command.run, argv, env, stdin, timeout_s)
+            return await asyncio.wrap_future(doing)
         finally:
             del self._ends[call]
             command.close()
