@@ -12,12 +12,19 @@ from rollmuxd.spi.contract.given import GivenBackend
 from rollmuxd.spi.contract.moments import sentence
 from rollmuxd.spi.errors import NotDone
 
-#: Sends back as many bytes of each connection as its first eight say; its port is written into a file.
+#: Sends back as many bytes of each connection as its first eight say; of none, how many connections are open. Its port
+#: is written into a file.
 _ECHO = """
 import socket, sys, threading
+there = []
 def serve(line):
-    with line, line.makefile("rb") as sent:
-        line.sendall(sent.read(int(sent.read(8))))
+    there.append(line)
+    try:
+        with line, line.makefile("rb") as sent:
+            size = int(sent.read(8))
+            line.sendall(sent.read(size) if size else b"%d" % len(there))
+    finally:
+        there.remove(line)
 listener = socket.create_server(("127.0.0.1", 0))
 with open(sys.argv[1], "w") as mark:
     mark.write("%d\\n" % listener.getsockname()[1])
@@ -64,6 +71,21 @@ class Exchanges(GivenBackend):
             pass  # the listener is gone
         with anyio.fail_after(self.patience_s), pytest.raises(NotDone, match=str(port)):
             await exchanger.exchange(self.host, "127.0.0.1", port, b"x", most=1)
+
+    @sentence
+    async def test_an_exchange_that_is_cancelled_closes_its_connection(self, backend: Backend) -> None:
+        exchanger, runner = self._exchanger(backend)
+
+        async def say(data: bytes) -> bytes:
+            return await exchanger.exchange(self.host, "127.0.0.1", port, data, most=9)
+
+        async with self._echo(runner) as port:
+            with anyio.fail_after(self.patience_s):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(say, b"%8d, and then too few" % 100)
+                    await self._until(lambda: say(_sized(b"")), lambda said: said == b"2")
+                    tasks.cancel_scope.cancel()
+            await self._until(lambda: say(_sized(b"")), lambda said: said == b"1")
 
     def _exchanger(self, backend: Backend) -> tuple[ExchangesBytes, RunsCommands]:
         if not isinstance(backend, ExchangesBytes):
