@@ -3,9 +3,12 @@
 import asyncio
 import base64
 import os
+import ssl
 import sys
+from pathlib import Path
 
 import anyio
+import certifi
 import pytest
 from patience import PATIENCE_S
 from serving import serving
@@ -91,8 +94,8 @@ async def test_nothing_is_left_open_after_a_command_however_it_ended():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def exchange(port, data=b"x", most=2**20):
-    wish = {"address": "127.0.0.1", "port": port, "data": base64.b64encode(data).decode(), "most": most, "trust": ""}
+def exchange(port, data=b"x", most=2**20, trust=""):
+    wish = {"address": "127.0.0.1", "port": port, "data": base64.b64encode(data).decode(), "most": most, "trust": trust}
     return {"do": "Exchange", **wish}
 
 
@@ -159,3 +162,19 @@ async def test_what_came_before_a_connection_broke_is_there():
         said = await OnNode().do("s", exchange(port, bytes(3_000_000)), PATIENCE_S)
     assert said == {"type": "Data", "data": said["data"]}
     assert b"half".startswith(base64.b64decode(said["data"]))  # a reset may overtake it
+
+
+@pytest.mark.asyncio
+async def test_certificates_are_read_when_they_change_and_not_for_each_exchange(monkeypatch):
+    """Fifty engines that are asked at once would hold the daemon up for seconds."""
+    trust, made, make = Path(certifi.where()).read_text(), [], ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda: made.append(make()) or made[-1])
+
+    async def hang_up(reader, writer):
+        writer.close()
+
+    node = OnNode()
+    async with serving(hang_up) as (_, port):
+        for given in (trust, trust, f"{trust}\n", trust):
+            assert (await node.do("s", exchange(port, trust=given), PATIENCE_S))["how"] == "lost"
+    assert len(made) == 3

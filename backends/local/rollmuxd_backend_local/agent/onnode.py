@@ -53,6 +53,8 @@ class OnNode:
         self._ends: dict[str, Callable[[], object]] = {}
         #: calls that were ended before they had begun
         self._ended: dict[str, None] = {}
+        #: by the certificates that it trusts, the one that was used last
+        self._tls: dict[str, ssl.SSLContext] = {}
 
     async def hello(self) -> int:
         """That it is there: its process."""
@@ -107,7 +109,7 @@ class OnNode:
     async def exchange(self, call: str, wish: dict[str, Any], reach_s: float) -> bytes:
         """Send a request over a connection that is opened from here; what comes until that is whole, or broken off."""
         self._begin(call)
-        doing = asyncio.ensure_future(_exchange(wish, reach_s))
+        doing = asyncio.ensure_future(_exchange(wish, reach_s, self._trusting(wish["trust"])))
         self._ends[call] = doing.cancel
         try:
             await asyncio.wait([doing])
@@ -117,6 +119,14 @@ class OnNode:
         if doing.cancelled():
             raise Failed("lost", "it was ended: no call waits for it")
         return doing.result()
+
+    def _trusting(self, trust: str) -> ssl.SSLContext | None:
+        """Made once: to read some hundred certificates takes 0.1 s, in which nothing else is done here."""
+        if trust and trust not in self._tls:
+            tls = ssl.create_default_context()
+            tls.load_verify_locations(cadata=trust)
+            self._tls = {trust: tls}
+        return self._tls.get(trust)
 
     async def end(self, call: str) -> None:
         """End a command with what it has started, or an exchange; one that comes later than this is not begun."""
@@ -133,10 +143,7 @@ class OnNode:
             raise Failed("lost", "it was ended before it began")
 
 
-async def _exchange(wish: dict[str, Any], reach_s: float) -> bytes:
-    tls = ssl.create_default_context() if wish["trust"] else None
-    if tls is not None:
-        tls.load_verify_locations(cadata=wish["trust"])
+async def _exchange(wish: dict[str, Any], reach_s: float, tls: ssl.SSLContext | None) -> bytes:
     try:
         opening = asyncio.open_connection(wish["address"], wish["port"], ssl=tls)
         reader, writer = await asyncio.wait_for(opening, reach_s)
