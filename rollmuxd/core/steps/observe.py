@@ -55,13 +55,13 @@ def record_dirty(c: Context, node: Node, job: Job, reason: Cause) -> None:
 def record_due(c: Context, node: Node) -> None:
     """Say what was observed dirty although it is due (:mod:`~rollmuxd.core.clean`), and another job may want it.
 
-    So a limit begins where another job has the node, or its own has ended. A discard under way has a limit of its own.
+    So a limit begins where another job has the node, or its own leaves it. A discard under way has a limit of its own.
     """
     gpus = node.gpus.values()
     for name in dict.fromkeys(gpu.dirty_by for gpu in gpus if is_due(c.state, node, gpu)):
         job = c.state.jobs[name or ""]
         shared = any(other != job.id for other in node.pinned)
-        if (shared or job.status is JobStatus.ENDED) and not is_discarding(c.state, node, job.id):
+        if (shared or not job.has_place) and not is_discarding(c.state, node, job.id):
             record_dirty(c, node, job, Cause("shared") if shared else Cause("after_release", {"job": job.id}))
 
 
