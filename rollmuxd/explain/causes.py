@@ -19,7 +19,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "not_clean": "{gpus} not verified clean {cause}",
     "not_clean_in_time": "{cause}; not clean within {limit_s} s",
     "still_used": "{cause}: {used_gb}, of which {clean_gb:g} GB would be clean",
-    "after_release": "after {job} released them",
+    "after_release": "after {job} held them",
     "after_order": "after {job} was to {kind}",
     "after_move": "after {job} moved away",
     "after_fault": "({cause})",
