@@ -28,7 +28,7 @@ def job_registered(state: State, fact: f.JobRegistered) -> None:
         job.progress, job.session, job.work = Progress(), None, 0.0
         job.reason = Cause("new_run", {"run": fact.run})
         job.promised, job.admission = False, ""
-        job.relaunch_at, job.moved_at, job.guarded = None, None, False
+        job.relaunch_at, job.moved_at, job.paused_at, job.guarded = None, None, None, False
         job.guard_from, job.guard_credit_ms = 0, 0
         if not fact.relaunch:
             job.losses = []
