@@ -198,25 +198,19 @@ def test_a_configuration_that_is_not_there_is_named(rollmuxd, tmp_path):
 
 @pytest.fixture
 def instead(tmp_path, state_dir, monkeypatch):
-    """Runs a program where ``start`` would run a daemon; its clock leaps once the program has made the file ``up``."""
+    """Runs a program where ``start`` would run a daemon."""
 
-    def run(program, *, leap_s):
+    def run(program):
         script = tmp_path / "rollmuxd"
         begins = "import json, os, pathlib, signal, socket, time"
         script.write_text(f"#!{sys.executable}\n{begins}\nstate = pathlib.Path({str(state_dir)!r})\n{program}\n")
         script.chmod(0o700)
         monkeypatch.setattr(sys, "executable", str(script))
-        monotonic = time.monotonic
-        monkeypatch.setattr(
-            daemon.time, "monotonic", lambda: monotonic() + (leap_s if (state_dir / "up").exists() else 0)
-        )
 
     return run
 
 
 BECOMES_READY = """
-(state / "up").touch()
-time.sleep(0.5)
 os.chdir(state)
 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as there:
     there.bind("it.sock")
@@ -230,8 +224,12 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as there:
 """
 
 
-def test_a_start_that_takes_long_is_waited_for_and_says_so(rollmuxd, config, instead):
-    instead(BECOMES_READY, leap_s=50)
+def test_a_start_that_takes_long_is_waited_for_and_says_so(rollmuxd, config, state_dir, instead, monkeypatch):
+    """The program is ready once the command has found that it is not, after 50 s."""
+    instead('while not (state / "late").exists():\n    time.sleep(0.01)' + BECOMES_READY)
+    late, monotonic, waitpid = state_dir / "late", time.monotonic, daemon.os.waitpid
+    monkeypatch.setattr(daemon.os, "waitpid", lambda *of: (late.touch(), waitpid(*of))[1])
+    monkeypatch.setattr(daemon.time, "monotonic", lambda: monotonic() + 50 * late.exists())
 
     ran = rollmuxd(f"daemon start --config {config} --json")
 
@@ -253,7 +251,7 @@ def test_a_start_that_takes_long_is_waited_for_and_says_so(rollmuxd, config, ins
 def test_a_start_says_what_to_export_unless_it_is_exported_already(
     rollmuxd, config, state_dir, instead, monkeypatch, url, hints
 ):
-    instead(BECOMES_READY.replace('"url": None', '"url": "http://0.0.0.0:7878"'), leap_s=0)
+    instead(BECOMES_READY.replace('"url": None', '"url": "http://0.0.0.0:7878"'))
     monkeypatch.delenv("ROLLMUX_URL", raising=False)
     if url is not None:
         monkeypatch.setenv("ROLLMUX_URL", url.format(state_dir / "it.sock"))
@@ -271,7 +269,7 @@ ENDS = 'os.write(2, b"rollmuxd: the port is taken\\n")\nraise SystemExit(75)'
 def test_the_last_line_of_a_daemon_that_ended_is_printed(rollmuxd, config, state_dir, instead, before):
     state_dir.mkdir()
     (state_dir / "daemon.log").write_text(before)
-    instead(ENDS, leap_s=0)
+    instead(ENDS)
 
     ran = rollmuxd(f"daemon start --config {config}")
 
@@ -284,7 +282,7 @@ def test_what_the_daemon_before_has_said_is_not_taken_for_the_word_of_one_that_s
 ):
     state_dir.mkdir()
     (state_dir / "daemon.log").write_text("rollmuxd: of yesterday\n")
-    instead("raise SystemExit(75)", leap_s=0)
+    instead("raise SystemExit(75)")
 
     assert "the daemon ended with status 75: it said nothing" in rollmuxd(f"daemon start --config {config}").err
 
@@ -292,7 +290,7 @@ def test_what_the_daemon_before_has_said_is_not_taken_for_the_word_of_one_that_s
 def test_a_daemon_that_could_say_nothing_on_a_full_disk_is_not_said_to_be_silent(
     rollmuxd, config, state_dir, instead, monkeypatch
 ):
-    instead("raise SystemExit(75)", leap_s=0)
+    instead("raise SystemExit(75)")
     opened = Path.open
 
     def full(path, mode="r", *more, **named):
