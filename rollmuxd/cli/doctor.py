@@ -53,7 +53,7 @@ def doctor(hosts: tuple[str, ...], config: Path | None, as_json: bool) -> None:
 
 
 def _daemons_user(state_dir: Path) -> str:
-    """Whose eyes count, where this user's do not: keys, ``known_hosts`` and rights are those of the daemon's user."""
+    """As which user to look, where it is not this one: the daemon uses the keys and ``known_hosts`` of its own."""
     with suppress(OSError, KeyError):
         if (uid := state_dir.stat().st_uid) != os.geteuid():
             name = pwd.getpwuid(uid).pw_name

@@ -64,7 +64,7 @@ SILENT_TOLD: Final = 3
 #: what a state is while it is, or may be, on its node's GPUs by right
 ON_GPUS: Final = (StateStatus.LOADING, StateStatus.LOADED, StateStatus.PARKING)
 
-_NOBODY: Final = Reason("detached", "its process has no open call for it: it is away, or has yet to ask again")
+_NO_CALL: Final = Reason("detached", "its process has no open call for it: it is away, or has yet to ask again")
 
 
 class Story(NamedTuple):
@@ -306,7 +306,7 @@ class Explainer:
         state = self._c.state
         known = state.slot(slot)
         job = state.jobs[known.job]
-        detached = (_NOBODY,) if slot in self._c.timers.detached else ()
+        detached = (_NO_CALL,) if slot in self._c.timers.detached else ()
         if known.status is SlotStatus.LOADING:
             return (Reason("loading", "its state is being loaded"), *detached)
         if known.status is not SlotStatus.QUEUED:

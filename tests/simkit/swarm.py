@@ -91,7 +91,7 @@ class History(Struct, frozen=True):
 #: what runs besides the policies that are scored; with settings that a daemon's configuration can have
 OTHERS: Final[dict[str, PolicyUnderTest]] = {
     RESTLESS: chaos_policy(),
-    OBSERVE: PolicyUnderTest(OBSERVE, "nobody is placed anywhere, and nobody waits", lambda *_: Watch()),
+    OBSERVE: PolicyUnderTest(OBSERVE, "no job is placed, and none waits", lambda *_: Watch()),
     "rollmux-unpruned": UNPRUNED,
     "rollmux-guarded": moving("rollmux-guarded", "", lambda _: RollMux(promise="measured")),
     "thrift-guarded": moving(

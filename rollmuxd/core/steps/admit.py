@@ -350,7 +350,7 @@ def _check_wants(spec: JobSpec, state: State) -> None:
             most = max(state.hosts[node.host].ram_mb for node in there)
             raise Impossible(
                 f"its {want.pool} state parks {ram / 1000:g} GB on a host, and the largest budget is {most / 1000:g} "
-                "GB; lower the state's ram_gb, or have a host's raised"
+                "GB; lower the state's ram_gb, or raise a host's"
             )
         for kept in spec.states:
             if kept.pool == want.pool and all(node.gpu_mb and kept.gpu_mb > node.gpu_mb for node in there):
@@ -370,7 +370,7 @@ def _check_ram_together(spec: JobSpec, state: State) -> None:
     if all(budgets) and parked > sum(budgets):  # of a host that was not observed yet, none is known
         raise Impossible(
             f"its parked states take {parked / 1000:g} GB, and the hosts of its pools have {sum(budgets) / 1000:g} GB "
-            "for those in all; lower the states' ram_gb, or have a host's raised"
+            "for those in all; lower the states' ram_gb, or raise a host's"
         )
 
 
